@@ -23,10 +23,13 @@ from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.feature_column import feature_column_v2
+from tensorflow.python.framework import convert_to_constants
 from tensorflow.python.ops import (
     clip_ops,
     cond_v2,
+    gen_checkpoint_ops,
     gradients_util,
+    io_ops,
     metrics_impl,
     state_ops,
     while_v2,
@@ -40,6 +43,7 @@ from tensorflow.python.training import (
     checkpoint_utils,
     monitored_session,
     optimizer,
+    py_checkpoint_reader,
     slot_creator,
     training_util,
     warm_starting_util,
@@ -56,7 +60,9 @@ from collective.checkpoint import (
     saver,
     saver_hook,
     saving,
+    vocabulary,
     warm_start,
+    whole_reads,
 )
 from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
@@ -64,7 +70,7 @@ from collective.gradients import clipping, reduction, row_scatters
 from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
-from collective.serving import export
+from collective.serving import export, freezing
 from collective.tables import dense_view, fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
 from collective.train import composed_rules
@@ -123,17 +129,12 @@ GRADIENTS = (
         keras.scales_the_loss,
         OWN_MODEL,
     ),
-    Patch(
-        keras_optimizer._BaseOptimizer,
-        "tf.keras.optimizers.Optimizer.compute_gradients",
-        keras.trains_nothing,
-        NO_TRAINING,
-    ),
-    Patch(
-        keras_optimizer._BaseOptimizer,
-        "tf.keras.optimizers.Optimizer.apply_gradients",
-        keras.trains_nothing,
-        NO_TRAINING,
+    *(
+        Patch(keras_optimizer._BaseOptimizer, name, keras.trains_nothing, NO_TRAINING)
+        for name in (
+            "tf.keras.optimizers.Optimizer.compute_gradients",
+            "tf.keras.optimizers.Optimizer.apply_gradients",
+        )
     ),
     Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
     Patch(
@@ -182,35 +183,15 @@ OPTIMIZERS = (
         fused_updates.gradient_descent_update,
         MANY_UPDATES,
     ),
-    Patch(
-        tf.train.MomentumOptimizer,
-        "tf.train.MomentumOptimizer._resource_apply_sparse",
-        fused_updates.momentum_update,
-        MANY_UPDATES,
-    ),
-    Patch(
-        tf.train.AdagradOptimizer,
-        "tf.train.AdagradOptimizer._resource_apply_sparse",
-        fused_updates.adagrad_update,
-        MANY_UPDATES,
-    ),
-    Patch(
-        tf.train.AdamOptimizer,
-        "tf.train.AdamOptimizer._apply_sparse_shared",
-        fused_updates.adam_update,
-        MANY_UPDATES,
-    ),
-    Patch(
-        tf.train.FtrlOptimizer,
-        "tf.train.FtrlOptimizer._resource_apply_sparse",
-        fused_updates.ftrl_update,
-        MANY_UPDATES,
-    ),
-    Patch(
-        tf.train.RMSPropOptimizer,
-        "tf.train.RMSPropOptimizer._resource_apply_sparse",
-        fused_updates.rmsprop_update,
-        MANY_UPDATES,
+    *(
+        Patch(owner, f"tf.train.{owner.__name__}.{method}", update, MANY_UPDATES)
+        for owner, method, update in (
+            (tf.train.MomentumOptimizer, "_resource_apply_sparse", fused_updates.momentum_update),
+            (tf.train.AdagradOptimizer, "_resource_apply_sparse", fused_updates.adagrad_update),
+            (tf.train.AdamOptimizer, "_apply_sparse_shared", fused_updates.adam_update),
+            (tf.train.FtrlOptimizer, "_resource_apply_sparse", fused_updates.ftrl_update),
+            (tf.train.RMSPropOptimizer, "_resource_apply_sparse", fused_updates.rmsprop_update),
+        )
     ),
     *(
         Patch(owner, f"tf.train.{owner.__name__}.{method}", update, NO_KERNEL)
@@ -237,29 +218,19 @@ HOROVOD = (
         horovod.compute_gradients,
         REDUCED_TWICE,
     ),
-    Patch(
-        OptimizerV2,
-        "tf.keras.optimizers.legacy.Optimizer.get_gradients",
-        horovod.compute_gradients,
-        REDUCED_TWICE,
+    *(
+        Patch(OptimizerV2, name, horovod.compute_gradients, REDUCED_TWICE)
+        for name in (
+            "tf.keras.optimizers.legacy.Optimizer.get_gradients",
+            "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
+        )
     ),
-    Patch(
-        OptimizerV2,
-        "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
-        horovod.compute_gradients,
-        REDUCED_TWICE,
-    ),
-    Patch(
-        hvd._DistributedAdasumOptimizer,
-        "hvd._DistributedAdasumOptimizer.compute_gradients",
-        horovod.adasum,
-        NO_ADASUM,
-    ),
-    Patch(
-        hvd._DistributedAdasumOptimizer,
-        "hvd._DistributedAdasumOptimizer.apply_gradients",
-        horovod.adasum,
-        NO_ADASUM,
+    *(
+        Patch(hvd._DistributedAdasumOptimizer, name, horovod.adasum, NO_ADASUM)
+        for name in (
+            "hvd._DistributedAdasumOptimizer.compute_gradients",
+            "hvd._DistributedAdasumOptimizer.apply_gradients",
+        )
     ),
     Patch(
         hvd_aggregation.LocalGradientAggregationHelper,
@@ -317,28 +288,23 @@ REPLICATION = (
         moving_averages.apply_average,
         PLAIN_AVERAGE,
     ),
-    Patch(
-        BatchNormalizationBase,
-        "BatchNormalizationBase._assign_moving_average",
-        moving_averages.of_layer,
-        THIS_RANK_ONLY,
-    ),
-    Patch(
-        BatchNormalizationBase,
-        "BatchNormalizationBase._assign_new_value",
-        moving_averages.of_layer,
-        THIS_RANK_ONLY,
+    *(
+        Patch(BatchNormalizationBase, name, moving_averages.of_layer, THIS_RANK_ONLY)
+        for name in (
+            "BatchNormalizationBase._assign_moving_average",
+            "BatchNormalizationBase._assign_new_value",
+        )
     ),
     *(
-        Patch(owner, f"{where}.{assign}", assignments.assign, TOO_LATE)
-        for owner, where in (
+        Patch(owner, f"{name}.{method}", assignments.assign, TOO_LATE)
+        for owner, name in (
             (resources.ResourceVariable, "ResourceVariable"),
             (BaseResourceVariable, "BaseResourceVariable"),
             (resources._UnreadVariable, "_UnreadVariable"),
             (state_ops, "state_ops"),
             (tf, "tf"),
         )
-        for assign in ("assign", "assign_add", "assign_sub")
+        for method in ("assign", "assign_add", "assign_sub")
     ),
     Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
     Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
@@ -465,6 +431,8 @@ WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
 PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
 ALL_WRITE_GRAPH = "Every rank would write the graph."
 NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
+NO_ENTRY = "A table in parts would not be found by its name, and its parts be taken for variables."
+READER = py_checkpoint_reader.CheckpointReader
 SAVER_HOOK = tf.train.CheckpointSaverHook
 CHECKPOINTS = (
     Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
@@ -487,11 +455,45 @@ CHECKPOINTS = (
     Patch(
         warm_starting_util, "warm_starting_util._infer_var_name", warm_start.infer_name, PARTITIONED
     ),
+    Patch(
+        warm_starting_util,
+        "warm_starting_util._warm_start_var_with_vocab",
+        vocabulary.start_from_words,
+        WHOLE_ROWS,
+    ),
+    *(
+        Patch(READER, f"CheckpointReader.{method.__name__}", method, NO_ENTRY)
+        for method in (
+            whole_reads.has_tensor,
+            whole_reads.get_tensor,
+            whole_reads.get_variable_to_shape_map,
+            whole_reads.get_variable_to_dtype_map,
+        )
+    ),
+    *(
+        OperationPatch(owner, name, replacement, NO_ENTRY)
+        for owner, name, replacement in (
+            (io_ops, "io_ops.restore_v2", whole_reads.restore),
+            (tf.raw_ops, "tf.raw_ops.RestoreV2", whole_reads.restore),
+            (
+                gen_checkpoint_ops,
+                "gen_checkpoint_ops.load_and_remap_matrix",
+                whole_reads.remap_matrix,
+            ),
+            (tf.raw_ops, "tf.raw_ops.LoadAndRemapMatrix", whole_reads.remap_matrix),
+        )
+    ),
     Patch(training_util, "training_util.write_graph", saver.write_graph, ALL_WRITE_GRAPH),
     Patch(
         tf.saved_model.Builder,
         "tf.saved_model.Builder.add_meta_graph_and_variables",
         export.add_graph,
+        NOT_SERVABLE,
+    ),
+    Patch(
+        convert_to_constants,
+        "convert_to_constants.convert_variables_to_constants_from_session_graph",
+        freezing.freeze,
         NOT_SERVABLE,
     ),
 )

@@ -191,7 +191,7 @@ class TablePolicy:
             raise ValueError(
                 f"TablePolicy(evict={self.evict}) says when rows go for their age or weights, and "
                 "no option says which: add steps_to_live=… or l2_weight_threshold=…, or leave "
-                "evict out. (capacity is kept behind each training run.)"
+                "evict out. (capacity is kept after each training run.)"
             )
         self._check_admission()
         self._check_storage()

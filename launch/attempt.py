@@ -231,7 +231,7 @@ class Attempt:
         time_to_save = ""
         if may_save and self._plan.time_to_save:
             time_to_save = (
-                f"; who trains may save, for {self._plan.time_to_save:g} s at most; "
+                f"; a rank that trains may save, for {self._plan.time_to_save:g} s at most; "
                 f"{'INT' if self._is_under_slurm else 'a second signal'} ends all at once"
             )
         self._say(f"{name}: stopping {self._outcome.running_text()}{time_to_save}")

@@ -392,7 +392,7 @@ def _parser(prog: str) -> _Parser:
     add(
         "--verbose",
         action="store_true",
-        help="show every line as each rank writes it: also noise, and what ranks write alike",
+        help="show every line as each rank writes it: with noise, and what ranks write alike",
     )
     add(
         "--no-python",

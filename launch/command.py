@@ -65,7 +65,7 @@ def misplaced_option(words: Sequence[str]) -> str:
         return ""
     if found[0] in source or found[0].strip("-").replace("-", "_") in source:
         return ""
-    return f"{found[0]} stands behind {script}, so it is the script's; options come before it"
+    return f"{found[0]} stands after {script}, so it is the script's; options come before it"
 
 
 def as_framework(command: Sequence[str], framework: str, embedding_scope: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def as_framework(command: Sequence[str], framework: str, embedding_scope: str) -
     while command[position].startswith("-") and command[position] not in ("-m", "-c"):
         position += 2 if command[position] in _INTERPRETER_OPTIONS_WITH_VALUE else 1
     if command[position] == "-c":
-        raise UsageError("--as runs a script or a module: put the code behind -c into a file")
+        raise UsageError("--as runs a script or a module: put the code after -c into a file")
     runner = ("-m", "collective.run_script", "--as", framework)
     scope = ("--embedding-scope", embedding_scope, "--")
     return (*command[:position], *runner, *scope, *command[position:])

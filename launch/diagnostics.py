@@ -189,7 +189,7 @@ def _check_secret(environment: Mapping[str, str], file: str | None) -> list[Find
     if path is not None:
         return [
             Finding(
-                f"the job's secret {path} isn't there: the launcher makes one. Copy it to the "
+                f"the job's secret {path} does not exist: the launcher makes one. Copy it to the "
                 f"other hosts, unless they share the folder, or give all of them one {VARIABLE}",
                 is_obstacle=False,
             )

@@ -46,7 +46,7 @@ def describe(
         f"output       {_output(plan)}",
         f"stall        {f'after {plan.stall_timeout:g} s' if plan.stall_timeout else 'never'}",
         *_restarts(plan),
-        f"environment  of every rank, beside what the launcher's own holds{without}:",
+        f"environment  of every rank, in addition to the launcher's own{without}:",
         *(f"  {name}={environments[0][name]}" for name in same_everywhere),
     ]
     for rank, environment in zip(plan.local_ranks, environments):

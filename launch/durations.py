@@ -28,6 +28,6 @@ def seconds(text: str) -> float:
         position = match.end()
     if not text or position != len(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration; give seconds, or a number with a unit like 90s, 1m or 2h"
+            f"{text!r} is not a duration; give seconds, or a number with a unit like 90s, 1m or 2h"
         )
     return total

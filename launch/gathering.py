@@ -142,8 +142,8 @@ class Gathering:
                 reason = problem()
                 if not reason and now > start + timeout:
                     reason = (
-                        f"after {timeout:g} s (--start-timeout) {self._missing()} of {self._nodes}"
-                        f" hasn't come to {self.address} port {self.port}"
+                        f"after {timeout:g} s (--start-timeout) {self._missing()} of {self._nodes} "
+                        f"did not come to {self.address} port {self.port}"
                     )
                 if reason:
                     raise UsageError(reason)
@@ -413,11 +413,11 @@ def _connect(
                 problem = f"{address} port {port}: {error.strerror or error}"
                 if isinstance(error, ConnectionRefusedError) and not returns:
                     raise UsageError(
-                        f"the first host isn't there, or refuses connections: {problem}"
+                        f"the first host does not answer, or refuses connections: {problem}"
                     ) from None
         now = time.monotonic()
         if now > end:
-            raise UsageError(f"the first host isn't there, by --start-timeout: {problem}")
+            raise UsageError(f"the first host did not answer within --start-timeout: {problem}")
         if now > told + _TELL_SECONDS:
             told = now
             _say(f"waiting for the first host: {problem}")

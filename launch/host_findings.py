@@ -89,7 +89,7 @@ def of_host(
             )
         )
     found += [
-        Finding(f"{of}{path} isn't there: hosts need script and data, each at its own path")
+        Finding(f"{of}{path} does not exist: hosts need script and data, each at its own path")
         for path in facts.missing
     ]
     if hosts > 1 and not facts.has_address_library and facts.address:

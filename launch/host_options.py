@@ -274,7 +274,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         dest="secret_file",
         metavar="FILE",
         help="the job's secret, the same on all hosts (default: $COLLECTIVE_SECRET, the file "
-        "$COLLECTIVE_SECRET_FILE, or ~/.collective/secret; made if it isn't there)",
+        "$COLLECTIVE_SECRET_FILE, or ~/.collective/secret; made if it does not exist)",
     )
 
 

@@ -153,7 +153,7 @@ class _AskedHost:
             return {}
         lost = self._exchange(others)
         if lost is None:
-            return {name: f"it hasn't said so in {self._seconds:g} s" for name, _, _ in others}
+            return {name: f"it did not say so within {self._seconds:g} s" for name, _, _ in others}
         return lost
 
     def end(self) -> None:
@@ -204,7 +204,7 @@ class _AskedHost:
     def _explanation(self) -> str:
         assert self._process is not None
         if self._too_late:
-            return f"it hasn't answered in {self._seconds:g} s: try `ssh {self._name} true`"
+            return f"it did not answer within {self._seconds:g} s: try `ssh {self._name} true`"
         try:
             code = self._process.wait(self._seconds)
         except subprocess.TimeoutExpired:

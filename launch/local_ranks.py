@@ -67,7 +67,7 @@ class LocalRanks:
             pipes = {rank: (os.pipe(), os.pipe()) for rank in self.ranks}
         except OSError as error:
             raise UsageError(
-                f"the memory by which {plan.size} ranks tell of their progress can't be had: "
+                f"the memory by which {plan.size} ranks report their progress is not available: "
                 f"{error.strerror}"
             ) from None
         specs = []

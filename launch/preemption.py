@@ -27,7 +27,7 @@ def departure(milestones: Sequence[Milestones], left: bool) -> str:
         f"all ranks stopped after step {steps}" if left else f"the job was stopped at step {steps}"
     )
     if not last.checkpoint:
-        return f"{how}, and has saved no checkpoint: the same command begins anew"
+        return f"{how}, and has saved no checkpoint: the same command begins from the start"
     return (
         f"{how}; its last checkpoint is '{last.checkpoint}'. Resume with the same command, from "
         f"step {last.step}"

@@ -96,9 +96,9 @@ def explanation(host: str, code: int, lines: Sequence[str], python: str) -> str:
         return f"ssh can't start the launcher there: {last}; {must}{': ' if fix else ''}{fix}"
     folder = next(filter(_NO_FOLDER.search, lines), "")
     if folder:
-        return f"the folder from which you start isn't there ({folder}): hosts need it alike"
+        return f"the folder from which you start does not exist ({folder}): all hosts need it"
     if code in _NOT_STARTED:
-        return f"there is no {python} that runs there ({last}): hosts need it alike"
+        return f"there is no {python} that runs there ({last}): all hosts need it"
     missing = next(filter(_NO_PACKAGE.search, lines), "")
     if missing:
         return (

@@ -44,7 +44,7 @@ _REFUSED: Mapping[Mode, Mapping[str, Mapping[str, str]]] = {
     },
     "list": {
         "{option} is for a launcher that is started on each host; those that -H or a host file "
-        "starts are told where to come to: leave it out": _MEETING,
+        "starts are told where to connect: leave it out": _MEETING,
         "{option} is for a launcher that is started on each host; for those that -H or a host "
         "file starts a secret is made: leave it out": _SECRET,
     },

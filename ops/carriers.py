@@ -305,10 +305,10 @@ def explanation() -> str:
         return f"Horovod, by {origin}"
     if asked == NCCL:
         if not _has_nccl:
-            return f"Horovod, not NCCL as of {origin}: there is one rank"
+            return f"Horovod, though {origin} asks for NCCL: there is one rank"
         return f"NCCL between the GPUs of this host, by {origin}"
     if _unavailable:
-        instead = "" if asked == AUTO else f", not shared memory as of {origin}"
+        instead = "" if asked == AUTO else f", though {origin} asks for shared memory"
         return f"Horovod{instead}: {_unavailable}"
     by = "" if asked == AUTO else f", by {origin}"
     if in_force() == MIXED:

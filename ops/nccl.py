@@ -77,7 +77,7 @@ def problem() -> str | None:
     except OSError as error:
         return (
             f"there is no NCCL ({error}): `pip install nvidia-nccl-cu12`, or `python -m "
-            "cupyx.tools.install_library --library nccl --cuda 12.x` beside CuPy, installs it"
+            "cupyx.tools.install_library --library nccl --cuda 12.x` next to CuPy, installs it"
         )
     except AttributeError as error:
         return f"NCCL 2.7 or newer is needed, which has what this one lacks: {error}"

@@ -185,7 +185,7 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
         ) from None
     place, previous = bundle.layout.increment, before[-1] if before else base
     if place is None:
-        raise ValueError(f"'{prefix}' is no increment, but a whole checkpoint. {advice}")
+        raise ValueError(f"'{prefix}' is not an increment but a whole checkpoint. {advice}")
     if place.base != base.layout.id:
         raise ValueError(
             f"'{prefix}' is an increment of another checkpoint: of that with the id "
@@ -193,8 +193,8 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
         )
     if (place.number, place.previous) != (number, previous.layout.id):
         raise ValueError(
-            f"'{prefix}' is increment {place.number}, behind '{place.previous}'; in its place "
-            f"increment {number} behind '{previous.layout.id}' belongs. {advice}"
+            f"'{prefix}' is increment {place.number}, after '{place.previous}'; in its place "
+            f"increment {number} after '{previous.layout.id}' belongs. {advice}"
         )
     return bundle
 

@@ -62,6 +62,7 @@ class Problems:
         self._prefix = bundle.prefix
         self._texts: list[str] = []
         self._only_missing = True
+        self._advice = ""
 
     def add_missing(self, text: str) -> None:
         self._texts.append(text)
@@ -69,6 +70,10 @@ class Problems:
     def add_unfit(self, text: str) -> None:
         self._texts.append(text)
         self._only_missing = False
+
+    def advise(self, text: str) -> None:
+        """Adds what to do, if nothing but missing variables keeps the graph from its values."""
+        self._advice = text
 
     def check(self) -> None:
         if not self._texts:
@@ -80,7 +85,8 @@ class Problems:
             None,
             f"checkpoint '{self._prefix}' does not fit this graph; nothing was loaded: "
             + "; ".join(self._texts[:SHOWN])
-            + (f" (and {hidden} more)" if hidden > 0 else ""),
+            + (f" (and {hidden} more)" if hidden > 0 else "")
+            + (f". {self._advice}" if self._advice and self._only_missing else ""),
         )
 
 
@@ -106,15 +112,24 @@ def plan(
         tf.errors.DataLossError: a data file is missing or cut off.
     """
     restore_plan, problems = RestorePlan([], [], []), Problems(bundle)
+    new_tables = [
+        shard.name
+        for shard in shards
+        if shard.slot_of is None
+        and not shard.may_be_missing
+        and find_stored_table(bundle, shard.name) is None
+    ]
+    if new_tables:
+        problems.add_missing(_missing_tables(bundle, new_tables))
     for shard in shards:
         stored = find_stored_table(bundle, shard.name)
+        if stored is None and (shard.slot_of or shard.name) in new_tables:
+            continue  # A new table's slots are as new as the table.
         if stored is None and (shard.slot_of is not None and fresh_slots or shard.may_be_missing):
             restore_plan.fresh.append(shard)
         elif stored is None:
-            missing = _missing_table(bundle, shard.name)
-            if shard.slot_of is not None:
-                missing = _missing_slot(bundle, shard.name, shard.slot_of)
-            problems.add_missing(missing)
+            assert shard.slot_of is not None
+            problems.add_missing(_missing_slot(bundle, shard.name, shard.slot_of))
         else:
             unfit = difference(shard, stored)
             if unfit:
@@ -126,28 +141,59 @@ def plan(
                     )
             restore_plan.pairs.append((shard, stored))
     # TensorFlow matches the objects of an object-based checkpoint by itself.
+    new_variables: list[str] = []
     if trackable.OBJECT_GRAPH_PROTO_KEY not in bundle.entries:
         for name, tensor in saved_tensors.items():
             if name not in bundle.entries and fresh_slots and is_optimizers(name, saved_tensors):
                 restore_plan.missing.append(name)
+            elif name in bundle.layout.tables and name not in bundle.entries:
+                problems.add_unfit(
+                    f"'{name}' is a table in the checkpoint, an ordinary variable here: make it in "
+                    "embedding_scope(), or restore from what `python -m collective.checkpoint "
+                    "consolidate` makes"
+                )
             elif name not in bundle.entries:
-                _add_missing_variable(bundle, name, saved_tensors, problems)
+                new_variables.append(name)
             elif tensor is not None:
                 _check_variable(bundle, name, tensor, reshape, problems)
+    _add_missing_variables(new_variables, saved_tensors, problems)
+    has_some = restore_plan.pairs or len(new_variables) < len(saved_tensors)
+    if has_some and (new_tables or not all(is_optimizers(n, saved_tensors) for n in new_variables)):
+        problems.advise(_way_to_start(bundle))
     problems.check()
     bundle.check_files()
     return restore_plan
 
 
-def _missing_table(bundle: Bundle, name: str) -> str:
+def _missing_tables(bundle: Bundle, names: Sequence[str]) -> str:
+    lacks = f"it has no {_named('table', names)}"
     is_object_based = trackable.OBJECT_GRAPH_PROTO_KEY in bundle.entries
-    if is_object_based or f"{name}/.ATTRIBUTES" in bundle.entries:
-        return (
-            f"it has no table '{name}': tf.train.Checkpoint wrote it, by objects; tf.train.Saver's "
-            "are by names"
-        )
+    if is_object_based or any(f"{name}/.ATTRIBUTES" in bundle.entries for name in names):
+        return f"{lacks}: tf.train.Checkpoint wrote it, by objects; tf.train.Saver's are by names"
     tables = sorted(c.name for c in bundle.layout.tables.values() if c.slot_of is None)
-    return f"it has no table '{name}' (its tables: {', '.join(tables[:SHOWN]) or 'none'})"
+    hidden = len(tables) - SHOWN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    return f"{lacks} (its tables: {', '.join(tables[:SHOWN]) or 'none'}{more})"
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    """Lists names: "table 'a'", "tables 'a', 'b'"."""
+    hidden = len(names) - SHOWN
+    listed = ", ".join(f"'{name}'" for name in names[:SHOWN])
+    return f"{kind}{'s' if len(names) > 1 else ''} {listed}" + (
+        f" and {hidden} more" if hidden > 0 else ""
+    )
+
+
+def _way_to_start(bundle: Bundle) -> str:
+    """Says how a model that has more than a checkpoint starts from it."""
+    return (
+        "To start a model with new tables or variables from this checkpoint, give the model a "
+        "folder of its own (checkpoint_dir, model_dir), and open strategy.scope(warm_start="
+        f"collective.checkpoint.WarmStart('{bundle.prefix}', slots=True)): a "
+        "MonitoredTrainingSession or an Estimator then takes what the checkpoint has, and what it "
+        "lacks starts fresh"
+    )
 
 
 def _missing_slot(bundle: Bundle, name: str, slot_of: str) -> str:
@@ -204,23 +250,19 @@ def tensors_saved_by(graph: tf.Graph, saver_def: Any) -> dict[str, Any]:
     return tensors
 
 
-def _add_missing_variable(
-    bundle: Bundle, name: str, names: Iterable[str], problems: Problems
+def _add_missing_variables(
+    names: Sequence[str], all_names: Iterable[str], problems: Problems
 ) -> None:
-    if name in bundle.layout.tables:
-        problems.add_unfit(
-            f"'{name}' is a table in the checkpoint, an ordinary variable here: make it in "
-            "embedding_scope(), or restore from what `python -m collective.checkpoint consolidate` "
-            "makes"
-        )
-        return
-    advice = ""
-    if is_optimizers(name, names):
-        advice = (
-            " (an optimizer's: use the one that it was written with, or "
-            "strategy.scope(missing_slots='fresh'))"
-        )
-    problems.add_missing(f"it has no variable '{name}'{advice}")
+    """Notes variables that the checkpoint lacks; slots of such variables go without saying."""
+    own = [name for name in names if not is_optimizers(name, all_names)]
+    if own:
+        problems.add_missing(f"it has no {_named('variable', own)}")
+    for name in names:
+        if name not in own and name.rpartition("/")[0] not in own:
+            problems.add_missing(
+                f"it has no variable '{name}' (an optimizer's: use the one that it was written "
+                "with, or strategy.scope(missing_slots='fresh'))"
+            )
 
 
 def _check_variable(

@@ -128,7 +128,7 @@ class NameMap:
             try:
                 names = yaml.safe_load(text)
             except yaml.YAMLError as error:
-                raise ValueError(f"{path} is no YAML: {error}") from None
+                raise ValueError(f"{path} is not YAML: {error}") from None
             if not isinstance(names, dict):
                 raise ValueError(f"{path} has no mapping of old names to new ones.")
             return NameMap(names, path)
@@ -139,7 +139,7 @@ class NameMap:
             if line and (not equals or not old):
                 raise ValueError(f"{path}, line {number}: 'old = new' is expected, not '{line}'.")
             if old in names:
-                raise ValueError(f"{path}, line {number}: '{old}' is there twice.")
+                raise ValueError(f"{path}, line {number}: '{old}' appears twice.")
             if line:
                 names[old] = new
         return NameMap(names, path)

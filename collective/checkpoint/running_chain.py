@@ -100,7 +100,7 @@ def check_base(chain: RunningChain) -> None:
         StorageFailure: it is gone, or can't be read; or what tells the folder's latest checkpoint.
         ValueError: another checkpoint is in its place, or is the latest.
     """
-    advice = "Save a whole checkpoint, which begins a chain anew."
+    advice = "Save a whole checkpoint, which begins a new chain."
     with storage.failures():
         if not tf.io.gfile.exists(index_path(chain.prefix)):
             raise storage.StorageFailure(

@@ -156,8 +156,9 @@ def shards_of_saver(saver: Any, graph: tf.Graph) -> list[Shard]:
     lost = sorted(tables_trained - tables_here)
     if lost:
         raise ValueError(
-            f"This graph was imported, and tables ('{', '.join(lost)}') can't be: build the model "
-            "by its code inside scope(), then make a Saver and restore."
+            f"This graph was imported, and its tables ('{', '.join(lost)}') cannot be: build the "
+            "model by its code inside scope(), then make a Saver and restore. To freeze it, export "
+            "a SavedModel by strategy.export_saved_model, which plain TensorFlow can freeze."
         )
     return []
 
@@ -311,7 +312,7 @@ def _latest_state(folder: str) -> Any:
     if state is None or not state.model_checkpoint_path:
         raise storage.StorageFailure(
             f"'{path}', which names the latest checkpoint, can't be read, or is damaged. Start the "
-            "job again if its storage was not there; write the file anew by "
+            "job again if its storage was not there; write the file again by "
             "tf.train.update_checkpoint_state, or remove it, and the job begins at its start."
         )
     return state

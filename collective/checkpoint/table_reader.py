@@ -15,6 +15,8 @@ from collective.checkpoint.layout import DYNAMIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.ops import key_hashing
 
+# Takes numbers of rows [b] and their values [b, D].
+Receive = Callable[[np.ndarray, np.ndarray], None]
 BUFFER_BYTES = 128 << 20  # all parts of a table have so much in memory together
 
 
@@ -121,16 +123,40 @@ class RowFinder:
             is_there = (keys >= 0) & (keys < stored.count)
             parts, places = keys % len(stored.parts), keys // len(stored.parts)
         found = np.flatnonzero(is_there)
-        # Rows of one slice are read together.
-        slices = np.stack([parts[found], places[found] // stored.block], 1)
-        numbers, group = np.unique(slices, axis=0, return_inverse=True)
-        for number, (part, _) in enumerate(numbers):
-            of_slice = found[group.reshape(-1) == number]
-            first = int(places[of_slice].min())
-            count = int(places[of_slice].max()) + 1 - first
-            entry = self._bundle.layout.entry(stored, int(part))
-            rows[of_slice] = self._bundle.read(entry, first, count)[places[of_slice] - first]
+
+        def receive(numbers: np.ndarray, values: np.ndarray) -> None:
+            rows[found[numbers]] = values
+
+        _read_places(self._bundle, stored, parts[found], places[found], receive)
         return is_there, rows
+
+
+def read_rows(bundle: Bundle, stored: StoredTable, rows: np.ndarray, receive: Receive) -> None:
+    """Reads some rows of a static table or slot, a stored slice at a time.
+
+    Args:
+        bundle: the checkpoint.
+        stored: the table in it.
+        rows: their numbers, int64 [n], each in [0, V).
+        receive: called with places in `rows` [b], and the values of these rows [b, D].
+    """
+    ranks = len(stored.parts)
+    _read_places(bundle, stored, rows % ranks, rows // ranks, receive)
+
+
+def _read_places(
+    bundle: Bundle, stored: StoredTable, parts: np.ndarray, places: np.ndarray, receive: Receive
+) -> None:
+    """Reads rows by their parts [n] and their places there [n]; those of one slice together."""
+    order = np.lexsort((places, parts))
+    slices = np.stack([parts[order], places[order] // stored.block])
+    begins = np.flatnonzero((slices[:, 1:] != slices[:, :-1]).any(0)) + 1
+    for numbers in np.split(order, begins) if len(order) else []:
+        of_slice = places[numbers]
+        first = int(of_slice[0])
+        entry = bundle.layout.entry(stored, int(parts[numbers[0]]))
+        values = bundle.read(entry, first, int(of_slice[-1]) + 1 - first)
+        receive(numbers, values[of_slice - first])
 
 
 class RowCursor:

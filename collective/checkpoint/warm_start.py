@@ -47,22 +47,39 @@ def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: A
     assignments = [a for name, target in pairs for a in _assignments(name, target)]
     for_tables = [a for a in assignments if a.shard is not None]
     for_tensorflow = [(a.entry, a.target) for a in assignments if a.shard is None]
-    # One rank may see a newer checkpoint than another.
-    if collectives.size() > 1 and tf.io.gfile.isdir(ckpt_dir_or_file):
-        ckpt_dir_or_file = barrier.exchange(
-            None,
-            f"looking for a checkpoint in '{ckpt_dir_or_file}'",
-            {"path": checkpoint_utils._get_checkpoint_filename(ckpt_dir_or_file)},
-        )[0]["path"]
+    ckpt_dir_or_file = agreed_path(ckpt_dir_or_file)
     if for_tables:
-        path = checkpoint_utils._get_checkpoint_filename(ckpt_dir_or_file)
-        if path is None:
-            raise ValueError(f"There is no checkpoint in '{ckpt_dir_or_file}'.")
-        bundle = chain.open_whole(path)
+        bundle = open_agreed(ckpt_dir_or_file)
         for assignment in for_tables:
             _start_from(bundle, assignment.entry, assignment.shard)
     if for_tensorflow or not for_tables:
         original(ckpt_dir_or_file, for_tensorflow)
+
+
+def agreed_path(ckpt_dir_or_file: Any) -> Any:
+    """Returns the latest checkpoint of a folder, as rank 0 sees it; any other path as it is.
+
+    One rank may see a newer checkpoint than another.
+    """
+    if collectives.size() == 1 or not tf.io.gfile.isdir(ckpt_dir_or_file):
+        return ckpt_dir_or_file
+    return barrier.exchange(
+        None,
+        f"looking for a checkpoint in '{ckpt_dir_or_file}'",
+        {"path": checkpoint_utils._get_checkpoint_filename(ckpt_dir_or_file)},
+    )[0]["path"]
+
+
+def open_agreed(path: Any) -> Bundle:
+    """Opens the whole checkpoint that `agreed_path` has found.
+
+    Raises:
+        ValueError: there is none.
+    """
+    prefix = None if path is None else checkpoint_utils._get_checkpoint_filename(path)
+    if prefix is None:
+        raise ValueError(f"There is no checkpoint in '{path}'.")
+    return chain.open_whole(prefix)
 
 
 def _assignments(name: str, target: Any) -> Iterator[Assignment]:
@@ -70,26 +87,26 @@ def _assignments(name: str, target: Any) -> Iterator[Assignment]:
     stored = variable_scope._get_default_variable_store()._vars
     single = target[0] if isinstance(target, (list, tuple)) and len(target) == 1 else target
     if not isinstance(single, str):
-        yield Assignment(name, _shard_or_none(single), target)
+        yield Assignment(name, shard_or_none(single), target)
         return
     if single in stored:
-        yield Assignment(name, _shard_or_none(stored[single]), target)
+        yield Assignment(name, shard_or_none(stored[single]), target)
         return
     scope = single.rpartition("/")[0] if "/" in single else ""
     in_scope = sorted(
         {n.partition("/part_")[0] for n in stored if not scope or n.startswith(scope + "/")}
     )
-    has_shards = any(_shard_or_none(stored.get(n)) is not None for n in in_scope)
+    has_shards = any(shard_or_none(stored.get(n)) is not None for n in in_scope)
     if not name.endswith("/") or not has_shards:
         yield Assignment(name, None, target)
         return
     start = "" if name == "/" else name
     for n in in_scope:
         entry = (start + n[len(scope) :].lstrip("/")).rstrip("/")
-        yield Assignment(entry, _shard_or_none(stored.get(n)), n)
+        yield Assignment(entry, shard_or_none(stored.get(n)), n)
 
 
-def _shard_or_none(variable: Any) -> Any:
+def shard_or_none(variable: Any) -> Any:
     is_shard = isinstance(variable, variables.Variable) and shard_of(variable) is not None
     return variable if is_shard else None
 
@@ -100,15 +117,8 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
     Raises:
         ValueError: there is no such stored table, or it doesn't fit.
     """
-    table: Any = shard_of(variable)
-    slot_of = None if isinstance(variable, Table) else table.op.name
-    shard = Shard(variable.op.name, variable, table, slot_of)
-    stored = find_stored_table(bundle, name)
-    if stored is None:
-        raise ValueError(
-            f"Tensor {name} is not found in checkpoint '{bundle.prefix}', from which "
-            f"'{shard.name}' is to start."
-        )
+    shard = shard_named_by_variable(variable)
+    stored = stored_for(bundle, name, shard)
     unfit = difference(shard, stored)
     if unfit:
         raise ValueError(f"checkpoint '{bundle.prefix}': {unfit}.")
@@ -121,12 +131,37 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
             variable.dtype.base_dtype,
             lambda out: table_io.read_shard(bundle, stored, out),
         )
-        variable._initializer_op = tf.raw_ops.AssignVariableOp(
-            resource=variable.handle, value=value
+        initialize_by(variable, value)
+
+
+def shard_named_by_variable(variable: Any) -> Shard:
+    """Describes a table, or a slot of one, by the names that variables have in the graph."""
+    table: Any = shard_of(variable)
+    slot_of = None if isinstance(variable, Table) else table.op.name
+    return Shard(variable.op.name, variable, table, slot_of)
+
+
+def stored_for(bundle: Bundle, name: str, shard: Shard) -> StoredTable:
+    """Returns the stored table `name`, from which `shard` is to start.
+
+    Raises:
+        ValueError: there is none.
+    """
+    stored = find_stored_table(bundle, name)
+    if stored is None:
+        raise ValueError(
+            f"Tensor {name} is not found in checkpoint '{bundle.prefix}', from which "
+            f"'{shard.name}' is to start."
         )
-        # The variable's initial_value can't be had whole.
-        variable._initial_value, variable._whole_value = value, None
-        initializers.only_after(variable._initializer_op, value)
+    return stored
+
+
+def initialize_by(variable: Any, value: tf.Tensor) -> None:
+    """Makes a static shard's initializer the assignment of `value`, of `initializers.filled`."""
+    variable._initializer_op = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+    # The variable's initial_value can't be had whole.
+    variable._initial_value, variable._whole_value = value, None
+    initializers.only_after(variable._initializer_op, value)
 
 
 def _start_dynamic_from(bundle: Bundle, shard: Shard, stored: StoredTable) -> None:
@@ -146,7 +181,7 @@ def infer_name(original: Any, var: Any) -> str:
 
     TensorFlow's converts a variable to a tensor to know its name.
     """
-    if len(var) == 1 and _shard_or_none(var[0]) is not None:
+    if len(var) == 1 and shard_or_none(var[0]) is not None:
         return str(var[0].op.name)
     name: str = original(var)
     return name

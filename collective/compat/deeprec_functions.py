@@ -43,8 +43,8 @@ def enable_distributed_strategy(strategy: str = "collective") -> None:
     """
     if strategy != "collective":
         raise NotImplementedError(
-            f"tf.config.experimental.enable_distributed_strategy({strategy!r}) isn't there on this "
-            "library, which has no parameter servers: use strategy='collective'."
+            f"tf.config.experimental.enable_distributed_strategy({strategy!r}) is not supported, "
+            "as there are no parameter servers: use strategy='collective'."
         )
     open_scope()
 
@@ -86,7 +86,7 @@ def get_embedding_variable(
     for argument, value in refused.items():
         if value is not None:
             raise NotImplementedError(
-                f"tf.get_embedding_variable('{name}', {argument}=…) isn't there on this library: "
+                f"tf.get_embedding_variable('{name}', {argument}=…) is not supported: "
                 "add a regularizer's loss of the rows that are looked up, bound weights by "
                 "collective.TablePolicy(weight_bound=…), start from rows by table.import_()."
             )
@@ -160,7 +160,7 @@ def fused_embedding_lookup_sparse(
     del tuning
     if blocknums is not None:
         raise NotImplementedError(
-            "tf.nn.fused_embedding_lookup_sparse(blocknums=…) isn't there on this library: rows of "
+            "tf.nn.fused_embedding_lookup_sparse(blocknums=…) is not supported: rows of "
             "a table have one dimension; leave it out."
         )
     strategy = partition_strategy or "div"
@@ -191,7 +191,7 @@ def fused_safe_embedding_lookup_sparse(
     """
     if not prune:
         raise NotImplementedError(
-            "tf.nn.fused_safe_embedding_lookup_sparse(prune=False) isn't there on this library: "
+            "tf.nn.fused_safe_embedding_lookup_sparse(prune=False) is not supported: "
             "leave it out where no id is negative and no weight 0, else call "
             "tf.nn.embedding_lookup_sparse."
         )
@@ -225,7 +225,7 @@ def sparse_column_with_embedding(
     del ht_partition_num
     if init_data_source is not None:
         raise NotImplementedError(
-            "sparse_column_with_embedding(init_data_source=…) isn't there on this library: start "
+            "sparse_column_with_embedding(init_data_source=…) is not supported: start "
             "from rows by table.import_()."
         )
     option = ev_option or evconfig
@@ -239,7 +239,10 @@ class WorkQueue(work_queue.WorkQueue):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        say_once("WorkQueue deals item i to rank i mod N, where DeepRec deals to who asks first")
+        say_once(
+            "WorkQueue deals item i to rank i mod N, where DeepRec deals to the rank that asks "
+            "first"
+        )
 
 
 class variable_scope(tf.variable_scope):  # noqa: N801 (TensorFlow's name)

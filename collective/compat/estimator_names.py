@@ -17,7 +17,7 @@ _READY_MADE = (
 # DeepRec's, of whose Estimator it is.
 INCREMENTS = no_effect(
     "tf.estimator.Estimator.export_saved_model(save_incr_model=)",
-    "an exported model is whole, and is exported anew to change.",
+    "an exported model is whole, and is exported again to change.",
 )
 ESTIMATORS: tuple[Name, ...] = (
     same_numbers("tf.estimator.Estimator", f"{_HERE}.Estimator", "in scope() that of all ranks"),

@@ -114,7 +114,7 @@ class Name:
             NotImplementedError: it is refused.
         """
         if self.kind == "refused":
-            raise NotImplementedError(f"{self.theirs} isn't there on this library: {self.note}")
+            raise NotImplementedError(f"{self.theirs} is not supported: {self.note}")
         if self.kind == "no effect":
             say_once(f"{self.theirs} has no effect here: {self.note}")
 

@@ -70,8 +70,7 @@ class Dataset:
         ):
             if value:
                 raise NotImplementedError(
-                    f"hb.data.Dataset.from_parquet({name}=…) isn't there on this library: "
-                    f"{instead}."
+                    f"hb.data.Dataset.from_parquet({name}=…) is not supported: {instead}."
                 )
         stored, added = _stored_and_added(filenames, fields)
         part = (partition_index, partition_count)
@@ -112,7 +111,7 @@ class Dataset:
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "hb.data.Dataset.from_orc isn't there on this library: write the files as Parquet."
+            "hb.data.Dataset.from_orc is not supported: write the files as Parquet."
         )
 
 
@@ -197,7 +196,7 @@ def _check_pad(pad: Any) -> None:
     for each in pad.values() if isinstance(pad, Mapping) else [pad]:
         if not isinstance(each, bool):
             raise NotImplementedError(
-                f"hb.data.parse(pad={each!r}) isn't there on this library: pad=True pads to the "
+                f"hb.data.parse(pad={each!r}) is not supported: pad=True pads to the "
                 "longest list of a batch; tf.pad makes it longer."
             )
 

@@ -80,8 +80,8 @@ class Context:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"hb.context.{name} isn't there on this library: ranks know each other by "
-            "hb.context.rank and hb.context.world_size, and no more of the cluster."
+            f"hb.context.{name} is not supported: ranks know each other by "
+            "hb.context.rank and hb.context.world_size, and nothing else of the cluster."
         )
 
     @classmethod

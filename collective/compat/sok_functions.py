@@ -124,7 +124,7 @@ def DynamicVariable(  # noqa: N802 (SparseOperationKit's name)
     del mode
     if constraint is not None:
         raise NotImplementedError(
-            "sok.DynamicVariable(constraint=…) isn't there on this library: bound weights by "
+            "sok.DynamicVariable(constraint=…) is not supported: bound weights by "
             "collective.TablePolicy(weight_bound=…)."
         )
     idle = [*(["var_type"] if var_type else []), *sorted(tuning)]
@@ -160,7 +160,7 @@ def lookup_sparse(
     """
     if use_low_frequency_filter:
         raise NotImplementedError(
-            "sok.lookup_sparse(use_low_frequency_filter=True) isn't there on this library: every "
+            "sok.lookup_sparse(use_low_frequency_filter=True) is not supported: every "
             "key is admitted."
         )
     is_list = isinstance(params, (list, tuple))

@@ -312,7 +312,8 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
         _descriptions(reports)
         + first
         + " Every rank must run the same fetches, save and restore, in the same order, on the "
-        "same graph."
+        "same graph. What one rank alone writes or prints (a summary, for one), all ranks must "
+        "fetch: put `if strategy.rank() == 0` around the writing only."
     )
 
 

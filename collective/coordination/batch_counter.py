@@ -99,7 +99,7 @@ def followed(session: Any, run: PreparedRun) -> Iterator[None]:
         raise RuntimeError(
             f"a checkpoint was restored after batches of '{min(void)}' had been taken: the "
             "iterator isn't where the checkpoint's data are. Restore before the first batch is "
-            "taken, or run the initializer of an initializable iterator behind saver.restore()."
+            "taken, or run the initializer of an initializable iterator after saver.restore()."
         )
     run.disagreement = None
     try:

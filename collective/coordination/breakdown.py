@@ -12,7 +12,8 @@ from collective.errors import RankError
 from collective.ops import carriers, collectives
 
 FORKED = (
-    "This process was forked from a rank and is none itself: what all ranks run, they run alone."
+    "This process was forked from a rank and is not a rank itself. Only the ranks can run what all "
+    "of them run."
 )
 
 
@@ -42,6 +43,6 @@ def refusal(broken: str) -> RankError:
     if broken is FORKED:
         return RankError(FORKED)
     return RankError(
-        f"An earlier run failed half-way on rank {collectives.rank()} and left its peers waiting; "
-        f"start again. It failed with: {broken}"
+        f"An earlier run failed half-way on rank {collectives.rank()}, and this process can "
+        f"exchange nothing more with the other ranks. Start the job again. It failed with: {broken}"
     )

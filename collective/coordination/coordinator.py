@@ -471,7 +471,7 @@ class Coordinator:
         if self.failure is None:
             return
         (member, description), self.failure = self.failure, None
-        if member.over is None:
+        if member.over is None and not self.broken:
             # Peers that wait in that session get the error there. This rank goes on, as they do if
             # they survive it.
             self.progress.does(description)

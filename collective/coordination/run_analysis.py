@@ -247,6 +247,13 @@ def _shared_names(
         for i, member in enumerate(group.members):
             if member.ids.op in operations and member.ids.name not in not_needed:
                 names.append(f"lookup {i:03} of {group_name}: {member.lookup}")
+        used = {m.lookup.table.op.name for m in group.members if m.ids.op in operations}
+        if used:
+            # Lookups of two groups may be alike: this tells which of the groups a rank runs.
+            tables = ", ".join(f"'{name}'" for name in sorted(used))
+            exchange = group.name.removeprefix(collectives.PREFIX).replace(".keys", "")
+            kind = "tables" if len(used) > 1 else "table"
+            names.append(f"rows of {kind} {tables} (exchange {exchange})")
     requests = gates_of(graph).key_requests
     for name in collectives_used:
         if name in requests and requests[name].description:

@@ -34,7 +34,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     convert.add_argument("files", nargs="+", metavar="FILE", help="a file or a pattern; also .gz")
     convert.add_argument(
-        "--output", metavar="FOLDER", help="where new files go; beside their sources if not given"
+        "--output", metavar="FOLDER", help="where new files go; next to their sources if not given"
     )
     return parser
 

@@ -94,7 +94,7 @@ def _positions(
                 f"the batches counted by '{names}' pass through '{name}' ({node.op}), which "
                 "doesn't give one for each: put what shuffles, repeats, filters or batches in "
                 "front of collective.data.resumable(), and only map(), prefetch(), take() and "
-                "zip() behind it."
+                "zip() after it."
             )
         known[name] = own or upstream
     return known[last]

@@ -55,7 +55,7 @@ def restored_values(blocks: Elements, deduplicated: Mapping[str, Sequence[str]])
             raise ValueError(
                 f"deduplicate: column {index!r} numbers values, and is of {kind}. It must have a "
                 "list of whole numbers for each block: name the column that has, or write the "
-                "files anew."
+                "files again."
             )
         block = numbers.value_rowids()
         for name in names:
@@ -77,7 +77,8 @@ def _check_numbers(entry: tf.Tensor, length: tf.Tensor, index: str, name: str) -
             entry,
             f" in a block whose list in column {name} has length ",
             length,
-            ". Numbers are counted from 0 within a block: write the files anew, or name the column "
+            ". Numbers are counted from 0 within a block: write the files again, or name the "
+            "column "
             f"that numbers {name}.",
         ],
     )
@@ -94,7 +95,7 @@ def _check_lengths(blocks: Elements, one: str, other: str) -> tf.Operation:
             f" in column {one}, and of length ",
             lengths[1],
             f" in column {other}. Each has an entry for each record of the block: write the files "
-            f"anew, or leave {other} out of the columns that are read.",
+            f"again, or leave {other} out of the columns that are read.",
         ],
     )
 

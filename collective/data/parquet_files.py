@@ -134,7 +134,7 @@ class ParquetFiles:
                 raise ValueError(
                     f"{path}, all row groups, column {column.name!r}: it is of {here.kind}, and of "
                     f"{column.kind} in {first_path}. All files must have the same types: write the "
-                    "file anew, or leave it or the column out."
+                    "file again, or leave it or the column out."
                 )
 
     def _unreadable(self, group: RowGroup, error: Exception) -> ValueError:
@@ -187,7 +187,8 @@ def _column(path: str, schema: Any, name: str) -> Column:
         raise ValueError(f"{path}: it has no column {name!r}: it has {schema.names}.")
     if times > 1:
         raise ValueError(
-            f"{path}: it has {times} columns of the name {name!r}: write the file anew with a name "
+            f"{path}: it has {times} columns of the name {name!r}: write the file again with a "
+            "name "
             "for each, or read other columns only: columns=[…]."
         )
     try:

@@ -147,7 +147,7 @@ class DataPosition:
         # TensorFlow escapes quotes in it.
         return tf.strings.join(
             [
-                f"resumable dataset {self.name}: the position in the checkpoint, behind global "
+                f"resumable dataset {self.name}: the position in the checkpoint, after global "
                 "batch ",
                 tf.as_string(batches),
                 ", is of other data (",
@@ -156,7 +156,7 @@ class DataPosition:
                 _text(tf.constant(self._source.values(), tf.int64)),
                 "). The digest is of files or, for a tf.data pipeline, its operations and their "
                 "constants. Give the data as they were; or let resumable(..., on_change=restart) "
-                "begin them anew, or on_change=continue go on behind as many batches of the new "
+                "begin them again, or on_change=continue go on after as many batches of the new "
                 "data.",
             ]
         )
@@ -164,10 +164,10 @@ class DataPosition:
     def _warning(self, batches: tf.Tensor, used: tf.Tensor) -> tf.Operation:
         says = tf.strings.join(
             [
-                f"resumable dataset '{self.name}': the position in the checkpoint, behind global "
+                f"resumable dataset '{self.name}': the position in the checkpoint, after global "
                 "batch ",
                 tf.as_string(batches),
-                ", is of other data; those of this job begin anew.",
+                ", is of other data; those of this job begin again.",
             ]
         )
 

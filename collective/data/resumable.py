@@ -155,8 +155,8 @@ def _check_options(
 ) -> None:
     if not (is_whole(batch_size) and batch_size >= ranks):
         raise ValueError(
-            f"resumable(batch_size={batch_size!r}): a global batch has a record for each rank at "
-            f"least, of which there {'is' if ranks == 1 else 'are'} {ranks}."
+            f"resumable(batch_size={batch_size!r}): a global batch needs at least one record for "
+            f"each rank, and there {'is' if ranks == 1 else 'are'} {ranks}."
         )
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ValueError(
@@ -185,7 +185,7 @@ def _check_records(dataset: Any) -> None:
         raise ValueError(
             "resumable(): the dataset is made of batches of collective.data.parquet() or of "
             "another resumable(). Give it that of parquet() itself, without start, rank, ranks and "
-            "drop_remainder, and put map() and others behind it: "
+            "drop_remainder, and put map() and others after it: "
             "resumable(parquet(files), batch_size=…).map(…)."
         )
     if dataset_analysis.is_sharded(dataset):
@@ -208,7 +208,7 @@ def _check_records(dataset: Any) -> None:
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:
         raise ValueError(
-            f"resumable(): the dataset has an operation ({unordered}) that is told "
-            "deterministic=False (or sloppy=True), so each rank has an order of its own, and "
-            "another one in each job. Leave that out, or put it behind resumable()."
+            f"resumable(): the dataset has an operation ({unordered}) with deterministic=False (or "
+            "sloppy=True), so each rank has an order of its own, and "
+            "another one in each job. Leave that out, or put it after resumable()."
         )

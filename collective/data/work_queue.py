@@ -178,8 +178,8 @@ class WorkQueue(GatheredState):
         is_same = digest == of_checkpoint
         if not is_same and self._rank == 0:
             print(
-                f"WorkQueue '{self.name}': the checkpoint's queue has other items; this one "
-                "begins anew.",
+                f"WorkQueue '{self.name}': the checkpoint's queue has other items; this one begins "
+                "from the start.",
                 file=sys.stderr,
             )
         self._begin([work.decode() for work in works] if is_same else self._all_items)

@@ -106,8 +106,8 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:
         raise ValueError(
-            f"the dataset of input_fn has an operation ({unordered}) that is told "
-            "deterministic=False (or sloppy=True), so each rank has an order of its own; if its "
+            f"the dataset of input_fn has an operation ({unordered}) with deterministic=False (or "
+            "sloppy=True), so each rank has an order of its own; if its "
             f"batches were dealt to {ranks} ranks, some records would be used twice and others "
             "never. Leave that out. Or give input_fn an argument input_context "
             "(tf.distribute.InputContext), by which it takes its own share first."
@@ -153,7 +153,7 @@ def shard(dataset: Any) -> tf2.data.Dataset:
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:
         raise ValueError(
-            f"strategy.shard(): the dataset has an operation ({unordered}) that is told "
+            f"strategy.shard(): the dataset has an operation ({unordered}) with "
             "deterministic=False (or sloppy=True), so each rank has an order of its own, and some "
             "records would be used twice and others never. Shard it first: "
             "strategy.shard(dataset).map(…). Or leave that out."

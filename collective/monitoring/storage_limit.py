@@ -63,5 +63,5 @@ def _move_rows(session: Any, tables: Sequence[DynamicTable]) -> None:
     except (OSError, MemoryError) as error:
         if collectives.size() > 1:
             words = f"{type(error).__name__}: {error}".rstrip(".")
-            coordinator.instance().fail(session, f"failed behind a run with {words}")
+            coordinator.instance().fail(session, f"failed after a run with {words}")
         raise

@@ -28,7 +28,7 @@ def parser(prog: str = PROGRAM) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     out.add_argument("profile", metavar="DIR", help="a profile")
-    out.add_argument("other", metavar="DIR2", nargs="?", help="a profile to be shown beside it")
+    out.add_argument("other", metavar="DIR2", nargs="?", help="a profile to be shown next to it")
     out.add_argument(
         "-o",
         "--output",

@@ -17,7 +17,7 @@ import inspect
 import math
 import random
 import statistics
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -388,7 +388,7 @@ def shard(
     shard_rows = len(range(rank, shape[0], ranks))
     if fill is None:
         # A GPU may have no room for the whole table.
-        with _same_on_all_ranks(init, name), device_scopes.on_host():
+        with same_on_all_ranks(init, name), device_scopes.on_host():
             # As TensorFlow converts it: from NumPy's and Python's numbers of any type.
             all_rows = tf.convert_to_tensor(
                 _call(init, shape, dtype) if callable(init) else init, dtype
@@ -432,7 +432,7 @@ def _parameters(function: Any) -> Collection[str]:
 
 
 @contextlib.contextmanager
-def _same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
+def same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
     """Makes an initializer of a whole table draw the same on every rank, also without a seed.
 
     TensorFlow's initializers draw by the graph's seed, Keras's by Python's random numbers, or by a
@@ -450,15 +450,25 @@ def _same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
         graph.seed, keras_seeds["generator"] = seed, generator
 
 
-def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:
+def filled(
+    shape: tuple[int, int],
+    dtype: tf.DType,
+    fill: Callable[..., Any],
+    inputs: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
     """Returns a tensor that `fill` writes in place when it is run. Assign it by `only_after`.
 
     The memory is TensorFlow's own. (What a `numpy_function` returns stays NumPy's, and the first
     sparse update of its variable copies all of it.)
+
+    Args:
+        shape, dtype: the tensor's.
+        fill: called with the memory as an array, and the values of `inputs`.
+        inputs: tensors.
     """
 
-    def write(out: np.ndarray) -> np.int64:
-        fill(out)
+    def write(out: np.ndarray, *values: np.ndarray) -> np.int64:
+        fill(out, *values)
         STARTUP.initialised()
         return np.int64(0)
 
@@ -467,7 +477,8 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
         # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard
         # with the graph.
         out = empty(shape, dtype)
-        with tf.control_dependencies([tf.numpy_function(write, [out], tf.int64, stateful=True)]):
+        written = tf.numpy_function(write, [out, *inputs], tf.int64, stateful=True)
+        with tf.control_dependencies([written]):
             return tf.identity(out)
 
 

@@ -211,7 +211,7 @@ def _only(params: Sharded | ServedTable | list[Any]) -> Any:
         return params
     if len(params) != 1:
         raise ValueError(
-            "A list of tables is not one table: each is sharded by itself. Look up "
+            "A list of tables is not one table: each is sharded on its own. Look up "
             + " and ".join(f"'{table.op.name}'" for table in params)
             + " one by one."
         )

@@ -21,5 +21,5 @@ def check_none(table: Any, session: Any) -> None:
         raise TableError(
             f"Rows of table '{table.op.name}' can not be removed now: gradients of some batches "
             "wait for the update of scope(local_steps=…), which is of rows where they are. "
-            "Remove rows behind the run that updates."
+            "Remove rows after the run that updates."
         )

@@ -125,8 +125,8 @@ class GpuBridge(MemoryBridge):
         gpus = tf.config.list_physical_devices("GPU")
         if len(gpus) > 1 and collectives.size() > 1:
             raise RuntimeError(
-                f"this rank sees {len(gpus)} GPUs, of which kernels and TensorFlow might take "
-                "different ones: start ranks with python -m collective.launch, or set "
+                f"this rank sees {len(gpus)} GPUs, and kernels and TensorFlow might use different "
+                "ones: start ranks with python -m collective.launch, or set "
                 "CUDA_VISIBLE_DEVICES to one GPU for each"
             )
         has_limit = _grows(gpus)
@@ -148,7 +148,7 @@ class GpuBridge(MemoryBridge):
         return (
             f"{self.device.memory()}; TensorFlow may take all that is free, since something ran "
             "eagerly on the GPU before the first lookup was made and a session set its limit, "
-            f"{100 * placement.TENSORFLOW_SHARE:.0f} %: run it behind them, or in "
+            f"{100 * placement.TENSORFLOW_SHARE:.0f} %: run it after them, or in "
             "tf.device('/cpu:0')"
         )
 

@@ -306,7 +306,7 @@ def test_an_exported_graph(strategy, rank, size, folder):
                 np.testing.assert_array_equal(session.run(table), want)
             else:
                 with pytest.raises(
-                    ValueError, match=r"tables \('t'\) can't be: build the model by its code"
+                    ValueError, match=r"tables \('t'\) cannot be: build the model by its code"
                 ):
                     saver.restore(session, f"{folder}/m")
 

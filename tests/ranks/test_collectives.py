@@ -151,7 +151,8 @@ def test_both_carriers_train_alike_and_the_plan_says_which(strategy, rank, size)
             "shared_memory": f"shared memory of the ranks of this host, by {asked}",
             "mixed": "shared memory between the ranks of a host, Horovod between hosts, by "
             f"{asked}",
-            "horovod": f"Horovod, not shared memory as of {asked}: COLLECTIVE_CARRIER=horovod",
+            "horovod": f"Horovod, though {asked} asks for shared memory: "
+            "COLLECTIVE_CARRIER=horovod",
         }[carriers.of_agreement()]
         assert f"carrier: {said}" in str(plan)
 

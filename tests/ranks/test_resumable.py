@@ -175,7 +175,7 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     trained(strategy, folder, 2)
     with pytest.raises(
         (RankError, tf.errors.InvalidArgumentError),
-        match=r"resumable dataset clicks: .* behind global batch 2, is of other data "
+        match=r"resumable dataset clicks: .* after global batch 2, is of other data "
         r"\(batch_size 12, .*\) than those of this job \(batch_size 24, .*on_change=restart",
     ):
         trained(strategy, folder, 1, batch_size=24)
@@ -185,7 +185,7 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     records = order()
     assert used == [sorted(records[:24]), sorted(records[24:48])]
     assert position(folder) == 2
-    warned = capfd.readouterr().err.count("those of this job begin anew")
+    warned = capfd.readouterr().err.count("those of this job begin again")
     assert warned == (rank == 0)
 
 

@@ -68,7 +68,8 @@ def test_a_rank_with_a_gpu_or_without_compiled_operations_says_so(monkeypatch):
     assert carriers.in_force() == carriers.of_agreement() == "horovod"
     carriers.use("shared_memory")
     assert carriers.explanation() == (
-        "Horovod, not shared memory as of scope(carrier='shared_memory'): the compiled operations "
+        "Horovod, though scope(carrier='shared_memory') asks for shared memory: the compiled "
+        "operations "
         "are missing: they were not built"
     )
 
@@ -184,7 +185,9 @@ def test_one_rank_needs_no_nccl(monkeypatch):
     monkeypatch.setenv(carriers.VARIABLE, "nccl")
     join(0, 1, 1)
     assert carriers.in_force() == carriers.of_agreement() == "horovod"
-    assert carriers.explanation().endswith("COLLECTIVE_CARRIER=nccl: there is one rank")
+    assert carriers.explanation().endswith(
+        "COLLECTIVE_CARRIER=nccl asks for NCCL: there is one rank"
+    )
 
 
 def without_nccl():

@@ -273,7 +273,7 @@ def test_the_command_renames(tmp_path, capsys):
         ("emb = user", "there is no variable 'emb' .there is: e, w"),
         ("e = w", "'e' and 'w' would both be 'w'"),
         ("e user", "line 1: 'old = new' is expected"),
-        ("e = a\ne = b", "line 2: 'e' is there twice"),
+        ("e = a\ne = b", "line 2: 'e' appears twice"),
         ("* = a/*/*", "an old name may have one"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_fork_of_a_rank_waits_for_no_peer(rank_threads):
         child = os.fork()
         if child == 0:
             try:
-                with pytest.raises(RankError, match="forked from a rank and is none itself"):
+                with pytest.raises(RankError, match="forked from a rank and is not a rank itself"):
                     run()
                 coordinator.end(session)
                 coordinator.leave(session)

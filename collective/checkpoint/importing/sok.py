@@ -111,8 +111,9 @@ def read(path: str, kinds: Mapping[str, str] | None = None, dense: str | None = 
         raise ValueError(f"'{path}' has no table {', '.join(kinds)} (it has: {names}).")
     if any(slot.name.endswith("/Adam") for table in source.tables for slot in table.slots):
         source.notes.append(
-            "the dump hasn't beta1_power and beta2_power of Adam: scope(missing_slots='fresh') "
-            "starts them anew"
+            "the dump does not have beta1_power and beta2_power of Adam: "
+            "scope(missing_slots='fresh') "
+            "starts them fresh"
         )
     if dense is not None:
         bundle = table_reader.open_bundle(dense)

@@ -235,7 +235,7 @@ def test_another_secret_is_refused(hosts):
     assert (code, other_code) == (2, 2)
     assert "refused a connection from 10.77.0.2: it has another secret" in stderr
     assert "10.77.0.1 port 29500 isn't this job's first host: it has another secret" in other_stderr
-    assert "node 1 of 2 hasn't come" in stderr
+    assert "node 1 of 2 did not come" in stderr
     for text in (stderr, other_stderr):
         assert SECRET not in text and wrong["COLLECTIVE_SECRET"] not in text
 

@@ -112,7 +112,9 @@ def test_check_of_one_host_of_several(hosts, servers):
     assert code == 0, lines
     [network] = [line for line in lines if line.startswith("network")]
     assert "net0 (10.77.0.1), the way of --master-addr 10.77.0.1; also lo" in network
-    assert any(f"note: the job's secret {hosts.folder}/none isn't there" in line for line in lines)
+    assert any(
+        f"note: the job's secret {hosts.folder}/none does not exist" in line for line in lines
+    )
     code, lines = servers.check(*common, "--node-rank", 1, "--master-addr", "nowhere")
     assert code == 1
     assert any("problem: --master-addr nowhere can't be resolved" in line for line in lines)

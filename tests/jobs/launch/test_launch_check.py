@@ -47,5 +47,5 @@ def test_a_host_that_says_nothing_is_named_in_time(launch):
     path = f"{launch.folder}{os.pathsep}{os.environ['PATH']}"
     code, lines = check(launch, "-H", "127.1.2.3,192.0.2.1", "--start-timeout", 1, PATH=path)
     assert code == 1 and time.monotonic() < start + 50
-    said = "problem: host 192.0.2.1: it hasn't answered in 1 s: try `ssh 192.0.2.1 true`"
+    said = "problem: host 192.0.2.1: it did not answer within 1 s: try `ssh 192.0.2.1 true`"
     assert said in lines

@@ -157,7 +157,9 @@ def test_a_signal_of_the_users_choice(launch):
     process.send_signal(signal.SIGUSR1)
     code, stderr = launch.end(process)
     assert code == 143 and launch.files("told0", "told1") == [1, 1]
-    assert "SIGUSR1: stopping ranks 0 and 1; who trains may save, for 60 s at most" in stderr
+    assert (
+        "SIGUSR1: stopping ranks 0 and 1; a rank that trains may save, for 60 s at most" in stderr
+    )
 
 
 def test_a_second_term_ends_at_once_and_one_at_the_same_moment_is_the_same(launch):

@@ -45,7 +45,7 @@ def test_what_is_refused_says_so_when_it_is_used(framework):
             refusing = name.resolve()  # Naming it is no use of it.
             with pytest.raises(NotImplementedError) as error:
                 refusing()
-            assert str(error.value).startswith(f"{name.theirs} isn't there on this library: ")
+            assert str(error.value).startswith(f"{name.theirs} is not supported: ")
             assert name.note in str(error.value)
 
 

@@ -162,11 +162,13 @@ def test_records_become_batches_over_all_files(files):
 def test_what_a_dataset_of_records_refuses(files):
     whole = hybridbackend_data.Dataset.from_parquet
     for option in ("skip_corrupted_data", "field_ignore_case", "field_map_fn"):
-        with pytest.raises(NotImplementedError, match=rf"from_parquet\({option}=…\) isn't there"):
+        with pytest.raises(
+            NotImplementedError, match=rf"from_parquet\({option}=…\) is not supported"
+        ):
             whole(files, **{option: True})
-    with pytest.raises(NotImplementedError, match="from_orc isn't there.*as Parquet"):
+    with pytest.raises(NotImplementedError, match="from_orc is not supported.*as Parquet"):
         hybridbackend_data.Dataset.from_orc(files)
-    with pytest.raises(NotImplementedError, match=r"parse\(pad=\[2, 3\]\) isn't there"):
+    with pytest.raises(NotImplementedError, match=r"parse\(pad=\[2, 3\]\) is not supported"):
         hybridbackend_data.parse(pad={"tags": [2, 3]})
 
 

@@ -67,7 +67,10 @@ def test_another_number_of_ranks_goes_on_with_what_none_has_taken(queues, counts
 def test_other_items_than_a_checkpoints_begin_anew(queues, capsys):
     (queue,) = queues(1, shuffle=False)
     assert not queue._go_on(b"other", b"one", np.array([b"x"], object))
-    assert "the checkpoint's queue has other items; this one begins anew" in capsys.readouterr().err
+    assert (
+        "the checkpoint's queue has other items; this one begins from the start"
+        in capsys.readouterr().err
+    )
     assert taken(queue) == ITEMS
 
 

@@ -191,10 +191,10 @@ def test_a_script_may_be_called_python(tmp_path):
         ("--stall-timeout nan script.py", "--stall-timeout nan"),
         (
             "--stall-timeout never script.py",
-            "--stall-timeout: 'never' is no duration; give seconds",
+            "--stall-timeout: 'never' is not a duration; give seconds",
         ),
-        ("--grace 1x script.py", "--grace: '1x' is no duration"),
-        ("--grace 1m30 script.py", "--grace: '1m30' is no duration"),
+        ("--grace 1x script.py", "--grace: '1x' is not a duration"),
+        ("--grace 1m30 script.py", "--grace: '1m30' is not a duration"),
         ("--grace -1m script.py", "--grace"),
         ("--no-python -m script", "--no-python and -m contradict"),
         ("--no-python script.py", "there is no program script.py that can be executed"),
@@ -393,7 +393,7 @@ def test_an_option_behind_the_script_is_noted(tmp_path, monkeypatch, source, wor
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(source)
     note = command.misplaced_option(words.split())
-    assert ("stands behind script.py, so it is the script's" in note) == is_misplaced
+    assert ("stands after script.py, so it is the script's" in note) == is_misplaced
     assert bool(note) == is_misplaced
 
 
@@ -448,7 +448,7 @@ def test_a_script_of_another_framework():
     [
         ("--as x script.py", "invalid choice: 'x'"),
         ("--as sok --no-python /bin/true", "--as is for Python scripts"),
-        ("--as sok python -c pass", "put the code behind -c into a file"),
+        ("--as sok python -c pass", "put the code after -c into a file"),
         ("--embedding-scope auto script.py", "give --as, too"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_an_obstacle(packages, capsys, monkeypatch, tmp_
 
 def test_a_secret_that_is_missing_is_not_made(packages, capsys, monkeypatch, tmp_path):
     assert of_two_hosts(monkeypatch, tmp_path, node=1) == 0
-    assert f"note: the job's secret {tmp_path}/secret isn't there" in capsys.readouterr().out
+    assert f"note: the job's secret {tmp_path}/secret does not exist" in capsys.readouterr().out
     assert not (tmp_path / "secret").exists()
     (tmp_path / "secret").write_text("short")
     (tmp_path / "secret").chmod(0o600)

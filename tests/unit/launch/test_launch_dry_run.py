@@ -33,7 +33,7 @@ def test_the_whole_text():
         cores        8
         output       shown, kept in logs
         stall        after 600 s
-        environment  of every rank, beside what the launcher's own holds (without TF_CONFIG):
+        environment  of every rank, in addition to the launcher's own (without TF_CONFIG):
           COLLECTIVE_LAUNCHED=1
           COLLECTIVE_MAX_RESTARTS=0
           COLLECTIVE_MILESTONES=<memory of the launcher>

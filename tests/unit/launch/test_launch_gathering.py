@@ -344,7 +344,7 @@ def test_a_recorded_connection_is_refused(signals, capsys):
 
 def test_hosts_that_do_not_come_are_named(signals):
     server = gathering(nodes=3)
-    with pytest.raises(UsageError, match=r"after 0.1 s .* nodes 1, 2 of 3 hasn't come"):
+    with pytest.raises(UsageError, match=r"after 0.1 s .* nodes 1, 2 of 3 did not come"):
         server.wait(signals, 0.1)
 
 
@@ -410,7 +410,7 @@ def test_a_host_that_the_first_one_has_started_ends_where_that_is_gone(signals):
     with pytest.raises(UsageError, match="the first host has gone before the job began"):
         come(killed.port, signals, timeout=20.0, returns=False)
     killed.end()
-    with pytest.raises(UsageError, match="isn't there, or refuses connections: .* refused"):
+    with pytest.raises(UsageError, match="does not answer, or refuses connections: .* refused"):
         come(killed.port, signals, timeout=20.0, returns=False)
 
 
@@ -418,7 +418,9 @@ def test_a_first_host_that_is_not_there_is_named(signals):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    with pytest.raises(UsageError, match=f"isn't there.*127.0.0.1 port {port}: Connection refused"):
+    with pytest.raises(
+        UsageError, match=f"did not answer.*127.0.0.1 port {port}: Connection refused"
+    ):
         come(port, signals, timeout=0.5)
 
 

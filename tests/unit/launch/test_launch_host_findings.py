@@ -68,7 +68,7 @@ def test_hosts_that_are_alike_have_nothing_in_their_way():
             "host b: a process may open 100 files (ulimit -n), a job of 3 ranks needs 136: "
             "`ulimit -n 136` before",
         ),
-        ({"missing": ["train.py"]}, "host b: train.py isn't there: hosts need"),
+        ({"missing": ["train.py"]}, "host b: train.py does not exist: hosts need"),
         (
             {"unreachable": "No route to host"},
             "host b can't connect to this host at 10.0.0.1: No route to host: open all ports",
@@ -177,7 +177,7 @@ def test_ranks_of_one_host_need_a_name_that_leads_somewhere():
         (255, "ssh: connect to host b port 22: No route to host", "a firewall is between"),
         (255, "something new", "something new; `ssh b true` must work"),
         (127, "sh: 1: exec: /py: not found", "there is no /py that runs there"),
-        (2, "sh: 1: cd: can't cd to /job", "the folder from which you start isn't there"),
+        (2, "sh: 1: cd: can't cd to /job", "the folder from which you start does not exist"),
         (1, "bash: line 1: cd: /job: No such file or directory", "the folder from which you"),
         (1, "/py: No module named collective.launch.host_facts", "another version of it"),
         (1, "ModuleNotFoundError: No module named 'collective'", "/py there doesn't find this"),

@@ -31,7 +31,7 @@ def survey(monkeypatch, told: str, then: str = "sys.stdin.read()"):
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "sys.exit()"])
 def test_a_host_that_does_not_say_whom_it_reaches(monkeypatch, then):
     for answer, other in zip(survey(monkeypatch, FACTS, then), "ba"):
-        assert answer.unreachable == {other: "it hasn't said so in 3 s"}
+        assert answer.unreachable == {other: "it did not say so within 3 s"}
 
 
 def test_a_host_that_reaches_all(monkeypatch):
@@ -42,7 +42,7 @@ def test_a_host_that_reaches_all(monkeypatch):
 @pytest.mark.parametrize(
     ("told", "then", "words"),
     [
-        ("", ENDLESS, "it hasn't answered in 3 s|no fact"),
+        ("", ENDLESS, "it did not answer within 3 s|no fact"),
         (MARK + '{"clock": "noon"}', "sys.stdin.read()", "another version of this package"),
         (FACTS.replace('"clock": 0.0', '"clock": "noon"'), "", "another version of this package"),
     ],
