@@ -24,6 +24,7 @@ from collective.coordination import (
     common_folder,
     coordinator,
     milestones,
+    reduced_reads,
     run_analysis,
 )
 from collective.coordination.initial_broadcast import broadcast_initial_values
@@ -40,6 +41,7 @@ from collective.ops import (
     training_flag,
 )
 from collective.ops.gate import GraphGates, gates_of
+from collective.ops.graph_state import state_of
 from collective.ops.placement import TENSORFLOW_SHARE, chosen
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables import next_step
@@ -90,6 +92,8 @@ def run(
         return original(session, fetches, feed_dict, options, run_metadata)
     extension = extension_of(graph)
     rewritten = extension.rewrite_fetches(fetches)
+    if rewritten is None:
+        rewritten = reduced_reads.rewrite_fetches(graph, fetches)
     if rewritten is not None:
         values = run(
             observer, original, session, rewritten.fetches, feed_dict, options, run_metadata
@@ -360,6 +364,7 @@ def _prepared_run(
         tuple(map(_identity, fed)),
         len(gates_of(graph).gates),
         len(groups_of(graph)),
+        len(state_of(graph).refused_reads),
         compared,
     )
     if key not in prepared_runs:
@@ -369,6 +374,7 @@ def _prepared_run(
             except Exception:
                 return None
             _refuse_shards(graph, leaves)
+            reduced_reads.refuse(graph, footprint.operations, leaves)
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
             if footprint.trains:
