@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 from collective.coordination.run_extension import RewrittenFetches
+from collective.ops import graph_analysis
 from collective.ops.graph_state import state_of
 
 
@@ -22,13 +23,14 @@ def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:
         return None
     with graph.as_default():
         try:
+            leaves = map(graph.as_graph_element, graph_analysis.flatten(fetches))
+            if not any(isinstance(x, tf.Tensor) and x.name in reduced for x in leaves):
+                return None
             mapper = session_lib._FetchMapper.for_fetch(fetches)
             elements = [graph.as_graph_element(leaf) for leaf in mapper.unique_fetches()]
         except (TypeError, ValueError, KeyError):
             return None  # TensorFlow refuses them itself.
     wholes = [reduced.get(x.name, x) if isinstance(x, tf.Tensor) else x for x in elements]
-    if all(whole is x for whole, x in zip(wholes, elements)):
-        return None
     return RewrittenFetches(wholes, mapper.build_results)
 
 

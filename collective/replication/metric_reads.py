@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import collectives, device_scopes, gate, graph_analysis, graphs
 from collective.ops.graph_state import state_of
 from collective.replication import metric_states
-from collective.replication.analysis import has_replicas, takes_data
+from collective.replication.analysis import has_replicas, local_variables, takes_data
 from collective.replication.metric_states import MetricState, Reduction
 
 # Names what reduces states here, and in `collective.replication.metrics`.
@@ -56,6 +56,7 @@ class MetricReads:
     Attributes:
         version: the graph's version when the states were looked for last.
         by_name: the states, by the names of tensors that have them as they are on this rank.
+        warned: the names of variables of which a warning has been given.
     """
 
     def __init__(self) -> None:
@@ -66,14 +67,17 @@ class MetricReads:
 
 def reduce_reads(graph: tf.Graph) -> None:
     """Finds what looks at states of metrics, and gives it those of all ranks."""
-    if not has_replicas(graph) or not metric_states.metric_variables(graph):
+    if not has_replicas(graph) or not local_variables(graph) + state_of(graph).metric_variables:
         return
     state = state_of(graph)
     known: MetricReads = state.metric_reads or MetricReads()
     state.metric_reads = known
     if known.version == graph.version:
         return
+    _warn_of_own_sums(graph, known)
     states = metric_states.states_of(graph)
+    if not states:
+        return
     known.by_name = {x.name: each for each in states for x in each.reads}
     too_early = _too_early(graph)
     wanted: list[_Use] = []
@@ -83,6 +87,7 @@ def reduce_reads(graph: tf.Graph) -> None:
             _refuse(state.refused_reads, each, uses)
         elif each.reduction is not None:
             _warn_of_reads_inside(known, each, uses)
+            _warn_of_saves(known, each)
             wanted += _reducible(state, each, uses, too_early)
     with _adding_to(graph):
         for together in _by_value(wanted, known):
@@ -159,17 +164,7 @@ def _uses(each: MetricState) -> list[_Use]:
             )
             if not updates and not metric_states.is_aside(op) and not _is_ours(op):
                 found.append(_Use(op, place, read))
-    return [use for use in found if not _is_saved(use.op)]
-
-
-def _is_saved(op: tf.Operation) -> bool:
-    """Tells whether `op` only brings a value to where it is saved."""
-    while op.type in graph_analysis.PASSES:
-        consumers = [each for x in op.outputs for each in x.consumers()]
-        if len(consumers) != 1:
-            return False
-        op = consumers[0]
-    return metric_states.is_aside(op)
+    return [use for use in found if not metric_states.is_saved(use.op)]
 
 
 def _reducible(
@@ -190,15 +185,54 @@ def _reducible(
                 "what they are computed from in a variable that is no metric's."
             )
         elif use.op._id <= state.seen_by_session:
-            if use.read.name not in state.reduced_reads or use.op in state.refused_reads:
-                state.refused_reads[use.op] = (
-                    f"A session had run '{use.op.name}', which reads the metric variable "
-                    f"'{each.name}', before that was updated: its value would be of this rank's "
-                    "records alone. Build the whole graph before the first run."
-                )
+            state.refused_reads[use.op] = (
+                f"A session had run '{use.op.name}', which reads the metric variable "
+                f"'{each.name}', before that was updated: its value would be of this rank's "
+                "records alone. Build the whole graph before the first run."
+            )
+        elif (own := _own_sum(use)) is not None:
+            _refuse_others(state.refused_reads, each, use, own)
         else:
             reducible.append(use)
     return reducible
+
+
+def _own_sum(use: _Use) -> tf.Operation | None:
+    """Returns the collective by which a script itself adds up over ranks what it computes."""
+    sums = [
+        op for op in _computed_by([use.op]) if collectives.is_scripts_own(op) and not _averages(op)
+    ]
+    return min(sums, key=lambda op: op._id, default=None)
+
+
+def _refuse_others(
+    refused: dict[Any, str], each: MetricState, use: _Use, own: tf.Operation
+) -> None:
+    """Refuses a look at what a script's own collective `own` takes of a rank's state."""
+
+    def words(name: str) -> str:
+        return (
+            f"'{name}', computed of the metric variable '{each.name}', is of this rank's records "
+            f"alone, since the script adds it up over ranks by '{own.name}'. Use what that gives."
+        )
+
+    before = graph_analysis.walk([own], control=False)
+    for op in _computed_by([use.op]):
+        if graph_analysis.is_of_carrier(op.type):
+            continue
+        if op in before:
+            refused.update((x.name, words(x.name)) for x in op.outputs)
+        else:
+            refused[op] = words(op.name)
+
+
+def _averages(collective: tf.Operation) -> bool:
+    """Tells whether a script's collective gives back what is the same on all ranks."""
+    kind = graph_analysis.collective_kind(collective.type)
+    if kind == "Broadcast":
+        return True
+    # Horovod's Average, Min and Max.
+    return kind == "Allreduce" and collective.get_attr("reduce_op") in (0, 3, 4)
 
 
 def _too_early(graph: tf.Graph) -> set[tf.Operation]:
@@ -206,6 +240,35 @@ def _too_early(graph: tf.Graph) -> set[tf.Operation]:
     before = [check.bounds.op for check in gate.gates_of(graph).checks]
     enqueuing = [op for op in graph.get_operations() if "Enqueue" in op.type]
     return graph_analysis.upstream([*before, *enqueuing])
+
+
+def _warn_of_own_sums(graph: tf.Graph, known: MetricReads) -> None:
+    """Warns of sums that look like a metric's, but are each rank's own."""
+    for each in metric_states.own_sums(graph):
+        if each.name not in known.warned and _uses(each):
+            known.warned.add(each.name)
+            if collectives.rank() == 0:
+                tf.logging.warning(
+                    "The local variable '%s' adds up what each rank alone knows: its value is each "
+                    "rank's own. A metric's, which is of all ranks, is in another collection, too: "
+                    "collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES].",
+                    each.name,
+                )
+
+
+def _warn_of_saves(known: MetricReads, each: MetricState) -> None:
+    """Warns of a state of which a checkpoint has that of one rank."""
+    saved = f"saves of {each.name}"
+    if saved not in known.warned and any(
+        metric_states.is_saved(op) for read in each.reads for op in read.consumers()
+    ):
+        known.warned.add(saved)
+        if collectives.rank() == 0:
+            tf.logging.warning(
+                "The metric variable '%s' is saved in a checkpoint as it is on rank 0, without the "
+                "records of the other ranks. Leave it out of the Saver.",
+                each.name,
+            )
 
 
 def _warn_of_reads_inside(known: MetricReads, each: MetricState, uses: Sequence[_Use]) -> None:
@@ -335,11 +398,12 @@ def _by_value(wanted: Iterable[_Use], known: MetricReads) -> list[list[tf.Tensor
 
 
 def _computed_by(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns `operations` and what is computed of them, but for texts (summaries)."""
+    """Returns `operations` and what is computed of them, up to collectives and texts."""
     reached = set(operations)
     stack = list(reached)
     while stack:
-        for x in stack.pop().outputs:
+        last = stack.pop()
+        for x in last.outputs if not graph_analysis.is_of_carrier(last.type) else ():
             for op in x.consumers() if x.dtype != tf.string else ():
                 if op not in reached:
                     reached.add(op)

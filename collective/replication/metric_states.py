@@ -85,8 +85,10 @@ class MetricState:
         reduction: by what the ranks' states become one; None if nothing updates the variable, or if
             they can't become one.
         obstacle: why they can't, as in "metric variable 'x', which …"; '' if they can.
+        is_final: whether no later operation of the graph can change that.
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
+        added: tensors that are added to it.
         fed: assignments of what a script feeds.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
@@ -94,8 +96,10 @@ class MetricState:
     variable: Any
     reduction: Reduction | None = None
     obstacle: str = ""
+    is_final: bool = False
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
     own_updates: set[tf.Operation] = dataclasses.field(default_factory=set)
+    added: list[tf.Tensor] = dataclasses.field(default_factory=list)
     fed: list[tf.Operation] = dataclasses.field(default_factory=list)
     read_inside: bool = False
 
@@ -116,7 +120,32 @@ def states_of(graph: tf.Graph) -> list[MetricState]:
     """Returns the states of a graph's metrics, in the order of the variables' names."""
     variables = metric_variables(graph)
     depends = _depending_on([graph_analysis.memory(v).outputs[0] for v in variables])
-    return [_state_of(variable, depends) for variable in variables]
+    states, known = [], state_of(graph).metric_obstacles
+    for variable in variables:
+        state = _state_of(variable, depends)
+        if state.is_final:
+            # Once what the state depends on is the value of all ranks, it isn't seen.
+            known.setdefault(state.name, state.obstacle)
+        state.obstacle = known.get(state.name, state.obstacle)
+        if state.obstacle:
+            state.reduction = None
+        states.append(state)
+    return states
+
+
+def own_sums(graph: tf.Graph) -> Iterator[MetricState]:
+    """Yields the sums over a rank's records that are in local variables, but in no metric's."""
+    metrics = {id(v) for v in metric_variables(graph)}
+    local = graph.get_collection_ref(tf.GraphKeys.LOCAL_VARIABLES)
+    variables = [v for v in local if id(v) not in metrics]
+    if not variables:
+        return
+    depends = _depending_on([graph_analysis.memory(v).outputs[0] for v in variables])
+    analysis = analysis_of(graph)
+    for variable in variables:
+        state = _state_of(variable, depends)
+        if state.reduction is Reduction.SUM and analysis.is_rank_local(state.added):
+            yield state
 
 
 def _depending_on(references: Sequence[tf.Tensor]) -> Depends:
@@ -152,6 +181,16 @@ def dependents(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
 def is_aside(op: tf.Operation) -> bool:
     """Tells whether `op` uses a variable without a look at its value, or only to save it."""
     return op.type in _ASIDE or op.type in _SAVES
+
+
+def is_saved(op: tf.Operation) -> bool:
+    """Tells whether `op` saves a value, or only brings it to where it is saved."""
+    while op.type in graph_analysis.PASSES:
+        consumers = [each for x in op.outputs for each in x.consumers()]
+        if len(consumers) != 1:
+            return False
+        op = consumers[0]
+    return op.type in _SAVES
 
 
 def _is_reference(x: tf.Tensor) -> bool:
@@ -218,14 +257,10 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
     for op, place in uses.calls:
         state.read_inside |= _kept_by_call(op, place, depends, kept)
     kept.obstacles += [f"is used by '{op.name}' ({op.type})" for op in uses.others]
-    state.own_updates, state.fed = kept.own_updates, kept.fed
+    state.own_updates, state.added, state.fed = kept.own_updates, kept.added, kept.fed
     following = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
     state.reads = list(dict.fromkeys([*uses.reads, *following]))
-    known = state_of(variable.graph).metric_obstacles
-    if kept.obstacles:
-        # It stays: once what the state depends on is the value of all ranks, it isn't seen.
-        known.setdefault(state.name, kept.obstacles[0])
-    state.obstacle = known.get(state.name) or _obstacle(variable, kept)
+    state.obstacle, state.is_final = _obstacle(variable, kept), bool(kept.obstacles)
     if kept.reductions and not state.obstacle:
         (state.reduction,) = kept.reductions
     return state
@@ -248,6 +283,7 @@ class _Kept:
         reductions: what they keep.
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
+        added: tensors that are added to it.
         constants: constants that are assigned.
         fed: assignments of what is fed.
         others: assignments of what is alike on all ranks.
@@ -259,6 +295,7 @@ class _Kept:
         self.reductions: set[Reduction] = set()
         self.obstacles: list[str] = []
         self.own_updates: set[tf.Operation] = set()
+        self.added: list[tf.Tensor] = []
         self.constants: list[np.ndarray] = []
         self.fed: list[tf.Operation] = []
         self.others: list[tf.Operation] = []
@@ -277,6 +314,7 @@ class _Kept:
             )
         else:
             self.reductions.add(reduction)
+            self.added += op.inputs[1:]
 
     def _add_assigned(self, op: tf.Operation, inside: bool) -> None:
         value, passing = op.inputs[1], set()
@@ -298,6 +336,7 @@ class _Kept:
             self._refuse_value(op, value)
             return
         self.reductions.add(reduction)
+        self.added.append(rest)
         self.own_updates |= {op, value.op, *passing, *self._passed[operands[places[0]].name]}
 
     def _refuse_value(self, op: tf.Operation, value: tf.Tensor) -> None:
@@ -326,7 +365,7 @@ def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -
     """
     first = 1 if op.type in ("If", "StatelessIf", "Case") else 0
     gives_value = False
-    for body in _bodies(op):
+    for name, body in _bodies(op):
         if body is None:
             kept.obstacles.append(
                 f"is used by '{op.name}' ({op.type}), whose function was imported"
@@ -340,25 +379,30 @@ def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -
         inner_kept = _Kept(uses, inner_depends)
         for write in uses.writes:
             inner_kept.add(write, inside=True)
+        if uses.writes and first and depends(op.inputs[0]):
+            kept.obstacles.append(f"decides by '{op.name}' ({op.type}) whether it is updated")
         for call, at in uses.calls:
             gives_value |= _kept_by_call(call, at, inner_depends, inner_kept)
         kept.reductions |= inner_kept.reductions
         kept.obstacles += inner_kept.obstacles
         kept.constants += inner_kept.constants
         given = {x.op for x in body.outputs if x.dtype not in (tf.resource, tf.variant)}
-        gives_value |= not given.isdisjoint(dependents(uses.reads) | {x.op for x in uses.reads})
+        gives = not given.isdisjoint(dependents(uses.reads) | {x.op for x in uses.reads})
+        if gives and name == "cond":
+            kept.obstacles.append(f"decides by '{op.name}' ({op.type}) how often it is updated")
+        gives_value |= gives
     return gives_value
 
 
-def _bodies(op: tf.Operation) -> Sequence[Any]:
-    """Returns the graphs of the functions that `op` calls; None for one that has none."""
-    bodies: list[Any] = []
-    for value in op.node_def.attr.values():
+def _bodies(op: tf.Operation) -> Iterator[tuple[str, Any]]:
+    """Yields the graphs of the functions that `op` calls, with the names of its attributes.
+
+    A function that was imported has no graph: None.
+    """
+    for attribute, value in op.node_def.attr.items():
         for name in [value.func.name, *(f.name for f in value.list.func)]:
             if name:
-                function = _function(op.graph, name)
-                bodies.append(getattr(function, "graph", None))
-    return bodies
+                yield attribute, getattr(_function(op.graph, name), "graph", None)
 
 
 def _function(graph: Any, name: str) -> Any:

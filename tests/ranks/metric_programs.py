@@ -189,6 +189,17 @@ def sum_from_one(score, label):
     return tf.identity(state), state.assign_add(tf.reduce_sum(score))
 
 
+def saturated(score, label):
+    """Whether it is added to depends on what it is."""
+    state = metric_variable([], tf.float32, name="saturated")
+    update = tf.cond(
+        state < 3.0,
+        lambda: tf.identity(state.assign_add(tf.reduce_sum(score))),
+        lambda: tf.constant(0.0),
+    )
+    return tf.identity(state), update.op
+
+
 def sum_and_largest(score, label):
     state = metric_variable([], tf.float32, name="both")
     return tf.identity(state), tf.group(
@@ -217,6 +228,7 @@ REFUSED = {
     "last": (last, "last"),
     "last_that_is_fetched": (last_that_is_fetched, "last"),
     "sum_from_one": (sum_from_one, "from_one"),
+    "saturated": (saturated, "saturated"),
     "sum_and_largest": (sum_and_largest, "both"),
     "keras_own_product": (of_keras(Product), "product_of_keras"),
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -9,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import graph_analysis
 from tests.ranks import reference
 from tests.ranks.estimators import assert_equal, made, plain, records
-from tests.ranks.metric_programs import COUNTED, REFUSED, own_variable
+from tests.ranks.metric_programs import COUNTED, REFUSED, K, own_variable
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double]
 
@@ -251,6 +252,168 @@ def test_training_has_no_more_collectives(strategy, size):
             reduced = graph_analysis.upstream([value])
             sums = [op for op in reduced if graph_analysis.collective_kind(op.type) == "Allreduce"]
             assert len(sums) <= 1
+
+
+def many_of_keras(score, label):
+    """Returns metrics of Keras of all kinds, and what they are updated with."""
+    yes, both = tf.cast(score > 0.4, tf.float32), tf.stack([1 - score, score], 1)
+    classes = tf.stack([1 - label, label], 1)
+    whole, column = tf.cast(label, tf.int32), score[:, None]
+    return {
+        "sum": (K.Sum(), (score,)),
+        "mean": (K.Mean(), (score, 0.5 + label)),
+        "accuracy": (K.BinaryAccuracy(), (label[:, None], column)),
+        "categories": (K.CategoricalAccuracy(), (classes, both)),
+        "sparse": (K.SparseCategoricalAccuracy(), (label[:, None], both)),
+        "top": (K.TopKCategoricalAccuracy(1), (classes, both)),
+        "entropy": (K.BinaryCrossentropy(), (label[:, None], column)),
+        "error": (K.RootMeanSquaredError(), (label[:, None], column)),
+        "absolute": (K.MeanAbsoluteError(), (label[:, None], column)),
+        "logcosh": (K.LogCoshError(), (label[:, None], column)),
+        "hinge": (K.Hinge(), (label[:, None], column)),
+        "cosine": (K.CosineSimilarity(), (classes, both)),
+        "relative": (K.MeanRelativeError([1.0, 2.0]), (classes, both)),
+        "iou": (K.MeanIoU(2), (whole, yes)),
+        "auc": (K.AUC(curve="PR"), (label, score)),
+        "recall": (K.Recall([0.3, 0.5]), (label, score)),
+        "positives": (K.TruePositives(), (label, score)),
+        "sensitivity": (K.SensitivityAtSpecificity(0.5, 20), (label, score)),
+        "precision_at": (K.PrecisionAtRecall(0.5, 20), (label, score)),
+        "f1": (K.F1Score(), (classes, both)),
+        "r2": (K.R2Score(), (label[:, None], column)),
+    }
+
+
+def test_metrics_of_keras(strategy, rank, size):
+    def builder(name):
+        def build(score, label):
+            metric, given = many_of_keras(score, label)[name]
+            update = metric.update_state(*given)
+            tf.get_collection_ref("initializers").extend(v.initializer for v in metric.variables)
+            return metric.result(), update
+
+        return build
+
+    with tf.Graph().as_default():
+        names = list(many_of_keras(tf.ones([3]), tf.ones([3])))
+    fetch_loop(strategy, rank, size, {name: builder(name) for name in names})
+
+
+# -- Where else a state is read
+
+
+def test_a_loss_that_depends_on_a_metric(strategy, rank, size):
+    """Training takes the value of all ranks, as one process would."""
+    steps = [[(np.arange(4) * (7 + r) + s) % ROWS for r in range(size)] for s in range(3)]
+
+    def trained(scope, embedding_scope, batches):
+        with scope, tf.Graph().as_default():
+            with embedding_scope():
+                table = reference.table("trained", ROWS, DIM)
+            ids = tf.placeholder(tf.int64, [None])
+            rows = tf.nn.embedding_lookup(table, ids)
+            total = own_variable("total", 0.0)
+            update = total.assign_add(tf.reduce_sum(tf.cast(ids, tf.float32)))
+            loss = tf.reduce_mean(tf.square(rows)) * (1.0 + total / 100.0)
+            train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+            everything = tf.nn.embedding_lookup(table, np.arange(ROWS))
+            with tf.Session() as session:
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                for batch in batches:
+                    session.run(update.op, {ids: batch})
+                    session.run(train, {ids: batch})
+                return session.run(everything)
+
+    got = trained(strategy.scope(), strategy.embedding_scope, [each[rank] for each in steps])
+    want = trained(
+        contextlib.nullcontext(),
+        contextlib.nullcontext,
+        [np.concatenate(each) for each in steps],
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_ids_that_depend_on_a_metric_are_refused(strategy, size):
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("ids", ROWS, DIM)
+        total = own_variable("total", 0)
+        update = total.assign_add(1)
+        row = tf.nn.embedding_lookup(table, total[None] % ROWS)
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            session.run(update.op)
+            if size == 1:
+                session.run(row)
+                return
+            with pytest.raises(ValueError, match="metric variable 'total' for ids of a lookup"):
+                session.run(row)
+
+
+def test_what_a_script_adds_up_itself(strategy, rank, size):
+    """A script for Horovod reduces its metrics: they are not added up twice."""
+    with strategy.scope(), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        total, count = own_variable("total", 0.0), own_variable("count", 0.0)
+        update = tf.group(total.assign_add(x), count.assign_add(1.0))
+        own = tf.identity(total)
+        summed = hvd.allreduce(own, op=hvd.Sum)
+        everyones = tf.reduce_sum(hvd.allgather(count[None]))
+        averaged = hvd.allreduce(total / count)
+        with tf.Session() as session:
+            session.run(tf.local_variables_initializer())
+            session.run(update, {x: rank + 1.0})
+            everything = size * (size + 1) / 2
+            got = session.run([summed, everyones, averaged, total])
+            np.testing.assert_allclose(got, [everything, size, everything / size, everything])
+            if size > 1:
+                with pytest.raises(ValueError, match="'total'.*the script adds it up"):
+                    session.run(own)
+
+
+def warnings_of(caplog, build):
+    with tf.Graph().as_default(), caplog.at_level("WARNING", logger="tensorflow"):
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            build()
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+    return {r.getMessage() for r in caplog.records}
+
+
+def test_a_sum_of_ones_own_is_warned_of(strategy, rank, size, caplog):
+    """A local variable that is no metric's stays a rank's own."""
+
+    def build():
+        x = tf.placeholder(tf.float32, [2])
+        own = tf.get_local_variable("own", [], initializer=tf.zeros_initializer())
+        steps = tf.get_local_variable("steps", [], initializer=tf.zeros_initializer())
+        update = tf.group(own.assign_add(tf.reduce_sum(x)), steps.assign_add(1.0))
+        with tf.Session() as session:
+            session.run(tf.local_variables_initializer())
+            session.run(update, {x: [rank, 1.0]})
+            assert session.run([own + 0.0, steps + 0.0]) == [rank + 1.0, 1.0]
+
+    with strategy.scope():
+        said = warnings_of(caplog, build)
+    about = [text for text in said if "METRIC_VARIABLES" in text]
+    assert len(about) == (size > 1 and rank == 0) and all("'own'" in text for text in about)
+
+
+def test_a_state_that_a_branch_reads_is_warned_of(strategy, size, caplog):
+    def build():
+        total = own_variable("total", 0.0)
+        switch = tf.placeholder(tf.bool, [])
+        inside = tf.cond(switch, lambda: total.read_value() * 2.0, lambda: tf.constant(0.0))
+        update = total.assign_add(1.0)
+        with tf.Session() as session:
+            session.run(tf.local_variables_initializer())
+            session.run(update.op)
+            session.run(inside, {switch: True})
+
+    with strategy.scope():
+        said = warnings_of(caplog, build)
+    assert any("'total' is read in a branch" in text for text in said) == (size > 1)
 
 
 # -- Estimators
