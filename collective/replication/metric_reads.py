@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import collectives, device_scopes, gate, graph_analysis, graphs
 from collective.ops.graph_state import state_of
 from collective.replication import metric_states
-from collective.replication.analysis import has_replicas, local_variables, takes_data
+from collective.replication.analysis import has_replicas, takes_data
 from collective.replication.metric_states import MetricState, Reduction
 
 # Names what reduces states here, and in `collective.replication.metrics`.
@@ -67,17 +67,14 @@ class MetricReads:
 
 def reduce_reads(graph: tf.Graph) -> None:
     """Finds what looks at states of metrics, and gives it those of all ranks."""
-    if not has_replicas(graph) or not local_variables(graph) + state_of(graph).metric_variables:
+    if not has_replicas(graph) or not metric_states.metric_variables(graph):
         return
     state = state_of(graph)
     known: MetricReads = state.metric_reads or MetricReads()
     state.metric_reads = known
     if known.version == graph.version:
         return
-    _warn_of_own_sums(graph, known)
     states = metric_states.states_of(graph)
-    if not states:
-        return
     known.by_name = {x.name: each for each in states for x in each.reads}
     too_early = _too_early(graph)
     wanted: list[_Use] = []
@@ -240,20 +237,6 @@ def _too_early(graph: tf.Graph) -> set[tf.Operation]:
     before = [check.bounds.op for check in gate.gates_of(graph).checks]
     enqueuing = [op for op in graph.get_operations() if "Enqueue" in op.type]
     return graph_analysis.upstream([*before, *enqueuing])
-
-
-def _warn_of_own_sums(graph: tf.Graph, known: MetricReads) -> None:
-    """Warns of sums that look like a metric's, but are each rank's own."""
-    for each in metric_states.own_sums(graph):
-        if each.name not in known.warned and _uses(each):
-            known.warned.add(each.name)
-            if collectives.rank() == 0:
-                tf.logging.warning(
-                    "The local variable '%s' adds up what each rank alone knows: its value is each "
-                    "rank's own. A metric's, which is of all ranks, is in another collection, too: "
-                    "collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES].",
-                    each.name,
-                )
 
 
 def _warn_of_saves(known: MetricReads, each: MetricState) -> None:

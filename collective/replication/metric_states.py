@@ -88,7 +88,6 @@ class MetricState:
         is_final: whether no later operation of the graph can change that.
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
-        added: tensors that are added to it.
         fed: assignments of what a script feeds.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
@@ -99,7 +98,6 @@ class MetricState:
     is_final: bool = False
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
     own_updates: set[tf.Operation] = dataclasses.field(default_factory=set)
-    added: list[tf.Tensor] = dataclasses.field(default_factory=list)
     fed: list[tf.Operation] = dataclasses.field(default_factory=list)
     read_inside: bool = False
 
@@ -131,21 +129,6 @@ def states_of(graph: tf.Graph) -> list[MetricState]:
             state.reduction = None
         states.append(state)
     return states
-
-
-def own_sums(graph: tf.Graph) -> Iterator[MetricState]:
-    """Yields the sums over a rank's records that are in local variables, but in no metric's."""
-    metrics = {id(v) for v in metric_variables(graph)}
-    local = graph.get_collection_ref(tf.GraphKeys.LOCAL_VARIABLES)
-    variables = [v for v in local if id(v) not in metrics]
-    if not variables:
-        return
-    depends = _depending_on([graph_analysis.memory(v).outputs[0] for v in variables])
-    analysis = analysis_of(graph)
-    for variable in variables:
-        state = _state_of(variable, depends)
-        if state.reduction is Reduction.SUM and analysis.is_rank_local(state.added):
-            yield state
 
 
 def _depending_on(references: Sequence[tf.Tensor]) -> Depends:
@@ -257,7 +240,7 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
     for op, place in uses.calls:
         state.read_inside |= _kept_by_call(op, place, depends, kept)
     kept.obstacles += [f"is used by '{op.name}' ({op.type})" for op in uses.others]
-    state.own_updates, state.added, state.fed = kept.own_updates, kept.added, kept.fed
+    state.own_updates, state.fed = kept.own_updates, kept.fed
     following = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
     state.reads = list(dict.fromkeys([*uses.reads, *following]))
     state.obstacle, state.is_final = _obstacle(variable, kept), bool(kept.obstacles)
@@ -283,7 +266,6 @@ class _Kept:
         reductions: what they keep.
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
-        added: tensors that are added to it.
         constants: constants that are assigned.
         fed: assignments of what is fed.
         others: assignments of what is alike on all ranks.
@@ -295,7 +277,6 @@ class _Kept:
         self.reductions: set[Reduction] = set()
         self.obstacles: list[str] = []
         self.own_updates: set[tf.Operation] = set()
-        self.added: list[tf.Tensor] = []
         self.constants: list[np.ndarray] = []
         self.fed: list[tf.Operation] = []
         self.others: list[tf.Operation] = []
@@ -314,7 +295,6 @@ class _Kept:
             )
         else:
             self.reductions.add(reduction)
-            self.added += op.inputs[1:]
 
     def _add_assigned(self, op: tf.Operation, inside: bool) -> None:
         value, passing = op.inputs[1], set()
@@ -336,7 +316,6 @@ class _Kept:
             self._refuse_value(op, value)
             return
         self.reductions.add(reduction)
-        self.added.append(rest)
         self.own_updates |= {op, value.op, *passing, *self._passed[operands[places[0]].name]}
 
     def _refuse_value(self, op: tf.Operation, value: tf.Tensor) -> None:
