@@ -54,6 +54,7 @@ class GraphState:
         reduced_reads: the states of all ranks by the names of tensors with those of this rank
             (`collective.coordination.reduced_reads`).
         refused_reads: why operations must not be run, or tensors not be fetched (by their names).
+        refusals: how often these have changed.
         pending_syncs: assignments that still are to be synced
             (`collective.replication.pending_syncs`).
         gradient_proxies: what scripts get for gradients that are summed up over several batches,
@@ -114,6 +115,7 @@ class GraphState:
     metric_reads: Any = None
     reduced_reads: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     refused_reads: dict[tf.Operation | str, str] = dataclasses.field(default_factory=dict)
+    refusals: int = 0
     pending_syncs: Any = None
     gradient_proxies: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     kept_batches: list[tf.Tensor] = dataclasses.field(default_factory=list)

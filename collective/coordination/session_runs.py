@@ -364,7 +364,7 @@ def _prepared_run(
         tuple(map(_identity, fed)),
         len(gates_of(graph).gates),
         len(groups_of(graph)),
-        len(state_of(graph).refused_reads),
+        state_of(graph).refusals,
         compared,
     )
     if key not in prepared_runs:

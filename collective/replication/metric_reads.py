@@ -78,14 +78,15 @@ def reduce_reads(graph: tf.Graph) -> None:
     known.by_name = {x.name: each for each in states for x in each.reads}
     too_early = _too_early(graph)
     wanted: list[_Use] = []
+    refused: dict[Any, str] = {}
     for each in states:
         uses = _uses(each)
         if each.obstacle:
-            _refuse(state.refused_reads, each, uses)
+            _refuse(refused, each, uses)
         elif each.reduction is not None:
             _warn_of_reads_inside(known, each, uses)
             _warn_of_saves(known, each)
-            wanted += _reducible(state, each, uses, too_early)
+            wanted += _reducible(graph, refused, each, uses, too_early)
     with _adding_to(graph):
         for together in _by_value(wanted, known):
             _reduce(together, known)
@@ -93,8 +94,11 @@ def reduce_reads(graph: tf.Graph) -> None:
             use.op._update_input(use.place, state.reduced_reads[use.read.name])
         for each in states:
             if each.reduction is Reduction.SUM:
-                _start_on_rank_0(graph, each)
-        gate.gates_of(graph).changed()
+                _start_on_rank_0(graph, refused, each)
+        if wanted:
+            gate.gates_of(graph).changed()
+    if refused != state.refused_reads:
+        state.refused_reads, state.refusals = refused, state.refusals + 1
     known.version = graph.version
 
 
@@ -165,7 +169,11 @@ def _uses(each: MetricState) -> list[_Use]:
 
 
 def _reducible(
-    state: Any, each: MetricState, uses: Sequence[_Use], too_early: set[tf.Operation]
+    graph: tf.Graph,
+    refused: dict[Any, str],
+    each: MetricState,
+    uses: Sequence[_Use],
+    too_early: set[tf.Operation],
 ) -> list[_Use]:
     """Returns the uses that can be given the reduced state, and refuses the others."""
     reducible = []
@@ -174,32 +182,42 @@ def _reducible(
             continue
         if SCOPE_OF_SUMS in use.op.name:
             if each.reduction is not Reduction.SUM:
-                _refuse_use(state.refused_reads, use.op, each, "is no sum, but is summed there")
+                _refuse_use(refused, use.op, each, "is no sum, but is summed there")
         elif use.op in too_early:
-            state.refused_reads[use.op] = (
+            refused[use.op] = (
                 f"'{use.op.name}' reads the metric variable '{each.name}' for ids of a lookup, or "
                 "for a queue: ranks have no common value of it there. Feed the ids, or keep "
                 "what they are computed from in a variable that is no metric's."
             )
-        elif use.op._id <= state.seen_by_session:
-            state.refused_reads[use.op] = (
+        elif (own := _own_sum(use)) is not None:
+            _refuse_others(refused, each, use, own)
+        elif use.op._id <= state_of(graph).seen_by_session:
+            refused[use.op] = (
                 f"A session had run '{use.op.name}', which reads the metric variable "
                 f"'{each.name}', before that was updated: its value would be of this rank's "
                 "records alone. Build the whole graph before the first run."
             )
-        elif (own := _own_sum(use)) is not None:
-            _refuse_others(state.refused_reads, each, use, own)
         else:
             reducible.append(use)
     return reducible
 
 
 def _own_sum(use: _Use) -> tf.Operation | None:
-    """Returns the collective by which a script itself adds up over ranks what it computes."""
+    """Returns the collective by which a script itself adds up over ranks what it computes.
+
+    That is of metrics alone: where data come in, the sum is one of something else.
+    """
     sums = [
-        op for op in _computed_by([use.op]) if collectives.is_scripts_own(op) and not _averages(op)
+        op
+        for op in _computed_by([use.op])
+        if collectives.is_scripts_own(op) and not _averages(op) and not _is_of_data(op)
     ]
     return min(sums, key=lambda op: op._id, default=None)
+
+
+def _is_of_data(collective: tf.Operation) -> bool:
+    upstream = graph_analysis.walk([collective], control=False)
+    return any(takes_data(op) and not op.name.startswith("collective/") for op in upstream)
 
 
 def _refuse_others(
@@ -275,9 +293,12 @@ def _refuse(refused: dict[Any, str], each: MetricState, uses: Iterable[_Use]) ->
     """
     updates = _updates(each)
     seen: set[tf.Operation] = set()
+    # What an assignment of a value of the script's own gives back is its own, too.
+    looked_at = {x.name for x in each.reads if not _is_given_back(x, each)}
     for read in each.reads:
-        refused[read.name] = _words(read.name, each)
-    stack = [use.op for use in uses]
+        if read.name in looked_at:
+            refused[read.name] = _words(read.name, each)
+    stack = [use.op for use in uses if use.read.name in looked_at]
     while stack:
         op = stack.pop()
         if op in seen or metric_states.is_aside(op) or _is_ours(op):
@@ -289,6 +310,12 @@ def _refuse(refused: dict[Any, str], each: MetricState, uses: Iterable[_Use]) ->
         for x in op.outputs:
             refused[x.name] = _words(x.name, each)
             stack += x.consumers()
+
+
+def _is_given_back(read: tf.Tensor, each: MetricState) -> bool:
+    """Tells whether `read` is what an assignment of a value that all ranks give returns."""
+    after = [*read.op.control_inputs, read.op]
+    return any(op in each.set_alike for op in after)
 
 
 def _updates(each: MetricState) -> set[tf.Operation]:
@@ -433,10 +460,18 @@ def _extremes(
     return [tf.reshape(piece, tf.shape(x)) for piece, x in zip(pieces, values)]
 
 
-def _start_on_rank_0(graph: tf.Graph, each: MetricState) -> None:
-    """Lets rank 0 alone have what a script feeds to a sum on all ranks."""
-    for op in each.fed:
-        if op._id > state_of(graph).seen_by_session and not _is_ours(op.inputs[1].op):
-            fed = op.inputs[1]
+def _start_on_rank_0(graph: tf.Graph, refused: dict[Any, str], each: MetricState) -> None:
+    """Lets rank 0 alone have what a sum is set to on all ranks."""
+    for op in each.set_alike:
+        value = op.inputs[1]
+        if _is_ours(value.op):
+            continue
+        if op._id <= state_of(graph).seen_by_session:
+            refused[op] = (
+                f"A session had run '{op.name}', which sets the metric variable '{each.name}', "
+                "before anything was added to that: all ranks' sum would have the value of each. "
+                "Build the whole graph before the first run."
+            )
+        else:
             is_first = collectives.rank() == 0
-            op._update_input(1, tf.identity(fed) if is_first else tf.zeros_like(fed))
+            op._update_input(1, tf.identity(value) if is_first else tf.zeros_like(value))

@@ -88,7 +88,7 @@ class MetricState:
         is_final: whether no later operation of the graph can change that.
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
-        fed: assignments of what a script feeds.
+        set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
 
@@ -98,7 +98,7 @@ class MetricState:
     is_final: bool = False
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
     own_updates: set[tf.Operation] = dataclasses.field(default_factory=set)
-    fed: list[tf.Operation] = dataclasses.field(default_factory=list)
+    set_alike: list[tf.Operation] = dataclasses.field(default_factory=list)
     read_inside: bool = False
 
     @property
@@ -240,7 +240,7 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
     for op, place in uses.calls:
         state.read_inside |= _kept_by_call(op, place, depends, kept)
     kept.obstacles += [f"is used by '{op.name}' ({op.type})" for op in uses.others]
-    state.own_updates, state.fed = kept.own_updates, kept.fed
+    state.own_updates, state.set_alike = kept.own_updates, kept.set_alike
     following = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
     state.reads = list(dict.fromkeys([*uses.reads, *following]))
     state.obstacle, state.is_final = _obstacle(variable, kept), bool(kept.obstacles)
@@ -266,9 +266,8 @@ class _Kept:
         reductions: what they keep.
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
-        constants: constants that are assigned.
-        fed: assignments of what is fed.
-        others: assignments of what is alike on all ranks.
+        set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
+        is_last: whether one of them isn't constant.
     """
 
     def __init__(self, uses: _Uses, depends: Depends):
@@ -277,9 +276,8 @@ class _Kept:
         self.reductions: set[Reduction] = set()
         self.obstacles: list[str] = []
         self.own_updates: set[tf.Operation] = set()
-        self.constants: list[np.ndarray] = []
-        self.fed: list[tf.Operation] = []
-        self.others: list[tf.Operation] = []
+        self.set_alike: list[tf.Operation] = []
+        self.is_last = False
 
     def add(self, op: tf.Operation, inside: bool = False) -> None:
         """Adds what `op`, which writes the variable, keeps of it."""
@@ -323,17 +321,16 @@ class _Kept:
 
     def _add_set(self, op: tf.Operation, inside: bool) -> None:
         """Adds an assignment of a value that depends on no metric."""
-        constant = tf.get_static_value(op.inputs[1])
-        if constant is not None:
-            self.constants.append(np.asarray(constant))
-        elif inside:
-            self._refuse_value(op, op.inputs[1])
-        elif is_fed(op.inputs[1]):
-            self.fed.append(op)
-        elif analysis_of(op.graph).is_rank_local([op.inputs[1]]):
-            self._refuse_value(op, op.inputs[1])
-        else:
-            self.others.append(op)
+        value = op.inputs[1]
+        constant = tf.get_static_value(value)
+        if constant is not None and not np.any(constant):
+            return
+        is_alike = constant is not None or is_fed(value)
+        if inside or not (is_alike or not analysis_of(op.graph).is_rank_local([value])):
+            self._refuse_value(op, value)
+            return
+        self.set_alike.append(op)
+        self.is_last |= constant is None
 
 
 def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -> bool:
@@ -364,7 +361,6 @@ def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -
             gives_value |= _kept_by_call(call, at, inner_depends, inner_kept)
         kept.reductions |= inner_kept.reductions
         kept.obstacles += inner_kept.obstacles
-        kept.constants += inner_kept.constants
         given = {x.op for x in body.outputs if x.dtype not in (tf.resource, tf.variant)}
         gives = not given.isdisjoint(dependents(uses.reads) | {x.op for x in uses.reads})
         if gives and name == "cond":
@@ -399,16 +395,11 @@ def _obstacle(variable: Any, kept: _Kept) -> str:
     if len(kept.reductions) > 1:
         names = " and ".join(sorted(each.value for each in kept.reductions))
         return f"is updated in several ways ({names})"
-    set_by = [*kept.fed, *kept.others]
     if not kept.reductions:
-        return f"is given its last value by '{set_by[0].name}'" if set_by else ""
+        return f"is given its last value by '{kept.set_alike[0].name}'" if kept.is_last else ""
     if Reduction.SUM not in kept.reductions:
         is_local = analysis_of(variable.graph).is_rank_local([variable.initial_value])
         return "starts from what each rank alone knows" if is_local else ""
-    if kept.others:
-        return f"is a sum that '{kept.others[0].name}' ({kept.others[0].type}) sets on all ranks"
-    if any(np.any(constant) for constant in kept.constants):
-        return "is a sum that is set to something else than 0 on all ranks"
     return "" if _is_zero(variable.initial_value) else "is a sum that doesn't start from 0"
 
 

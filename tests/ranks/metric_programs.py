@@ -64,6 +64,20 @@ def largest_by_bin(score, label):
     return tf.identity(most), most.scatter_max(tf.IndexedSlices(score, places))
 
 
+def numbers_of_other_types(score, label):
+    whole, wide = own_variable("whole", -9), own_variable("wide", 0.0)
+    double = metric_variable([2], tf.float64, name="double")
+    places = tf.cast(score * 10, tf.int32)
+    update = tf.group(
+        whole.assign(tf.maximum(whole, tf.reduce_max(places))),
+        wide.assign(wide + tf.cast(tf.reduce_sum(places), tf.float32)),
+        double.assign_add(
+            tf.cast(tf.stack([tf.reduce_sum(score), tf.reduce_sum(label)]), tf.float64)
+        ),
+    )
+    return tf.concat([double, tf.cast([whole], tf.float64), tf.cast([wide], tf.float64)], 0), update
+
+
 def span(score, label):
     """A maximum, a minimum and a sum make one value."""
     most, least = own_variable("most", -9.0), own_variable("least", 9.0)
@@ -131,6 +145,7 @@ COUNTED = {
     "largest": largest,
     "smallest": smallest,
     "largest_by_bin": largest_by_bin,
+    "numbers_of_other_types": numbers_of_other_types,
     "span": span,
     "in_a_branch": in_a_branch,
     "keras_mean": of_keras(K.Mean, False),
@@ -184,6 +199,11 @@ def last_that_is_fetched(score, label):
     return state.assign(score[-1]), tf.no_op()
 
 
+def last_that_is_fed(score, label):
+    state = metric_variable([], tf.float32, name="last")
+    return state * 1.0, state.assign(tf.placeholder_with_default(3.0, [])).op
+
+
 def sum_from_one(score, label):
     state = own_variable("from_one", 1.0)
     return tf.identity(state), state.assign_add(tf.reduce_sum(score))
@@ -227,6 +247,7 @@ REFUSED = {
     "welford": (welford, "squares"),
     "last": (last, "last"),
     "last_that_is_fetched": (last_that_is_fetched, "last"),
+    "last_that_is_fed": (last_that_is_fed, "last"),
     "sum_from_one": (sum_from_one, "from_one"),
     "saturated": (saturated, "saturated"),
     "sum_and_largest": (sum_and_largest, "both"),

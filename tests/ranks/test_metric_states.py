@@ -200,6 +200,42 @@ def test_metrics_that_are_reset(strategy, rank, size):
         compare(got, {"total": seen.sum(), "mean": seen.mean(), "most": most})
 
 
+def test_a_sum_that_is_set(strategy, rank, size):
+    """What all ranks set it to counts once: what is fed, constant, or the same on all ranks."""
+    with strategy.scope(), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        start = tf.get_variable("start", initializer=tf.constant(7.0))
+        total = own_variable("total", 0.0)
+        update, value = total.assign_add(x).op, tf.identity(total)
+        sets = [total.assign(x), total.assign(3.0), total.assign(start)]
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            results = []
+            for each in sets:
+                session.run(each.op, {x: 5.0})
+                results.append(session.run(value))
+                session.run(update, {x: rank + 1.0})
+                results.append(session.run(value))
+    added = size * (size + 1) / 2
+    assert results == [5.0, 5.0 + added, 3.0, 3.0 + added, 7.0, 7.0 + added]
+
+
+def test_a_metric_of_keras_that_is_reset_before_its_first_update(strategy, rank, size):
+    with strategy.scope(), tf.Graph().as_default(), tf.Session().as_default() as session:
+        tf.keras.backend.set_session(session)
+        x = tf.placeholder(tf.float32, [])
+        mean = tf.keras.metrics.Mean()
+        session.run([v.initializer for v in mean.variables])
+        mean.reset_state()
+        update = mean.update_state(x)
+        value = mean.result()
+        session.run(update, {x: rank + 1.0})
+        got = session.run([value, *mean.variables])
+        tf.keras.backend.set_session(None)
+    added = size * (size + 1) / 2
+    np.testing.assert_allclose(got, [added / size, added, size])
+
+
 def test_a_metric_that_is_made_after_the_first_run(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
@@ -315,6 +351,7 @@ def test_a_loss_that_depends_on_a_metric(strategy, rank, size):
             total = own_variable("total", 0.0)
             update = total.assign_add(tf.reduce_sum(tf.cast(ids, tf.float32)))
             loss = tf.reduce_mean(tf.square(rows)) * (1.0 + total / 100.0)
+            hvd.allreduce(loss, op=hvd.Sum)
             train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
             everything = tf.nn.embedding_lookup(table, np.arange(ROWS))
             with tf.Session() as session:
