@@ -88,6 +88,7 @@ class MetricState:
         is_final: whether no later operation of the graph can change that.
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
+        compared: tensors with which an assigned value was compared, or to which it was added.
         set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
@@ -98,6 +99,7 @@ class MetricState:
     is_final: bool = False
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
     own_updates: set[tf.Operation] = dataclasses.field(default_factory=set)
+    compared: list[tf.Tensor] = dataclasses.field(default_factory=list)
     set_alike: list[tf.Operation] = dataclasses.field(default_factory=list)
     read_inside: bool = False
 
@@ -128,7 +130,23 @@ def states_of(graph: tf.Graph) -> list[MetricState]:
         if state.obstacle:
             state.reduction = None
         states.append(state)
+    _pass_obstacles_on(states)
     return states
+
+
+def _pass_obstacles_on(states: Sequence[MetricState]) -> None:
+    """Finds largest and smallest values that are taken of a state which can't become one."""
+    found = True
+    while found:
+        reads = [x for state in states if state.obstacle for x in state.reads]
+        depending = dependents(reads)
+        found = False
+        for state in states:
+            if state.reduction and any(x.op in depending for x in state.compared):
+                state.reduction, found = None, True
+                state.obstacle = (
+                    "is compared with another metric's state, which ranks do not have in common"
+                )
 
 
 def _depending_on(references: Sequence[tf.Tensor]) -> Depends:
@@ -241,6 +259,7 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
         state.read_inside |= _kept_by_call(op, place, depends, kept)
     kept.obstacles += [f"is used by '{op.name}' ({op.type})" for op in uses.others]
     state.own_updates, state.set_alike = kept.own_updates, kept.set_alike
+    state.compared = kept.compared
     following = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
     state.reads = list(dict.fromkeys([*uses.reads, *following]))
     state.obstacle, state.is_final = _obstacle(variable, kept), bool(kept.obstacles)
@@ -266,6 +285,7 @@ class _Kept:
         reductions: what they keep.
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
+        compared: tensors with which an assigned value was compared, or to which it was added.
         set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
         is_last: whether one of them isn't constant.
     """
@@ -276,6 +296,7 @@ class _Kept:
         self.reductions: set[Reduction] = set()
         self.obstacles: list[str] = []
         self.own_updates: set[tf.Operation] = set()
+        self.compared: list[tf.Tensor] = []
         self.set_alike: list[tf.Operation] = []
         self.is_last = False
 
@@ -314,6 +335,7 @@ class _Kept:
             self._refuse_value(op, value)
             return
         self.reductions.add(reduction)
+        self.compared.append(rest)
         self.own_updates |= {op, value.op, *passing, *self._passed[operands[places[0]].name]}
 
     def _refuse_value(self, op: tf.Operation, value: tf.Tensor) -> None:

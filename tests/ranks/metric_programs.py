@@ -199,6 +199,14 @@ def last_that_is_fetched(score, label):
     return state.assign(score[-1]), tf.no_op()
 
 
+def best_average(score, label):
+    """A largest value, but of what each rank has for itself."""
+    average, _ = moving_average(score, label)
+    best = own_variable("best", -9.0)
+    update = best.assign(tf.maximum(best, average))
+    return best * 1.0, update.op
+
+
 def last_that_is_fed(score, label):
     state = metric_variable([], tf.float32, name="last")
     return state * 1.0, state.assign(tf.placeholder_with_default(3.0, [])).op
@@ -247,6 +255,7 @@ REFUSED = {
     "welford": (welford, "squares"),
     "last": (last, "last"),
     "last_that_is_fetched": (last_that_is_fetched, "last"),
+    "best_average": (best_average, "best"),
     "last_that_is_fed": (last_that_is_fed, "last"),
     "sum_from_one": (sum_from_one, "from_one"),
     "saturated": (saturated, "saturated"),
