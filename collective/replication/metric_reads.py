@@ -404,7 +404,13 @@ def _by_value(wanted: Iterable[_Use], known: MetricReads) -> list[list[tf.Tensor
             else:
                 others.append(group)
         groups = [*others, (kind, computed, together)]
-    return [together for _, _, together in groups]
+
+    def place(read: tf.Tensor) -> tuple[str, int]:
+        return known.by_name[read.name].name, read.op._id
+
+    # Ranks have these in one order, by which they name their collectives.
+    grouped = [sorted(together, key=place) for _, _, together in groups]
+    return sorted(grouped, key=lambda together: place(together[0]))
 
 
 def _computed_by(operations: Iterable[tf.Operation]) -> set[tf.Operation]:

@@ -157,8 +157,12 @@ def _depending_on(references: Sequence[tf.Tensor]) -> Depends:
 
 
 def users(x: tf.Tensor) -> Iterator[tuple[tf.Operation, int]]:
-    """Yields the operations that `x` is an input of, with its place among their inputs."""
-    for op in dict.fromkeys(x.consumers()):
+    """Yields the operations that `x` is an input of, with its place among their inputs.
+
+    They come in the order in which they were made, which is the same on all ranks: TensorFlow's
+    order isn't.
+    """
+    for op in sorted(set(x.consumers()), key=lambda op: op._id):
         for place, given in enumerate(op.inputs):
             if given is x:
                 yield op, place
