@@ -18,7 +18,7 @@ from collective.ops.exchange import Wire
 from collective.ops.graph_state import state_of
 from collective.options import ScopeOptions
 from collective.prefetch import enable
-from collective.replication import assignments
+from collective.replication import assignments, metric_reads
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import next_step, write_announcements
@@ -47,6 +47,14 @@ def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
     It comes before the assignments: what is of all ranks is the same on each.
     """
     rank_parts.settle(graph)
+
+
+def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Gives whoever looks at a metric's state what all ranks have of it.
+
+    It comes before the assignments, which may depend on metrics.
+    """
+    metric_reads.reduce_reads(graph)
 
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -122,6 +130,7 @@ def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
 # In the order in which they are carried out.
 PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
     settle_gradient_parts,
+    reduce_metrics,
     sync_assignments,
     copy_called_functions,
     group_lookups,
@@ -145,13 +154,14 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> Any:
         fetch_whole_tables(fetches)
         fetches = rank_parts.fetched(graph, fetches)
     options, state = SCOPES.options, state_of(graph)
-    if state.prepared_version == (graph.version, options):
-        return fetches
-    # A script may run a graph that isn't the default one, and TensorFlow is eager there.
-    with graph.as_default():
-        for graph_pass in PASSES:
-            graph_pass(graph, options)
-    state.prepared_version = (graph.version, options)
+    if state.prepared_version != (graph.version, options):
+        # A script may run a graph that isn't the default one, and TensorFlow is eager there.
+        with graph.as_default():
+            for graph_pass in PASSES:
+                graph_pass(graph, options)
+        state.prepared_version = (graph.version, options)
+    if fetches is not None:
+        metric_reads.reduce_fetches(graph, fetches)
     return fetches
 
 

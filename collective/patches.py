@@ -18,6 +18,7 @@ from keras.src.engine.training import Model
 from keras.src.feature_column.dense_features_v2 import DenseFeatures
 from keras.src.layers import Embedding
 from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
+from keras.src.metrics import Metric
 from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
@@ -317,6 +318,7 @@ REPLICATION = (
     ),
     Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
     Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
+    Patch(Metric, "tf.keras.metrics.Metric.add_weight", metrics.add_weight, OWN_RECORDS),
     Patch(
         metrics_impl,
         "metrics_impl._aggregate_across_replicas",

@@ -181,8 +181,8 @@ class GraphGates:
         checked: operations that check the ids of single lookups on the spot, with one rank.
         key_requests: this rank's inputs of the collectives that carry keys to their owners, by the
             collectives' names: a rank that is out of data puts in nothing.
-        states: (input, current value) of the collectives that sum a metric's states, by the
-            collectives' names: a rank that is out of data puts in the current value.
+        states: pairs (input, current value) of the collectives that reduce metrics' states, by the
+            collectives' names: a rank that is out of data puts in the current values.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class GraphGates:
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
         self.key_requests: dict[str, KeyRequest] = {}
-        self.states: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
+        self.states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {}
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:

@@ -45,6 +45,16 @@ class GraphState:
             (`collective.coordination.run_extension.extension_of`).
         metric_updates: this rank's own updates, by the operations that give their sums over ranks
             (`collective.replication.metrics`).
+        metric_variables: the variables of Keras's metrics, which are in no collection, and of an
+            Estimator's (`collective.replication.metric_states`).
+        metric_obstacles: why the ranks' states of a metric can't become one, by the variables'
+            names.
+        metric_reads: the metrics' states of this rank, by the tensors' names
+            (`collective.replication.metric_reads`).
+        reduced_reads: the states of all ranks by the names of tensors with those of this rank
+            (`collective.coordination.reduced_reads`).
+        refused_reads: why operations must not be run, or tensors not be fetched (by their names).
+        refusals: how often these have changed.
         pending_syncs: assignments that still are to be synced
             (`collective.replication.pending_syncs`).
         gradient_proxies: what scripts get for gradients that are summed up over several batches,
@@ -106,6 +116,12 @@ class GraphState:
     broadcasts: dict[tuple[str, ...], list[tf.Operation]] = dataclasses.field(default_factory=dict)
     run_extension: Any = None
     metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
+    metric_variables: list[Any] = dataclasses.field(default_factory=list)
+    metric_obstacles: dict[str, str] = dataclasses.field(default_factory=dict)
+    metric_reads: Any = None
+    reduced_reads: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    refused_reads: dict[tf.Operation | str, str] = dataclasses.field(default_factory=dict)
+    refusals: int = 0
     pending_syncs: Any = None
     gradient_proxies: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     kept_batches: list[tf.Tensor] = dataclasses.field(default_factory=list)

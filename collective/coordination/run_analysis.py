@@ -133,7 +133,7 @@ class RunFootprint:
             if collectives.collective_name(op) and not answered_exchange.awaits_rows(op)
         )
         feeds = self._idle_feeds(gates, exchanges)
-        states = [gates.states[name] for name in self.shared if name in gates.states]
+        states = [pair for name in self.shared for pair in gates.states.get(name, ())]
         required = graph_analysis.upstream(exchanges, {x.name for x, _ in [*feeds, *states]})
         if self._exchanges_inside_control_flow(exchanges):
             return None

@@ -24,6 +24,7 @@ from collective.coordination import (
     common_folder,
     coordinator,
     milestones,
+    reduced_reads,
     run_analysis,
 )
 from collective.coordination.initial_broadcast import broadcast_initial_values
@@ -92,6 +93,8 @@ def run(
         return original(session, fetches, feed_dict, options, run_metadata)
     extension = extension_of(graph)
     rewritten = extension.rewrite_fetches(fetches)
+    if rewritten is None:
+        rewritten = reduced_reads.rewrite_fetches(graph, fetches)
     if rewritten is not None:
         values = run(
             observer, original, session, rewritten.fetches, feed_dict, options, run_metadata
@@ -362,6 +365,7 @@ def _prepared_run(
         tuple(map(_identity, fed)),
         len(gates_of(graph).gates),
         len(groups_of(graph)),
+        state_of(graph).refusals,
         compared,
     )
     if key not in prepared_runs:
@@ -372,6 +376,7 @@ def _prepared_run(
                 return None
             _refuse_shards(graph, leaves)
             _refuse_operations(graph, footprint)
+            reduced_reads.refuse(graph, footprint.operations, leaves)
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
             if footprint.trains:

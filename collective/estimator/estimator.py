@@ -302,13 +302,8 @@ class Estimator(estimator_lib.EstimatorV2):
 
     def _call_model_fn_eval(self, input_fn: Any, config: Any) -> Any:
         scaffold, hooks, input_hooks, update, values = super()._call_model_fn_eval(input_fn, config)
-        return (
-            scaffold,
-            [*(hooks or []), *evaluation.summing_hooks(values)],
-            input_hooks,
-            metrics.without_sums(update),
-            values,
-        )
+        evaluation.reduce_metrics(values)
+        return scaffold, hooks, input_hooks, metrics.without_sums(update), values
 
     def _export_all_saved_models(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -12,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variables
 from tensorflow_estimator.python.estimator import exporter as exporter_lib
 from tensorflow_estimator.python.estimator import training
 
 from collective.coordination import barrier
-from collective.ops import collectives, gate, graph_analysis
+from collective.ops import collectives, graph_analysis
+from collective.ops.graph_state import state_of
+from collective.replication import metric_reads
 
 
 def agreed_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -58,63 +58,39 @@ def _close(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
-def summing_hooks(values: dict[str, Any]) -> list[tf.train.SessionRunHook]:
-    """Makes the hooks that sum the variables of metrics over ranks before the metrics are read.
+def reduce_metrics(values: dict[str, Any]) -> None:
+    """Makes the metrics of an evaluation those of all ranks.
 
-    `tf.metrics` sums when it reads (see `collective.replication.metrics`); this is for Keras
-    metrics.
+    The local variables that a script's own metric reads are states of it, too.
 
     Args:
         values: the metrics' values, tensors or structures of them, by their names.
 
     Raises:
-        ValueError: a variable can't be summed.
+        ValueError: the states of a metric on several ranks can't become one.
     """
     if collectives.size() == 1:
-        return []
-    unsummed: dict[str, Any] = {}
-    for metric in sorted(values):
-        parts = tf.nest.flatten(values[metric])
-        for variable in itertools.chain.from_iterable(map(_unsummed_variables, parts)):
-            if variable.aggregation != tf.VariableAggregation.SUM:
-                raise ValueError(
-                    f"metric '{metric}' reads the variable '{variable.name}', whose values on "
-                    "several ranks cannot be summed. Use a metric of tf.metrics, or a Keras metric "
-                    "whose variables add up."
-                )
-            unsummed[variable.name] = variable
-    return [SumOverRanksHook([unsummed[name] for name in sorted(unsummed)])] if unsummed else []
+        return
+    graph = tf.get_default_graph()
+    parts_by_metric = {name: tf.nest.flatten(values[name]) for name in sorted(values)}
+    for parts in parts_by_metric.values():
+        state_of(graph).metric_variables.extend(_local_variables(graph, parts))
+    metric_reads.reduce_reads(graph)
+    for name, parts in parts_by_metric.items():
+        refusal = metric_reads.refusal_of(parts)
+        if refusal is not None:
+            raise ValueError(f"metric '{name}' is not that of all ranks: {refusal}")
 
 
-def _unsummed_variables(value: tf.Tensor) -> list[Any]:
-    """Returns the metric variables that `value` reads as they are on this rank."""
-    is_value = isinstance(value, (tf.Tensor, variables.Variable))
+def _local_variables(graph: tf.Graph, values: list[Any]) -> list[Any]:
+    """Returns the local variables that `values` read as they are on this rank."""
+    elements = [graph.as_graph_element(value) for value in values]
     upstream = graph_analysis.walk(
-        [value.op if is_value else value],
+        [getattr(x, "op", x) for x in elements],
         stop=lambda op: bool(collectives.collective_name(op)),
         control=False,
     )
-    metric_variables = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
-    return [v for v in metric_variables if graph_analysis.memory(v) in upstream]
-
-
-class SumOverRanksHook(tf.train.SessionRunHook):
-    """Puts the sums over ranks into variables when an evaluation is over."""
-
-    def __init__(self, summed_variables: list[Any]):
-        self._variables = summed_variables
-
-    def begin(self) -> None:
-        gates = gate.gates_of(tf.get_default_graph())
-        opened = gates.beside([v.handle for v in self._variables]).zero
-        self._assignments = []
-        for variable in self._variables:
-            name = collectives.unique_name(f"{variable.op.name}/metric")
-            total = collectives.allreduce_sum([tf.convert_to_tensor(variable)], name, opened)[0]
-            self._assignments.append(variable.assign(total, read_value=False))
-
-    def end(self, session: tf.Session) -> None:
-        session.run(self._assignments)
+    return [v for v in tf.local_variables() if graph_analysis.memory(v) in upstream]
 
 
 def is_train_and_evaluate(listeners: Any) -> bool:

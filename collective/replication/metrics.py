@@ -64,9 +64,17 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         opened = gates.beside([own_update]).zero
         total = collectives.allreduce_sum([own_state], name, opened)[0]
     # (`allreduce_sum` takes two collectives where it must add up in order.)
-    gates.states[f"{name}.parts" if collectives.in_order() else name] = (own_state, current)
+    gates.states[f"{name}.parts" if collectives.in_order() else name] = [(own_state, current)]
     state_of(graph).metric_updates[total.op] = own_update.op
     return total
+
+
+def add_weight(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `Metric.add_weight`: Keras puts the variables of metrics in no collection."""
+    variable = original(metric, *args, **kwargs)
+    if not graphs.is_eager():
+        state_of(variable.graph).metric_variables.append(variable)
+    return variable
 
 
 def without_sums(update: tf.Operation) -> tf.Operation:

@@ -123,10 +123,20 @@ def test_a_metric_of_several_values(strategy, folder):
     assert_equal({"mean": mean, **others}, {"mean": mean_of_all, **others_of_all})
 
 
-def test_a_metric_of_ones_own_must_be_everyones(strategy, folder, size):
+def test_a_metric_in_a_local_variable_is_of_all_records(strategy, folder):
+    """What a metric of an evaluation reads is its state, in whatever collection."""
+
     def own(labels, p, weights):
         total = tf.get_local_variable("total", [], initializer=tf.zeros_initializer())
         return {"own": (tf.identity(total), tf.assign_add(total, tf.reduce_sum(p)))}
+
+    got = made(strategy, folder, metrics=own).evaluate(records(9))
+    assert_equal(got, plain(folder, own).evaluate(records(9)))
+
+
+def test_a_metric_of_ones_own_must_be_everyones(strategy, folder, rank, size):
+    def own(labels, p, weights):
+        return {"own": (tf.constant(rank + 1.0), tf.no_op())}
 
     estimator = made(strategy, folder, metrics=own)
     if size == 1:

@@ -1,0 +1,56 @@
+"""Fetches what all ranks have in the place of what is a rank's own.
+
+Layers above say which tensors these are (`collective.replication.metric_reads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.client import session as session_lib
+
+from collective.coordination.run_extension import RewrittenFetches
+from collective.ops import graph_analysis
+from collective.ops.graph_state import state_of
+
+
+def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:
+    """Returns the fetches to run in the place of `fetches`; None: run them as they are."""
+    reduced = state_of(graph).reduced_reads
+    if not reduced:
+        return None
+    with graph.as_default():
+        try:
+            leaves = map(graph.as_graph_element, graph_analysis.flatten(fetches))
+            if not any(isinstance(x, tf.Tensor) and x.name in reduced for x in leaves):
+                return None
+            mapper = session_lib._FetchMapper.for_fetch(fetches)
+            elements = [graph.as_graph_element(leaf) for leaf in mapper.unique_fetches()]
+        except (TypeError, ValueError, KeyError):
+            return None  # TensorFlow refuses them itself.
+    wholes = [reduced.get(x.name, x) if isinstance(x, tf.Tensor) else x for x in elements]
+    return RewrittenFetches(wholes, mapper.build_results)
+
+
+def refuse(graph: tf.Graph, operations: Iterable[tf.Operation], leaves: Iterable[Any]) -> None:
+    """Refuses a run that looks at what ranks can't have in common.
+
+    Args:
+        graph: the graph.
+        operations: those that the run executes.
+        leaves: its fetches.
+
+    Raises:
+        ValueError: names the operation, the variable, and what it needs.
+    """
+    refused = state_of(graph).refused_reads
+    if not refused:
+        return
+    elements = map(graph.as_graph_element, leaves)
+    names = [x.name for x in elements if isinstance(x, tf.Tensor) and x.name in refused]
+    found = [op for op in operations if op in refused]
+    if names or found:
+        first = names[0] if names else min(found, key=lambda op: str(op.name))
+        raise ValueError(refused[first])
