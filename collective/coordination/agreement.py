@@ -311,8 +311,37 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
     return (
         _descriptions(reports)
         + first
+        + _other_order(used)
         + " Every rank must run the same fetches, save and restore, in the same order, on the "
         "same graph."
+    )
+
+
+def _other_order(used: Sequence[Sequence[str]]) -> str:
+    """Says so where ranks have the same lookups in another order; '' if it isn't that.
+
+    Args:
+        used: by rank, names of what it runs; that of a lookup is its place, ': ', and what it is.
+    """
+    by_place = [dict(name.split(": ", 1) for name in names if ": " in name) for names in used]
+    places = sorted(by_place[0]) if by_place else []
+    listed = [[lookups.get(place) for place in places] for lookups in by_place]
+    is_alike = all(
+        lookups.keys() == by_place[0].keys()
+        and sorted(lookups.values()) == sorted(by_place[0].values())
+        for lookups in by_place
+    )
+    first = next((at_place for at_place in zip(*listed) if len(set(at_place)) > 1), None)
+    if first is None or not is_alike:
+        return ""
+    ranks: dict[str | None, list[str]] = {}
+    for r, lookup in enumerate(first):
+        ranks.setdefault(lookup, []).append(str(r))
+    first_on = ", ".join(f'"{lookup}" on rank {", ".join(r)}' for lookup, r in ranks.items())
+    return (
+        f" All ranks have the same lookups, in another order: first comes {first_on}. The order of a set, or of a dict or list made of one, probably "
+        "decides, and it is another one in each process: walk it in an order that all ranks have, "
+        "as in `for name in sorted(names)`."
     )
 
 
