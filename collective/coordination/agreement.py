@@ -54,7 +54,8 @@ class Header:
         check: for INVALID the lookup whose id failed: the number of its check in the graph times
             CHECK_STRIDE, plus its place in the check; for ENDED it is EVALUATING if the rank only
             evaluates.
-        id: the invalid id, or another number that the check's message needs.
+        id: the invalid id, or another number that the check's message needs; for IDLE and ENDED a
+            digest of the data that have ended (`collective.coordination.dealt_input`).
         clock: microseconds since 1970.
         wish: the signal by which the rank was told to stop; 0 if it wasn't
             (`collective.coordination.preemption`).
@@ -339,9 +340,9 @@ def _other_order(used: Sequence[Sequence[str]]) -> str:
         ranks.setdefault(lookup, []).append(str(r))
     first_on = ", ".join(f'"{lookup}" on rank {", ".join(r)}' for lookup, r in ranks.items())
     return (
-        f" All ranks have the same lookups, in another order: first comes {first_on}. The order of a set, or of a dict or list made of one, probably "
-        "decides, and it is another one in each process: walk it in an order that all ranks have, "
-        "as in `for name in sorted(names)`."
+        f" All ranks have the same lookups, in another order: first comes {first_on}. The order of "
+        "a set, or of a dict or list made of one, probably decides, and it is another one in each "
+        "process: walk it in an order that all ranks have, as in `for name in sorted(names)`."
     )
 
 

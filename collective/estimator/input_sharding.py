@@ -15,8 +15,20 @@ from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
 from collective.data import dataset_analysis
+from collective.data.dealt_input import Dealer, followed
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
+
+_OF_INPUT_FN = Dealer(
+    "the dataset of input_fn",
+    "batches",
+    "Or give input_fn an argument input_context, by which it takes its own share.",
+)
+_OF_SHARD = Dealer(
+    "strategy.shard(): the dataset",
+    "elements",
+    "Or shard first, then shuffle: strategy.shard(dataset).shuffle(…).",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +139,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
     if passes > 1:
         dataset = dataset.repeat(passes)
     state_of(tf.get_default_graph()).input_is_dealt = True
+    dataset = followed(dataset, _OF_INPUT_FN, by_record=True)
     return dataset.shard(ranks, collectives.rank())
 
 
@@ -166,7 +179,8 @@ def shard(dataset: Any) -> tf2.data.Dataset:
         )
     options = tf2.data.Options()
     options.deterministic = True  # element i must be the same on every rank
-    return dataset.with_options(options).shard(ranks, collectives.rank())
+    dataset = followed(dataset.with_options(options), _OF_SHARD, by_record=False)
+    return dataset.shard(ranks, collectives.rank())
 
 
 def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dataset:
