@@ -59,7 +59,7 @@ from collective.checkpoint import (
     warm_start,
 )
 from collective.coordination import session_ends, session_runs
-from collective.estimator import refusal
+from collective.estimator import python_random, refusal
 from collective.gradients import clipping, reduction
 from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
@@ -360,6 +360,7 @@ REPLICATION = (
 # ---- Two launches give the same
 
 PYTHONS_NUMBERS = "First values of Keras's and tf.layers' weights would differ between launches."
+DRAWS = "A generator that draws would give each rank records in another order."
 DETERMINISM = (
     Patch(
         backend.RandomGenerator,
@@ -367,6 +368,7 @@ DETERMINISM = (
         keras.create_seed,
         PYTHONS_NUMBERS,
     ),
+    Patch(tf2.data.Dataset, "tf.data.Dataset.from_generator", python_random.from_generator, DRAWS),
 )
 
 # ---- Collectives in branches and loops

@@ -24,6 +24,7 @@ from collective.data import positions
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import increment_hooks, local_config
+from collective.monitoring.dealing_check import DealingHook
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch import enable as prefetch
@@ -99,7 +100,7 @@ class Estimator(estimator_lib.EstimatorV2):
             listeners = [
                 evaluation.evaluated_in_step(self, listener) for listener in saving_listeners or []
             ]
-            hooks = [*(hooks or []), *increment_hooks(self.config)]
+            hooks = [*(hooks or []), *increment_hooks(self.config), DealingHook()]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 
@@ -278,8 +279,11 @@ class Estimator(estimator_lib.EstimatorV2):
             call = positions.without_positions()(call)
         if not self._deals(dealt.input_fn):
             takes_context = input_sharding.takes_context(dealt.input_fn)
-            context = input_sharding.input_context() if takes_context else None
-            return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode, context))
+            context = input_sharding.input_context()
+            if not takes_context:
+                return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode))
+            with input_sharding.same_draws():
+                return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode, context))
 
         def build() -> Any:
             return input_sharding.deal(call(dealt.input_fn, mode), dealt.batches, dealt.passes)
@@ -304,7 +308,7 @@ class Estimator(estimator_lib.EstimatorV2):
         scaffold, hooks, input_hooks, update, values = super()._call_model_fn_eval(input_fn, config)
         return (
             scaffold,
-            [*(hooks or []), *evaluation.summing_hooks(values)],
+            [*(hooks or []), DealingHook(), *evaluation.summing_hooks(values)],
             input_hooks,
             metrics.without_sums(update),
             values,

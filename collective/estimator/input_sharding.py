@@ -16,6 +16,8 @@ from tensorflow.python.util import function_utils
 from collective.coordination import barrier
 from collective.data import dataset_analysis
 from collective.data.dealt_input import Dealer, followed
+from collective.estimator import python_random
+from collective.estimator.python_random import States
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 
@@ -70,20 +72,33 @@ def same_shuffling() -> Iterator[None]:
     """
     graph = tf.get_default_graph()
     if graph.seed is not None:
-        yield
+        with same_draws():
+            yield
         return
+    with same_draws() as seed:
+        if seed is not None:
+            tf.set_random_seed(seed)
+        try:
+            with dataset_analysis.drawn_seeds():
+                yield
+        finally:
+            graph.seed = None
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[int | None]:
+    """Lets Python's and NumPy's own generators give every rank the numbers of rank 0 inside.
+
+    Yields:
+        A seed that rank 0 has drawn, anew each time; None with one rank.
+    """
     if collectives.size() == 1:
-        with dataset_analysis.drawn_seeds():
-            yield
+        yield None
         return
-    seed = random.SystemRandom().randrange(2**31)
-    of_rank_0 = barrier.exchange(None, "the seed of an input", {"seed": seed})[0]
-    tf.set_random_seed(of_rank_0["seed"])
-    try:
-        with dataset_analysis.drawn_seeds():
-            yield
-    finally:
-        graph.seed = None
+    drawn = {"seed": random.SystemRandom().randrange(2**31), "states": States.now().text()}
+    of_rank_0 = barrier.exchange(None, "the random numbers of an input", drawn)[0]
+    with python_random.of_rank_0(of_rank_0["states"]):
+        yield of_rank_0["seed"]
 
 
 def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.Dataset:
