@@ -82,7 +82,7 @@ class InputCheck:
             {**_payload(reading), "deals": input_of(session.graph) is not None},
         )
         self.runs += 1
-        self.all_deal = all(message.pop("deals") for message in messages)
+        self.all_deal = all([message.pop("deals") for message in messages])
         if any(message["is_put_off"] for message in messages):
             self.is_over = self.runs >= MOST_RUNS
             return
