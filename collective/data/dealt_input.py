@@ -15,14 +15,24 @@ import dataclasses
 import hashlib
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Union
 
 import tensorflow.compat.v1 as tf
 
-from collective.data.order_digest import Mark, OrderDigest, Reading, with_digest
+from collective.data import source_digest
+from collective.data.order_digest import (
+    Mark,
+    OrderDigest,
+    Reading,
+    with_digest,
+    with_digest_of_arrays,
+)
+from collective.data.source_digest import SourceDigest
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops import collectives, graphs
 from collective.ops.graph_state import state_of
+
+Digest = Union[OrderDigest, SourceDigest]
 
 ENOUGH_CHANGES = 16
 ENOUGH_AT_END = 6  # of data so small that there are no more to come
@@ -66,7 +76,9 @@ class DealtInput:
         warned: of which of them it was said that tensors differ.
     """
 
-    digests: list[tuple[Dealer, OrderDigest]] = dataclasses.field(default_factory=list)
+    digests: list[tuple[Dealer, OrderDigest | SourceDigest]] = dataclasses.field(
+        default_factory=list
+    )
     warned: set[int] = dataclasses.field(default_factory=set)
 
     def report(self, session: Any) -> list[Reading]:
@@ -116,13 +128,24 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
         dealer: says what deals it.
         by_record: see `order_digest.with_digest`.
     """
-    state = state_of(tf.get_default_graph())
-    known = input_of(tf.get_default_graph()) or DealtInput()
+    graph = tf.get_default_graph()
+    if graphs.is_eager() or graphs.is_function(graph):
+        return dataset
+    known = input_of(graph) or DealtInput()
     table = f"collective/order_digest/{len(known.digests)}"
-    dataset, digest = with_digest(dataset, table, by_record)
-    if digest is not None:
-        known.digests.append((dealer, digest))
-        state.dealt_input = known
+    digests: list[Any] = []
+    if by_record or not source_digest.has_cheap_elements(dataset):
+        dataset, digest = with_digest(dataset, table, by_record)
+        digests = [digest] if digest is not None else []
+    else:
+        sources, unknown = source_digest.of_sources(dataset)
+        digests += sources
+        if unknown:
+            dataset, digest = with_digest_of_arrays(dataset, table, unknown)
+            digests.append(digest)
+    if digests:
+        known.digests += [(dealer, digest) for digest in digests]
+        state_of(graph).dealt_input = known
     return dataset
 
 
@@ -200,7 +223,7 @@ def _other_records(element: str, first: Sequence[Mark], latest: Sequence[Mark]) 
         what = "the same records in another order"
     elif len({mark.records for mark in first}) > 1:
         what = "other numbers of records"
-    return f"it has {what} on {groups}, from one of the first {first[0].elements} {element} on"
+    return f"it has {what} on {groups}, among the first {first[0].elements} {element}"
 
 
 def _other_tensors(names: Sequence[str], kept: str) -> Difference:

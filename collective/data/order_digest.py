@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.ops import device_scopes, graphs
+from collective.ops import device_scopes
 from collective.ops.sessions import run_unpatched
 
 MOST_TENSORS = 4
 MOST_VALUES = 64
+MOST_ROWS = 1 << 16  # of an array in memory
 MOST_MARKS = 16  # that ranks tell each other: from so many elements to 30 times as many
 # The keys of the table beside numbers of elements.
 _LATEST, _END = -1, -2
@@ -105,15 +106,14 @@ class OrderDigest:
 def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDigest | None]:
     """Returns `dataset` with a digest of its elements, and the digest.
 
-    Without one are a dataset that is made eagerly, or in a function, and one without tensors.
+    There is none of a dataset without tensors.
 
     Args:
         dataset: is about to be dealt.
         table: a name of the graph's.
         by_record: whether elements are batches of records; else each is a record.
     """
-    graph = tf.get_default_graph()
-    tensors = {} if graphs.is_eager() or graphs.is_function(graph) else _named(dataset.element_spec)
+    tensors = _named(dataset.element_spec)
     if not tensors:
         return dataset, None
     names = tuple(tensors)
@@ -141,6 +141,47 @@ def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDi
     ending = tf2.data.Dataset.range(1).flat_map(end)
     followed = dataset.apply(lambda elements: elements.scan(start, follow).concatenate(ending))
     return followed, OrderDigest(names, tuple(exported))
+
+
+def with_digest_of_arrays(
+    dataset: Any, table: str, arrays: dict[str, tf.Tensor]
+) -> tuple[Any, OrderDigest]:
+    """Returns `dataset` with a digest of what it is made of, taken when an iterator starts.
+
+    Args:
+        dataset: is about to be dealt.
+        table: a name of the graph's.
+        arrays: what it is made of, by names; it isn't known before.
+    """
+    width = _COUNTS + _FIELDS * len(arrays)
+
+    @tf.autograph.experimental.do_not_convert
+    def start(_: tf.Tensor) -> tf2.data.Dataset:
+        handle = _handle(table, width)
+        number = _found(handle, _LATEST, width)[0] + 1
+        hashes = [_hashes(_sample(x), True) for x in arrays.values()]
+        records = tf.stack([tf.size(of_rows, out_type=tf.int64) for of_rows in hashes])
+        orders = [_fingerprints(of_rows[None])[0] for of_rows in hashes]
+        contents = [tf.reduce_sum(of_rows) for of_rows in hashes]
+        changes = [
+            1 + tf.math.count_nonzero(tf.not_equal(of_rows[1:], of_rows[:-1])) for of_rows in hashes
+        ]
+        row = tf.stack([number, records[0], records[0], *orders, *contents, *changes])
+        with tf.control_dependencies([_inserted(handle, [_LATEST, _END], tf.stack([row, row]))]):
+            return dataset.skip(tf.constant(0, tf.int64))
+
+    with device_scopes.on_host():
+        exported = _exported(_handle(table, width))
+    options = dataset.options()
+    started = dataset.apply(lambda _: tf2.data.Dataset.range(1).flat_map(start))
+    return started.with_options(options), OrderDigest(tuple(arrays), tuple(exported))
+
+
+def _sample(x: tf.Tensor) -> tf.Tensor:
+    """Returns at most about `MOST_ROWS` rows, from all over `x`."""
+    if x.shape.rank in (0, None):
+        return tf.reshape(x, [-1])
+    return x[:: 1 + tf.shape(x)[0] // MOST_ROWS]
 
 
 def _named(spec: Any) -> dict[str, int]:
