@@ -66,7 +66,7 @@ from collective.checkpoint import (
     whole_reads,
 )
 from collective.coordination import session_ends, session_runs
-from collective.estimator import refusal
+from collective.estimator import python_random, refusal
 from collective.gradients import clipping, reduction, row_scatters
 from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
@@ -172,26 +172,26 @@ ALL_ROWS = "An update would go over all rows that a dynamic table could have."
 TWICE_UNIQUE = "Rows that an exchange has made unique would be made unique once more."
 NO_KERNEL = "TensorFlow couldn't update tables that are on a GPU."
 MANY_UPDATES = "Each table would be updated by several operations of its own."
+SPARSELY = "_resource_apply_sparse"
 OPTIMIZERS = (
     Patch(
         slot_creator, "slot_creator._create_slot_var", optimizer_slots.create_slot_var, FIXED_SLOTS
     ),
     Patch(optimizer, "optimizer._get_processor", optimizer_slots.get_processor, ALL_ROWS),
     Patch(optimizer, "optimizer._deduplicate_indexed_slices", reduction.deduplicated, TWICE_UNIQUE),
-    Patch(
-        tf.train.GradientDescentOptimizer,
-        "tf.train.GradientDescentOptimizer._resource_apply_sparse_duplicate_indices",
-        fused_updates.gradient_descent_update,
-        MANY_UPDATES,
-    ),
     *(
         Patch(owner, f"tf.train.{owner.__name__}.{method}", update, MANY_UPDATES)
         for owner, method, update in (
-            (tf.train.MomentumOptimizer, "_resource_apply_sparse", fused_updates.momentum_update),
-            (tf.train.AdagradOptimizer, "_resource_apply_sparse", fused_updates.adagrad_update),
+            (
+                tf.train.GradientDescentOptimizer,
+                "_resource_apply_sparse_duplicate_indices",
+                fused_updates.gradient_descent_update,
+            ),
+            (tf.train.MomentumOptimizer, SPARSELY, fused_updates.momentum_update),
+            (tf.train.AdagradOptimizer, SPARSELY, fused_updates.adagrad_update),
             (tf.train.AdamOptimizer, "_apply_sparse_shared", fused_updates.adam_update),
-            (tf.train.FtrlOptimizer, "_resource_apply_sparse", fused_updates.ftrl_update),
-            (tf.train.RMSPropOptimizer, "_resource_apply_sparse", fused_updates.rmsprop_update),
+            (tf.train.FtrlOptimizer, SPARSELY, fused_updates.ftrl_update),
+            (tf.train.RMSPropOptimizer, SPARSELY, fused_updates.rmsprop_update),
         )
     ),
     *(
@@ -251,15 +251,12 @@ HOROVOD = (
         horovod.broadcast_groups,
         RANK_0_SHARDS,
     ),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_allreduce", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_grouped_allreduce", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_allgather", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_grouped_allgather", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_broadcast", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_alltoall", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(MPI_LIB, "MPI_LIB.horovod_reducescatter", horovod.behind_gate, AGREE_FIRST),
-    OperationPatch(
-        MPI_LIB, "MPI_LIB.horovod_grouped_reducescatter", horovod.behind_gate, AGREE_FIRST
+    *(
+        OperationPatch(MPI_LIB, f"MPI_LIB.horovod_{name}", horovod.behind_gate, AGREE_FIRST)
+        for name in (
+            *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
+            *("broadcast", "alltoall", "reducescatter", "grouped_reducescatter"),
+        )
     ),
 )
 
@@ -330,6 +327,7 @@ REPLICATION = (
 # ---- Two launches give the same
 
 PYTHONS_NUMBERS = "First values of Keras's and tf.layers' weights would differ between launches."
+DRAWS = "A generator that draws would give each rank records in another order."
 DETERMINISM = (
     Patch(
         backend.RandomGenerator,
@@ -337,6 +335,7 @@ DETERMINISM = (
         keras.create_seed,
         PYTHONS_NUMBERS,
     ),
+    Patch(tf2.data.Dataset, "tf.data.Dataset.from_generator", python_random.from_generator, DRAWS),
 )
 
 # ---- Collectives in branches and loops

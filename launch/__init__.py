@@ -79,6 +79,9 @@ Environment, given to each rank; the user's value wins
   HOROVOD_CYCLE_TIME       milliseconds between two of Horovod's looks for something to send: 0.1
                            where ranks exchange through it (on GPUs, or with
                            COLLECTIVE_CARRIER=horovod), 5 where it stands beside shared memory
+  PYTHONHASHSEED=0         so that hash() of a text, and the order of a set of texts, are the same
+                           on all ranks and hosts, after a restart, and in a later job. Python
+                           takes another seed in each process otherwise; =random asks for that
   HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the kernel lets programs
   ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every

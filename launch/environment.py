@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 # Horovod's default of 30 s ends a job in which one rank is merely slow to start, or paused by a
 # debugger.
 PATIENCE = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+HASH_SEED = "PYTHONHASHSEED"
 
 # An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
 # servers, which Estimator would try to join.
@@ -70,6 +71,8 @@ def rank_environment(
         for name, value in plan.launcher_environment.items()
         if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
     }
+    if not inherited.get(HASH_SEED):
+        inherited.pop(HASH_SEED, None)  # to Python an empty one is none
     return {
         **_tuning(plan),
         **inherited,
@@ -139,6 +142,8 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "NCCL_SOCKET_IFNAME": plan.interface,
+        # A constant: all hosts, restarts and later jobs that go on from a checkpoint have the same.
+        HASH_SEED: "0",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **(_compiled_for_gpus() if plan.on_gpus else {}),

@@ -81,6 +81,8 @@ class GraphState:
         plan_notes: what parts of the library have to say in the plan, by their names.
         prepared_version: the graph's version when `collective.graph_passes` prepared it last.
         input_is_dealt: whether an Estimator has dealt the batches of its input to the ranks.
+        dealt_input: what is known of the datasets that are dealt to the ranks
+            (`collective.data.dealt_input`).
         evicting_tables: the tables of which rows are evicted (`collective.tables.eviction`).
         drawing_tables: the tables that admit keys by chance (`collective.tables.admission`).
         next_step: int64 scalar, the global step to which a run leads
@@ -140,6 +142,7 @@ class GraphState:
     plan_notes: dict[str, str] = dataclasses.field(default_factory=dict)
     prepared_version: tuple[Any, ...] | None = None
     input_is_dealt: bool = False
+    dealt_input: Any = None
     evicting_tables: list[Any] = dataclasses.field(default_factory=list)
     drawing_tables: list[Any] = dataclasses.field(default_factory=list)
     next_step: tf.Tensor | None = None

@@ -54,7 +54,8 @@ class Header:
         check: for INVALID the lookup whose id failed: the number of its check in the graph times
             CHECK_STRIDE, plus its place in the check; for ENDED it is EVALUATING if the rank only
             evaluates.
-        id: the invalid id, or another number that the check's message needs.
+        id: the invalid id, or another number that the check's message needs; for IDLE and ENDED a
+            digest of the data that have ended (`collective.coordination.dealt_input`).
         clock: microseconds since 1970.
         wish: the signal by which the rank was told to stop; 0 if it wasn't
             (`collective.coordination.preemption`).
@@ -311,9 +312,38 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
     return (
         _descriptions(reports)
         + first
+        + _other_order(used)
         + " Every rank must run the same fetches, save and restore, in the same order, on the "
         "same graph. What one rank alone writes or prints (a summary, for one), all ranks must "
         "fetch: put `if strategy.rank() == 0` around the writing only."
+    )
+
+
+def _other_order(used: Sequence[Sequence[str]]) -> str:
+    """Says so where ranks have the same lookups in another order; '' if it isn't that.
+
+    Args:
+        used: by rank, names of what it runs; that of a lookup is its place, ': ', and what it is.
+    """
+    by_place = [dict(name.split(": ", 1) for name in names if ": " in name) for names in used]
+    places = sorted(by_place[0]) if by_place else []
+    listed = [[lookups.get(place) for place in places] for lookups in by_place]
+    is_alike = all(
+        lookups.keys() == by_place[0].keys()
+        and sorted(lookups.values()) == sorted(by_place[0].values())
+        for lookups in by_place
+    )
+    first = next((at_place for at_place in zip(*listed) if len(set(at_place)) > 1), None)
+    if first is None or not is_alike:
+        return ""
+    ranks: dict[str | None, list[str]] = {}
+    for r, lookup in enumerate(first):
+        ranks.setdefault(lookup, []).append(str(r))
+    first_on = ", ".join(f'"{lookup}" on rank {", ".join(r)}' for lookup, r in ranks.items())
+    return (
+        f" All ranks have the same lookups, in another order: first comes {first_on}. The order of "
+        "a set, or of a dict or list made of one, probably decides, and it is another one in each "
+        "process: walk it in an order that all ranks have, as in `for name in sorted(names)`."
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
-from collective.coordination import coordinator
+from collective.coordination import coordinator, hash_seed
 from collective.errors import RankError
 from collective.ops import collectives
 from collective.startup import STARTUP
@@ -32,7 +32,10 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
     if collectives.size() == 1:
         return [payload]
     with STARTUP.doing(getattr(session, "graph", None), f"waiting for the other ranks: {name}"):
-        return coordinator.instance().exchange(session, name, name, payload)
+        said = hash_seed.CHECK.beside(payload)
+        payloads = coordinator.instance().exchange(session, name, name, said)
+    hash_seed.CHECK.compare(payloads)
+    return payloads
 
 
 def run_on_all_ranks(session: Any, name: str, step: Callable[[], T]) -> list[T]:

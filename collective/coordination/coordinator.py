@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, breakdown
-from collective.coordination.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
+from collective.coordination import agreement, breakdown, dealt_input
+from collective.coordination.agreement import CLOSING, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import Membership, PreparedRun, RunAttempt, peers_are_idle
@@ -226,9 +226,7 @@ class Coordinator:
         if isinstance(error, tf.errors.OutOfRangeError):
             if run.idle_run is not None:
                 return self._answer_until_all_end(attempt, error)
-            evaluating = 0 if run.footprint.trains else agreement.EVALUATING
-            ended = Header(ENDED, member.number, attempt.signature, evaluating)
-            return self._end_or_verdict(attempt, self._exchange_headers(ended), error)
+            return self._end_or_verdict(attempt, self._exchange_headers(attempt.ended), error)
         self.failure = (member, f"failed with {type(error).__name__}: {error.message}")
         return error
 
@@ -240,10 +238,10 @@ class Coordinator:
         Returns:
             What this rank then raises: `error`, its own end of data, if all goes well.
         """
-        member, signature = attempt.member, attempt.signature
+        member, signature, dealt = attempt.member, attempt.signature, attempt.dealt
         member.evaluation = signature
         while True:
-            headers = self._exchange_headers(Header(IDLE, member.number, signature))
+            headers = self._exchange_headers(Header(IDLE, member.number, signature, id=dealt))
             running = {h.signature for h in headers if h.status == RUNNING}
             idle = {h.signature for h in headers if h.status == IDLE}
             all_well = all(
@@ -286,7 +284,9 @@ class Coordinator:
         self, attempt: RunAttempt, headers: list[Header], error: tf.errors.OutOfRangeError
     ) -> BaseException:
         """Returns `error`, unless the headers say that more than data has ended."""
-        verdict = self._judge(headers, attempt.member, attempt.run, attempt.description)
+        verdict = dealt_input.difference(attempt.session, headers, self.channel.texts)
+        if verdict is None:
+            verdict = self._judge(headers, attempt.member, attempt.run, attempt.description)
         if verdict is None or isinstance(verdict, tf.errors.OutOfRangeError):
             return error
         return verdict

@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import run_analysis
+from collective.coordination import dealt_input, run_analysis
 from collective.coordination.agreement import (
+    ENDED,
+    EVALUATING,
     FAILED,
     IDLE,
     LEFT,
@@ -193,6 +195,17 @@ class RunAttempt:
     def running(self) -> Header:
         """Returns the header of a rank that is about to carry it out."""
         return Header(RUNNING, self.member.number, self.signature)
+
+    @property
+    def dealt(self) -> int:
+        """Returns 63 bits of what was dealt to this rank of data that have ended."""
+        return dealt_input.end_digest(self.session)
+
+    @property
+    def ended(self) -> Header:
+        """Returns the header of a rank that is out of data."""
+        evaluating = 0 if self.run.footprint.trains else EVALUATING
+        return Header(ENDED, self.member.number, self.signature, evaluating, self.dealt)
 
 
 def peers_are_idle(headers: list[Header], signature: int) -> bool:

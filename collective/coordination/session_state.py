@@ -30,6 +30,7 @@ class SessionState:
             anything that ranks share: rank 0's values of them are still to be broadcast.
         prepared_runs: the runs of the session, by their fetches and feeds.
         training_runs: how many training runs the consistency check has counted.
+        dealt_runs: how many training runs the check of dealt input has counted.
         eviction_step: the global step at which rows were evicted last, or might have been; None if
             it isn't known.
         runs_to_eviction: at least so many training runs come before rows are evicted.
@@ -56,6 +57,7 @@ class SessionState:
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     prepared_runs: dict[tuple[Any, ...], PreparedRun] = dataclasses.field(default_factory=dict)
     training_runs: int = 0
+    dealt_runs: int = 0
     eviction_step: int | None = None
     runs_to_eviction: int = 0
     steps_of_run: int | None = None

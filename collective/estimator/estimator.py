@@ -24,6 +24,7 @@ from collective.data import positions
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import increment_hooks, local_config
+from collective.monitoring.dealing_check import DealingHook
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch import enable as prefetch
@@ -99,7 +100,7 @@ class Estimator(estimator_lib.EstimatorV2):
             listeners = [
                 evaluation.evaluated_in_step(self, listener) for listener in saving_listeners or []
             ]
-            hooks = [*(hooks or []), *increment_hooks(self.config)]
+            hooks = [*(hooks or []), *increment_hooks(self.config), DealingHook()]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 
@@ -278,8 +279,11 @@ class Estimator(estimator_lib.EstimatorV2):
             call = positions.without_positions()(call)
         if not self._deals(dealt.input_fn):
             takes_context = input_sharding.takes_context(dealt.input_fn)
-            context = input_sharding.input_context() if takes_context else None
-            return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode, context))
+            context = input_sharding.input_context()
+            if not takes_context:
+                return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode))
+            with input_sharding.same_draws():
+                return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode, context))
 
         def build() -> Any:
             return input_sharding.deal(call(dealt.input_fn, mode), dealt.batches, dealt.passes)
@@ -303,6 +307,7 @@ class Estimator(estimator_lib.EstimatorV2):
     def _call_model_fn_eval(self, input_fn: Any, config: Any) -> Any:
         scaffold, hooks, input_hooks, update, values = super()._call_model_fn_eval(input_fn, config)
         evaluation.reduce_metrics(values)
+        hooks = [*(hooks or []), DealingHook()]
         return scaffold, hooks, input_hooks, metrics.without_sums(update), values
 
     def _export_all_saved_models(

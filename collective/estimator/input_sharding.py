@@ -15,8 +15,22 @@ from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
 from collective.data import dataset_analysis
+from collective.data.dealt_input import Dealer, followed
+from collective.estimator import python_random
+from collective.estimator.python_random import States
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
+
+_OF_INPUT_FN = Dealer(
+    "the dataset of input_fn",
+    "batches",
+    "Or give input_fn an argument input_context, by which it takes its own share.",
+)
+_OF_SHARD = Dealer(
+    "strategy.shard(): the dataset",
+    "elements",
+    "Or shard first, then shuffle: strategy.shard(dataset).shuffle(…).",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +72,33 @@ def same_shuffling() -> Iterator[None]:
     """
     graph = tf.get_default_graph()
     if graph.seed is not None:
-        yield
+        with same_draws():
+            yield
         return
+    with same_draws() as seed:
+        if seed is not None:
+            tf.set_random_seed(seed)
+        try:
+            with dataset_analysis.drawn_seeds():
+                yield
+        finally:
+            graph.seed = None
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[int | None]:
+    """Lets Python's and NumPy's own generators give every rank the numbers of rank 0 inside.
+
+    Yields:
+        A seed that rank 0 has drawn, anew each time; None with one rank.
+    """
     if collectives.size() == 1:
-        with dataset_analysis.drawn_seeds():
-            yield
+        yield None
         return
-    seed = random.SystemRandom().randrange(2**31)
-    of_rank_0 = barrier.exchange(None, "the seed of an input", {"seed": seed})[0]
-    tf.set_random_seed(of_rank_0["seed"])
-    try:
-        with dataset_analysis.drawn_seeds():
-            yield
-    finally:
-        graph.seed = None
+    drawn = {"seed": random.SystemRandom().randrange(2**31), "states": States.now().text()}
+    of_rank_0 = barrier.exchange(None, "the random numbers of an input", drawn)[0]
+    with python_random.of_rank_0(of_rank_0["states"]):
+        yield of_rank_0["seed"]
 
 
 def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.Dataset:
@@ -127,6 +154,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
     if passes > 1:
         dataset = dataset.repeat(passes)
     state_of(tf.get_default_graph()).input_is_dealt = True
+    dataset = followed(dataset, _OF_INPUT_FN, by_record=True)
     return dataset.shard(ranks, collectives.rank())
 
 
@@ -166,7 +194,8 @@ def shard(dataset: Any) -> tf2.data.Dataset:
         )
     options = tf2.data.Options()
     options.deterministic = True  # element i must be the same on every rank
-    return dataset.with_options(options).shard(ranks, collectives.rank())
+    dataset = followed(dataset.with_options(options), _OF_SHARD, by_record=False)
+    return dataset.shard(ranks, collectives.rank())
 
 
 def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dataset:

@@ -30,6 +30,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
+from collective.data.dealt_input import input_of
 from collective.ops import collectives, device_scopes, graph_analysis
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import open_for_changes
@@ -59,11 +60,14 @@ class InputCheck:
         same: the checksums of the batches that all ranks had alike, by the iterators that have
             given some in every run; None before the first run.
         is_over: whether nothing remains to be compared. It is so on all ranks at one time.
+        all_deal: whether the input of every rank's graph is dealt by the library, which is compared
+            otherwise (`collective.monitoring.dealing_check`).
     """
 
     runs: int = 0
     same: dict[str, set[str]] | None = None
     is_over: bool = False
+    all_deal: bool = False
 
     def compare(self, session: Any, reading: Reading) -> None:
         """Compares the batches of a training run; every rank calls it.
@@ -73,9 +77,12 @@ class InputCheck:
             reading: of this rank's batches.
         """
         messages = barrier.exchange(
-            session, "compares the first batches of the ranks", _payload(reading)
+            session,
+            "compares the first batches of the ranks",
+            {**_payload(reading), "deals": input_of(session.graph) is not None},
         )
         self.runs += 1
+        self.all_deal = all([message.pop("deals") for message in messages])
         if any(message["is_put_off"] for message in messages):
             self.is_over = self.runs >= MOST_RUNS
             return
@@ -109,7 +116,7 @@ def watched(
         run: a training run.
         carry_out: carries it out by `Session.run`, or by what is given in its place.
     """
-    check = _check_of(session.graph)
+    check = check_of(session.graph)
     is_over = check.is_over and (run.recorder is None or not run.recorder.holds_copies)
     if collectives.size() == 1 or is_over:
         return carry_out
@@ -127,7 +134,8 @@ def watched(
     return carry_out_and_compare
 
 
-def _check_of(graph: tf.Graph) -> InputCheck:
+def check_of(graph: tf.Graph) -> InputCheck:
+    """Returns what the comparison has come to, which begins when it is first asked for."""
     state = state_of(graph)
     state.input_check = state.input_check or InputCheck()
     check: InputCheck = state.input_check

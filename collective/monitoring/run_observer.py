@@ -9,7 +9,13 @@ import dataclasses
 from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
-from collective.monitoring import consistency_check, eviction_schedule, input_check, storage_limit
+from collective.monitoring import (
+    consistency_check,
+    dealing_check,
+    eviction_schedule,
+    input_check,
+    storage_limit,
+)
 from collective.options import PlanOutput, ScopeOptions
 from collective.plan import builder
 from collective.profiling import profiler
@@ -84,6 +90,7 @@ class RunObserver:
             out = carry_out(original)
         else:
             out = self.profiler.watch(original, session, run, carry_out)
+        dealing_check.after_training(session)
         if self.check:
             consistency_check.after_training(session, self.check)
         return out

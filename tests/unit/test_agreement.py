@@ -103,6 +103,36 @@ def test_the_first_difference_is_one_that_a_user_knows_by_its_name():
     assert "First difference: 'lookup of users' is used by rank 0, 2 only." in str(error)
 
 
+LOOKUPS = ["table 'a', sum", "table 'b', sum", "table 'c', sum"]
+
+
+def numbered(order, form="lookup {:03} of group1: {}"):
+    return sorted(form.format(i, LOOKUPS[k]) for i, k in enumerate(order))
+
+
+@pytest.mark.parametrize("form", ["lookup {:03} of group1: {}", "collective.t_{}.keys: {}"])
+def test_the_same_lookups_in_another_order(form):
+    told = doing("runs a", "runs a", "runs a")
+    for report, order in zip(told, [(0, 1, 2), (0, 2, 1), (0, 1, 2)]):
+        report["shared"] = ["collective.gradients.1", *numbered(order, form)]
+    told[1]["shared"][0] = "collective.gradients.2"  # of variables in that order
+    error = verdict(header(RUNNING), header(RUNNING, B), header(RUNNING), reports=told)
+    told_order = (
+        "All ranks have the same lookups, in another order: first comes \"table 'b', sum\" on rank "
+        "0, 2, \"table 'c', sum\" on rank 1."
+    )
+    assert told_order in str(error) and "sorted(" in str(error) and "set" in str(error)
+
+
+@pytest.mark.parametrize("other", [["table 'a', sum"], [*LOOKUPS[:2], "table 'd', sum"]])
+def test_other_lookups_are_no_other_order(other):
+    told = doing("runs a", "runs a")
+    told[0]["shared"] = numbered((0, 1, 2))
+    told[1]["shared"] = [f"lookup {i:03} of group1: {what}" for i, what in enumerate(other)]
+    error = verdict(header(RUNNING), header(RUNNING, B), reports=told)
+    assert "First difference" in str(error) and "order:" not in str(error)
+
+
 def test_a_signature_of_a_rank_that_runs_nothing_is_not_compared():
     for status in (CLOSING, LEFT):
         assert isinstance(verdict(header(RUNNING), header(status, 0)), tf.errors.OutOfRangeError)

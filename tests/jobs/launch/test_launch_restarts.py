@@ -199,3 +199,19 @@ def test_what_a_rank_has_started_works_until_it_has_saved(launch):
     process.send_signal(signal.SIGTERM)
     assert launch.end(process)[0] == 143 and launch.files("child0", "child1") == [1, 1]
     assert not any(os.path.exists(f"/proc/{child}") for child in children)
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_all_ranks_hash_alike_also_after_a_restart(launch, monkeypatch, seed):
+    """hash() of a text, and so the order of a set, is one in all processes of a job."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    body = """
+    tell(f"hash{attempt}.{rank}", str((hash("user_17"), list({"a", "b", "c", "d", "e"}))))
+    sys.exit(3 if rank == 1 and attempt < 1 else 0)
+    """
+    options = ("--max-restarts", 1, "--restart-pause", 0)
+    code, _ = launch.end(job(launch, *options, body=body, ranks=3))
+    texts = [file.read_text() for file in launch.folder.glob("hash*.*")]
+    assert code == 0 and len(texts) >= 4 and len(set(texts)) == 1, texts

@@ -57,6 +57,7 @@ def test_the_whole_text():
           LOCAL_WORLD_SIZE=2
           NCCL_SOCKET_IFNAME=lo
           OMP_NUM_THREADS=4
+          PYTHONHASHSEED=0
           PYTHONUNBUFFERED=1
           TF_CPP_MIN_LOG_LEVEL=2
           TF_NUM_INTEROP_THREADS=4

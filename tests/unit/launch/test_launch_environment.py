@@ -92,6 +92,15 @@ def test_the_users_tuning_wins():
     assert {name: environment[name] for name in tuning} == tuning
 
 
+def test_all_ranks_hash_alike_in_every_attempt_and_the_users_seed_wins():
+    seeds = {environment_of(rank, size=3)["PYTHONHASHSEED"] for rank in range(3)}
+    seeds.add(environment_of(0, restart_count=2, max_restarts=3)["PYTHONHASHSEED"])
+    seeds.add(environment_of(0, {"PYTHONHASHSEED": ""})["PYTHONHASHSEED"])  # to Python it is none
+    assert seeds == {"0"}
+    assert environment_of(1, {"PYTHONHASHSEED": "7"})["PYTHONHASHSEED"] == "7"
+    assert environment_of(1, {"PYTHONHASHSEED": "random"})["PYTHONHASHSEED"] == "random"
+
+
 def test_identity_is_always_the_launchers():
     outer = environment_of(8, size=9, device="7", cores=1, terminal=True, columns=80)
     inner = environment_of(1, outer)
