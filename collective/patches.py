@@ -268,17 +268,12 @@ TOO_LATE = "An assignment in a branch or a function could not be synced any more
 WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
 OWN_RECORDS = "A metric's value would be of this rank's records only."
 REPLICATION = (
-    Patch(
-        averages_lib,
-        "averages_lib.assign_moving_average",
-        moving_averages.assign_moving_average,
-        THIS_RANK_ONLY,
-    ),
-    Patch(
-        tf2.__internal__.train,
-        "tf2.__internal__.train.assign_moving_average",
-        moving_averages.assign_moving_average,
-        THIS_RANK_ONLY,
+    *(
+        Patch(owner, name, moving_averages.assign_moving_average, THIS_RANK_ONLY)
+        for owner, name in (
+            (averages_lib, "averages_lib.assign_moving_average"),
+            (tf2.__internal__.train, "tf2.__internal__.train.assign_moving_average"),
+        )
     ),
     Patch(
         tf.train.ExponentialMovingAverage,
