@@ -12,7 +12,16 @@ from tensorflow.python.training import optimizer as optimizer_lib
 import collective
 from collective.ops import key_hashing as key_ops
 from tests.ranks import reference
-from tests.ranks.random_models import CLIPS, DECAYS, OPTIMIZERS, RATE, Lookup, Model, Table
+from tests.ranks.random_models import (
+    CLIPS,
+    DECAYS,
+    OPTIMIZERS,
+    RATE,
+    USES,
+    Lookup,
+    Model,
+    Table,
+)
 
 
 def initial_rows(table: Table) -> np.ndarray:
@@ -38,6 +47,12 @@ def ids_of(table: Table, keys: np.ndarray) -> np.ndarray:
     return np.array([ids[key] for key in keys.tolist()], np.int64)
 
 
+def metric_variable_from(start: float, name: str) -> Any:
+    """Makes a metric's state by hand."""
+    collections = [tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES]
+    return tf.Variable(start, trainable=False, collections=collections, name=f"metric/{name}")
+
+
 class Built:
     """Builds and holds a model's graph.
 
@@ -52,6 +67,9 @@ class Built:
         train: the update.
         losses: the losses before it.
         rows: lookups of all rows of every table, by the table's name.
+        metrics: the values of metrics of the predictions, by the metrics' names.
+        updates: updates them by a batch.
+        starts: what initializes them.
         tables: the tables, by the name of their variables.
     """
 
@@ -75,6 +93,9 @@ class Built:
         )
         step = tf.train.get_or_create_global_step()
         features = [self._features(i, lookup) for i, lookup in enumerate(model.lookups)]
+        self.metrics: dict[str, Any] = {}
+        self.updates: list[Any] = []
+        self.starts: list[Any] = []
         self.losses = self._network(tf.concat([*features, self._p["x"]], 1))
         self.rows = {}
         for name, table in self.tables.items():
@@ -300,15 +321,43 @@ class Built:
 
         for i, units in enumerate(self.model.hidden):
             x = getattr(tf.nn, self.model.activation)(dense(x, units, f"hidden{i}"))
+        outs = [dense(x, 1, f"loss{i}") for i in range(len(self.model.losses))]
+        for name in self.model.metrics:
+            self._add_metric(name, tf.sigmoid(outs[0]))
         return [
             tf.reduce_mean(
                 tf.square(out - self._p["y"])
                 if kind == "square"
                 else tf.nn.sigmoid_cross_entropy_with_logits(labels=self._p["y"], logits=out)
             )
-            for i, kind in enumerate(self.model.losses)
-            for out in [dense(x, 1, f"loss{i}")]
+            for kind, out in zip(self.model.losses, outs)
         ]
+
+    def _add_metric(self, name: str, predictions: tf.Tensor) -> None:
+        labels, metrics = self._p["y"], tf.keras.metrics
+        if name in ("mean", "auc"):
+            value, update = (
+                tf.metrics.mean(predictions)
+                if name == "mean"
+                else tf.metrics.auc(labels, predictions)
+            )
+        elif name.startswith("keras"):
+            metric = metrics.Mean() if name == "keras mean" else metrics.AUC()
+            update = metric.update_state(
+                *([predictions] if "mean" in name else [labels, predictions])
+            )
+            value = metric.result()
+            self.starts += [v.initializer for v in metric.variables]
+        else:
+            start = {"count": 0.0, "largest": -1.0, "smallest": 2.0}[name]
+            value = metric_variable_from(start, name)
+            update = {
+                "count": lambda: value.assign_add(tf.reduce_sum(tf.round(predictions))),
+                "largest": lambda: value.assign(tf.maximum(value, tf.reduce_max(predictions))),
+                "smallest": lambda: value.assign(tf.minimum(value, tf.reduce_min(predictions))),
+            }[name]()
+        self.metrics[name] = tf.identity(value)
+        self.updates.append(tf.group(update))
 
     def _train(self, step: Any) -> Any:
         left_out = {name for name, table in self.tables.items() if table.trained == "left out"}
@@ -320,9 +369,8 @@ class Built:
         for k, drawn in enumerate(self.model.optimizers):
             made = OPTIMIZERS[drawn.name](DECAYS[drawn.decay](step) if drawn.decay else RATE, step)
             taken = made.compute_gradients(self.losses[k % len(self.losses)], variables[k::count])
-            pairs.append(
-                (made, self._clipped(drawn.clip, [(g, v) for g, v in taken if g is not None]))
-            )
+            taken = [(g, v) for g, v in taken if g is not None]
+            pairs.append((made, self._clipped(drawn.clip, self._used(drawn.use, taken))))
         if count == 1:
             return pairs[0][0].apply_gradients(pairs[0][1], global_step=step)
         with tf.control_dependencies(
@@ -331,6 +379,20 @@ class Built:
             applied = [made.apply_gradients(some) for made, some in pairs]
         with tf.control_dependencies(applied):
             return tf.assign_add(step, 1).op
+
+    def _used(self, use: str | None, pairs: list[Any]) -> list[Any]:
+        """Returns gradients, of which those of tables are what the script makes of them."""
+        used = []
+        for g, v in pairs:
+            table = self.tables.get(v.op.name)
+            is_of_table = table is not None and table.kind != "replicated"
+            if use is None or not is_of_table or not isinstance(g, tf.IndexedSlices):
+                used.append((g, v))
+            elif use == "accumulated by hand" and table.kind == "dynamic":
+                used.append((g, v))
+            else:
+                used.append((USES[use](self._summed(g, v), v), v))
+        return used
 
     def _clipped(self, clip: str | None, pairs: list[Any]) -> list[Any]:
         if clip is None:
@@ -345,7 +407,8 @@ class Built:
 
     def _summed(self, gradient: Any, variable: Any) -> Any:
         table = self.tables.get(variable.op.name)
-        if self._ranks is not None or table is None or table.kind == "replicated":
+        is_slices = isinstance(gradient, tf.IndexedSlices)
+        if self._ranks is not None or table is None or table.kind == "replicated" or not is_slices:
             return gradient
         return tf.IndexedSlices(
             *optimizer_lib._deduplicate_indexed_slices(gradient.values, gradient.indices),

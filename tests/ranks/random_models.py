@@ -103,6 +103,7 @@ class Optimizer:
     name: str
     decay: str | None
     clip: str | None
+    use: str | None = None  # what the script makes of the rows of tables' gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Model:
     optimizers: tuple[Optimizer, ...]
     grouping: bool
     source: str  # feeds, a dataset, or a dataset whose keys are exchanged ahead
+    metrics: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: COLLECTIVE_TEST_MODELS={self.seed}:{self.seed + 1}"]
@@ -156,6 +158,34 @@ CLIPS: dict[str, Any] = {
     "norm": lambda g: tf.clip_by_norm(g, 0.05),
     "value": lambda g: tf.clip_by_value(g, -0.02, 0.01),
 }
+USES: dict[str, Any] = {
+    "decayed rows": lambda g, table: _with_values(
+        g, g.values + 0.1 * tf.nn.embedding_lookup(table, g.indices)
+    ),
+    "clipped values": lambda g, _: _with_values(g, tf.clip_by_norm(g.values, 0.05)),
+    "values clipped together": lambda g, _: _with_values(
+        g, tf.clip_by_global_norm([g.values], 0.05)[0][0]
+    ),
+    "clipped by hand": lambda g, _: _with_values(
+        g, g.values * tf.minimum(0.05 / (tf.sqrt(tf.reduce_sum(g.values**2)) + 1e-3), 1.0)
+    ),
+    "less the mean row": lambda g, _: _with_values(g, g.values - tf.reduce_mean(g.values, 0)),
+    "accumulated by hand": lambda g, table: _accumulated(g, table),
+}
+
+
+def _with_values(g: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, g.indices, g.dense_shape)
+
+
+def _accumulated(g: tf.IndexedSlices, table: Any) -> tf.Tensor:
+    """Adds half of the gradients so far to the gradient: a matrix."""
+    name = f"{table.op.name}/accumulated"
+    kept = tf.Variable(tf.zeros(table.shape, table.dtype), trainable=False, name=name)
+    return kept.assign(0.5 * kept + tf.convert_to_tensor(g))
+
+
+METRICS = ("mean", "auc", "keras mean", "keras auc", "count", "largest", "smallest")
 COLUMNS = (
     "identity",
     "hash",
@@ -180,8 +210,15 @@ def draw(seed: int) -> Model:
         *CLIPS,
         *(["global"] if all(table.dtype == "float32" for table in tables) else []),
     ]
+    # Drawn apart, as they came later: seeds keep their models.
+    later = random.Random(f"uses of gradients, and metrics, of {seed}")
     optimizers = tuple(
-        Optimizer(r.choice(list(OPTIMIZERS)), r.choice([None, *DECAYS]), r.choice(clips))
+        Optimizer(
+            r.choice(list(OPTIMIZERS)),
+            r.choice([None, *DECAYS]),
+            r.choice(clips),
+            later.choice([None, *USES]),
+        )
         for _ in range(r.choice([1, 1, 2]))
     )
     return Model(
@@ -193,6 +230,7 @@ def draw(seed: int) -> Model:
         optimizers,
         r.random() < 0.75,
         r.choice(["feeds", "feeds", "dataset", "keys ahead"]),
+        tuple(name for name in METRICS if later.random() < 0.3),
     )
 
 

@@ -20,19 +20,22 @@ def seeds():
 def trained(model, embedding_scope, ranks, batches):
     """Trains a model and leaves its session open.
 
-    Returns (the graph's model, the losses of each step, all rows of its tables, the session).
+    Returns (the graph's model, the losses of each step, all rows of its tables and its metrics, the
+    session).
     """
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     built = random_model_graph.Built(model, embedding_scope, ranks, stacked)
     session = tf.Session()
     session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+    session.run([tf.local_variables_initializer(), *built.starts])
     losses = [
         session.run(
-            [built.losses, built.train], {built.feeds[name]: batch[name] for name in built.feeds}
+            [built.losses, built.train, built.updates],
+            {built.feeds[name]: batch[name] for name in built.feeds},
         )[0]
         for batch in batches
     ]
-    return built, np.array(losses), session.run(built.rows), session
+    return built, np.array(losses), session.run([built.rows, built.metrics]), session
 
 
 def in_plain_tensorflow(model, batches):
@@ -96,12 +99,14 @@ def close(got, want, name, rtol=2e-4):
 
 def check(strategy, rank, size, model):
     batches = random_models.batches(model)
-    want_losses, want_rows, want = in_plain_tensorflow(model, batches)
-    tables, losses, rows, got = on_ranks(strategy, rank, size, model, batches)
+    want_losses, (want_rows, want_metrics), want = in_plain_tensorflow(model, batches)
+    tables, losses, (rows, metrics), got = on_ranks(strategy, rank, size, model, batches)
     everyone = grouped.everyone((losses, {name: keys for name, (keys, _) in got.items()}))
     np.testing.assert_allclose(
         np.mean([losses for losses, _ in everyone], 0), want_losses, rtol=2e-5, err_msg="losses"
     )
+    for name, value in want_metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
     assert got.keys() == want.keys() and rows.keys() == want_rows.keys() == tables.keys()
     for name, (keys, value) in got.items():
         # of a slot, whose name begins with its table's
