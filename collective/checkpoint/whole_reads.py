@@ -22,6 +22,7 @@ from collective.checkpoint.layout import (
     StoredTable,
 )
 from collective.checkpoint.tensor_bundle import Bundle, index_path
+from collective.ops.counting import counted
 
 # ---- TensorFlow's readers: tf.train.load_checkpoint, load_variable, list_variables
 
@@ -315,8 +316,9 @@ def _remapped(
     is_fresh = (rows < 0)[:, None] | (columns < 0)[None, :]
     if is_fresh.sum() != fresh.size:
         raise ValueError(
-            f"'{stored.name}' in checkpoint '{bundle.prefix}': {is_fresh.sum()} elements are not "
-            f"in it, and {fresh.size} values are given for them."
+            f"'{stored.name}' in checkpoint '{bundle.prefix}': "
+            f"initializing_values has {counted(fresh.size, 'value')}, and the elements that are "
+            f"not in the checkpoint need {is_fresh.sum()}."
         )
     out = np.empty(shape, np.float32)
     out[is_fresh] = fresh.reshape(-1)

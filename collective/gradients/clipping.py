@@ -15,9 +15,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import rank_parts
-from collective.gradients.table_gradients import TableGradient
-from collective.ops import collectives, gate, library_operations, shard_gradients
+from collective.gradients import rank_parts, table_gradients
+from collective.ops import collectives, gate, library_operations
 
 
 def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:
@@ -41,8 +40,7 @@ def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -
 
 def _sum_of_squares(gradient: tf.IndexedSlices) -> tf.Tensor:
     # A row's owner has all of its occurrences, whichever rank they come from.
-    values, _ = shard_gradients.summed(gradient.values, gradient.indices)
-    return tf.reduce_sum(tf.square(values))
+    return tf.reduce_sum(tf.square(table_gradients.distinct(gradient).values))
 
 
 def clip_by_norm(
@@ -57,15 +55,15 @@ def clip_by_norm(
             "it: axes must be None."
         )
     norm, limit = global_norm(original, [t]), tf.cast(clip_norm, t.dtype)
-    return TableGradient(t.values * (limit / tf.maximum(norm, limit)), t.indices, t.dense_shape)
+    return table_gradients.with_values(t, t.values * (limit / tf.maximum(norm, limit)))
 
 
 def clip_by_value(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `tf.clip_by_value`: sums repeated ids first."""
     if not rank_parts.is_part(t):
         return original(t, *args, **kwargs)
-    values, indices = shard_gradients.summed(t.values, t.indices)
-    return TableGradient(original(values, *args, **kwargs), indices, t.dense_shape)
+    t = table_gradients.distinct(t)
+    return table_gradients.with_values(t, original(t.values, *args, **kwargs))
 
 
 def clip_by_average_norm(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:

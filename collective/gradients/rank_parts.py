@@ -153,7 +153,8 @@ class GradientParts:
     def _taken(self) -> set[tf.Operation]:
         """Returns the operations that give the gradients, before a script does anything."""
         gradients = state_of(self._graph).table_gradients.values()
-        return {x.op for known in gradients for x in (known.values, known.rows, known.ids)}
+        tensors = (x for known in gradients for x in (known.values, known.rows, known.made_ids))
+        return {x.op for x in tensors if x is not None}
 
     def _check_changeable(self, work: Sequence[Any]) -> None:
         seen = state_of(self._graph).seen_by_session
@@ -257,7 +258,8 @@ class _Reading:
             takings, table = frozenset({known.taking}), str(known.table.op.name)
             self._note(known.values, Part(Kind.ROWS, table, takings))
             self._note(known.rows, Part(Kind.LOCAL, table, takings))
-            self._note(known.ids, Part(Kind.IDS, table, takings))
+            if known.made_ids is not None:
+                self._note(known.made_ids, Part(Kind.IDS, table, takings))
         while self._waiting:
             _, op = heapq.heappop(self._waiting)
             self._is_waiting.discard(op)

@@ -12,7 +12,7 @@ given the rows of the shard as they were, and no run translates anything.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -26,30 +26,73 @@ from collective.tables.table import Sharded
 
 
 class TableGradient(tf.IndexedSlices):
-    """Holds this rank's part of the gradient of a table: the rows that it owns, by their ids."""
+    """Holds this rank's part of the gradient of a table: the rows that it owns, by their ids.
+
+    The operations that give the ids are made when somebody asks for them.
+
+    Args:
+        values: [K, D].
+        rows: says of which rows they are.
+        dense_shape: [2] int64, that of the table; None of a dynamic one.
+    """
+
+    def __init__(self, values: tf.Tensor, rows: GradientRows, dense_shape: tf.Tensor | None):
+        self.rows = rows
+        super().__init__(values, None, dense_shape)
+
+    @property
+    def _indices(self) -> tf.Tensor:
+        return self.rows.ids
+
+    @_indices.setter
+    def _indices(self, none: None) -> None:
+        """Leaves it to `rows`."""
 
 
 class ShardGradient(tf.IndexedSlices):
     """Holds the gradient of this rank's shard, by the rows of the shard."""
 
 
-@dataclasses.dataclass(frozen=True)
 class GradientRows:
     """Says of which rows of a shard a gradient is.
 
     Attributes:
         table: the table.
-        ids: [K] int64, the ids of its rows.
         rows: [K] int64, where they are in the shard.
-        values: [K, D].
+        values: [K, D], the gradient as it was taken.
         taking: the number of the `tf.gradients` that took it.
     """
 
-    table: Sharded
-    ids: tf.Tensor
-    rows: tf.Tensor
-    values: tf.Tensor
-    taking: int
+    def __init__(self, table: Sharded, rows: tf.Tensor, values: tf.Tensor, taking: int):
+        self.table, self.rows, self.values, self.taking = table, rows, values, taking
+        self._ids: tf.Tensor | None = None
+
+    @property
+    def made_ids(self) -> tf.Tensor | None:
+        """Returns `ids`, if anybody has asked for them."""
+        return self._ids
+
+    @property
+    def ids(self) -> tf.Tensor:
+        """Returns the ids of the rows, int64 [K]."""
+        if self._ids is None:
+            self._ids = self._make_ids()
+            state_of(self._ids.graph).table_gradients[self._ids.name] = self
+            if shard_gradients.is_distinct(self.rows):
+                shard_gradients.mark_distinct(self._ids)
+        return self._ids
+
+    def _make_ids(self) -> tf.Tensor:
+        graph = self.rows.graph
+        is_inside = self.rows.op._get_control_flow_context() is not None
+        with (
+            graph.as_default(),
+            # What asks may wait for something, or be in a branch; others may ask elsewhere.
+            contextlib.nullcontext() if is_inside else tf.control_dependencies(None),
+            library_operations.noted(graph),
+            device_scopes.anywhere(),
+        ):
+            return self.table.ids_of_rows(self.rows)
 
 
 def next_taking(graph: tf.Graph) -> int:
@@ -72,17 +115,34 @@ def present(gradient: tf.IndexedSlices, table: Sharded, taking: int = 0) -> Tabl
         taking: the number of the `tf.gradients` that took it, in its graph.
     """
     values, rows = gradient.values, gradient.indices
-    with library_operations.noted(rows.graph), device_scopes.anywhere():
-        ids = table.ids_of_rows(rows)
-        shape = None
-        if table.rows is not None:
+    known = GradientRows(table, rows, values, taking)
+    state_of(rows.graph).table_gradients[rows.name] = known
+    shape = None
+    if table.rows is not None:
+        with library_operations.noted(rows.graph), device_scopes.anywhere():
             shape = tf.constant([table.rows, table.dim], tf.int64, name="shape_of_table")
-    known = GradientRows(table, ids, rows, values, taking)
-    gradients = state_of(rows.graph).table_gradients
-    gradients[ids.name] = gradients[rows.name] = known
-    if shard_gradients.is_distinct(rows):
-        shard_gradients.mark_distinct(ids)
-    return TableGradient(values, ids, shape)
+    return TableGradient(values, known, shape)
+
+
+def rows_of(gradient: tf.IndexedSlices) -> GradientRows | None:
+    """Returns of which rows a gradient is, if it is a table's by the indices that it came with."""
+    return gradient.rows if isinstance(gradient, TableGradient) else known_rows(gradient.indices)
+
+
+def with_values(gradient: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
+    """Returns a gradient with other values for the same rows."""
+    if isinstance(gradient, TableGradient):
+        return TableGradient(values, gradient.rows, gradient.dense_shape)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def distinct(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns a gradient with each row once; a table's has it so as it was taken."""
+    if isinstance(gradient, TableGradient) and shard_gradients.is_distinct(gradient.rows.rows):
+        return gradient
+    return tf.IndexedSlices(
+        *shard_gradients.summed(gradient.values, gradient.indices), gradient.dense_shape
+    )
 
 
 def known_rows(indices: Any) -> GradientRows | None:
@@ -115,7 +175,7 @@ def to_shard(gradient: Any, table: Sharded) -> Any:
             if collectives.size() == 1 or table.rows is None:
                 return gradient
             return tf.identity(dense_view.local_rows(table, tf.convert_to_tensor(gradient)))
-        known = known_rows(gradient.indices)
+        known = rows_of(gradient)
         if known is not None:
             return ShardGradient(gradient.values, known.rows)
         return ShardGradient(gradient.values, table.rows_of_ids(gradient.indices))
@@ -125,15 +185,13 @@ def _to_tensor(
     value: TableGradient, dtype: Any = None, name: str | None = None, as_ref: bool = False
 ) -> tf.Tensor:
     """Converts a table's gradient to a matrix, [V, D], which is the same on every rank."""
-    known = known_rows(value.indices)
-    table = None if known is None else known.table
+    table = value.rows.table
     if value.dense_shape is None:
-        called = "a dynamic table" if table is None else f"the dynamic table '{table.op.name}'"
         raise TableError(
-            f"The gradient of {called} can't become a matrix: the table has rows for the keys that "
-            "came. Keep it as IndexedSlices."
+            f"The gradient of the dynamic table '{table.op.name}' can't become a matrix: the table "
+            "has rows for the keys that came. Keep it as IndexedSlices."
         )
-    if table is not None and collectives.size() > 1:
+    if collectives.size() > 1:
         dense_view.warn_of_size(
             table,
             "table '%s' has a gradient that becomes a matrix, %.1f GB on every rank. Keep it as "

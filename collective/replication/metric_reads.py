@@ -347,7 +347,7 @@ def _refuse_use(
 def _words(reader: str, each: MetricState, obstacle: str = "") -> str:
     return (
         f"'{reader}' reads the metric variable '{each.name}', which {obstacle or each.obstacle}: "
-        f"the values of {collectives.size()} ranks cannot become one. {NEEDS}"
+        f"the ranks' values cannot become one. {NEEDS}"
     )
 
 
