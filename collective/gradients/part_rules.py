@@ -67,10 +67,10 @@ _UNORDERED: dict[str, tuple[int, ...]] = {
     "DenseBincount": (0,),
 }
 # Operations that look at rows and give nothing on to the script's numbers.
-_ONLOOKERS = frozenset(
-    "StringFormat PrintV2 Assert NoOp HistogramSummary TensorSummary TensorSummaryV2 "
-    "WriteHistogramSummary".split()
+SUMMARIES = frozenset(
+    "HistogramSummary TensorSummary TensorSummaryV2 WriteHistogramSummary".split()
 )
+_ONLOOKERS = SUMMARIES | frozenset("StringFormat PrintV2 Assert NoOp".split())
 
 
 def verdict(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:

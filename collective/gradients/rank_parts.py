@@ -38,6 +38,7 @@ from collective.ops import (
 )
 from collective.ops.graph_state import state_of
 from collective.tables.grouping import lookups_of
+from collective.tables.table import Sharded
 
 SCOPE = "collective/gradient_parts/"
 ADVICE = (
@@ -67,11 +68,13 @@ class GradientParts:
 
     Attributes:
         settled: operations into which the rows of all ranks come.
+        warned: summaries of which it was said that they are of one rank's rows.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
         self._graph = graph
         self.settled: set[tf.Operation] = set()
+        self.warned: set[tf.Operation] = set()
         self._parts: dict[str, Part] = {}
         self._work: list[tuple[tf.Operation, Verdict, Mapping[int, Part]]] = []
         self._version: tuple[int, int] = (-1, -1)
@@ -115,6 +118,20 @@ class GradientParts:
         if part.kind is Kind.COUNT:
             return self._count_of_all_ranks(leaf, part)
         return self._of_all_ranks(leaf, part)
+
+    def check_function(self) -> None:
+        """Refuses rows that come together in the graph of a function, where no exchange can be.
+
+        Raises:
+            TableError: it has an operation that would need the rows of all ranks.
+        """
+        work = self._read()
+        if work:
+            op, _, parts = work[0]
+            raise TableError(_refusal(op, next(iter(parts.values())), "it is inside a function"))
+        refused = state_of(self._graph).refused_operations
+        for op in sorted(refused, key=lambda op: op._id):
+            raise TableError(refused[op])
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -194,10 +211,14 @@ def settle(graph: tf.Graph) -> None:
     """Makes what a script computes of tables' gradients that of all ranks.
 
     Raises:
-        TableError: a session has run it already.
+        TableError: a session has run it already, or rows come together inside a function.
     """
+    if collectives.size() == 1:
+        return
+    if graphs.is_function(graph) and state_of(graph).table_gradients:
+        parts_of(graph).check_function()
     graph = graphs.outermost(graph)
-    if collectives.size() > 1 and state_of(graph).table_gradients:
+    if state_of(graph).table_gradients:
         parts_of(graph).settle()
 
 
@@ -241,6 +262,9 @@ class _Reading:
         self._lookups: dict[str, list[Any]] = {}
         for written in lookups_of(graph).written:
             self._lookups.setdefault(written.lookup.ids.name, []).append(written)
+        self._tables = [
+            v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if isinstance(v, Sharded)
+        ]
         self._waiting: list[tuple[int, tf.Operation]] = []
         self._is_waiting: set[tf.Operation] = set()
 
@@ -260,6 +284,11 @@ class _Reading:
             self._note(known.rows, Part(Kind.LOCAL, table, takings))
             if known.made_ids is not None:
                 self._note(known.made_ids, Part(Kind.IDS, table, takings))
+        for table in self._tables:
+            # An optimizer of a script's own may take the norm of the table, which is its shard.
+            for op in table.handle.consumers():
+                if op.type == "ReadVariableOp" and self._noted.is_optimizers(op):
+                    self._note(op.outputs[0], Part(Kind.ROWS, str(table.op.name), frozenset({0})))
         while self._waiting:
             _, op = heapq.heappop(self._waiting)
             self._is_waiting.discard(op)
@@ -293,6 +322,8 @@ class _Reading:
         if op.type.startswith("Collective") or self._noted.is_librarys(op):
             return
         parts = {i: self.parts[x.name] for i, x in enumerate(op.inputs) if x.name in self.parts}
+        if op.type in part_rules.SUMMARIES:
+            _warn_of_summary(op, next(iter(parts.values())))
         verdict = part_rules.verdict(op, {i: part.kind for i, part in parts.items()})
         is_lenient = self._noted.is_optimizers(op)
         if is_lenient:
@@ -308,6 +339,18 @@ class _Reading:
         takings = frozenset().union(*(each.takings for each in parts.values()))
         for i, kind in verdict.outputs.items():
             self._note(op.outputs[i], Part(kind, part.table, takings))
+
+
+def _warn_of_summary(op: tf.Operation, part: Part) -> None:
+    warned = state_of(op.graph).gradient_parts.warned
+    if collectives.rank() == 0 and op not in warned:
+        warned.add(op)
+        tf.logging.warning(
+            "The summary '%s' shows the rows of the gradient of table '%s' that one rank owns. One "
+            "of tf.convert_to_tensor(gradient) shows those of all ranks, where all ranks run it.",
+            op.name,
+            part.table,
+        )
 
 
 def _leniently(op: tf.Operation, verdict: Verdict) -> Verdict:

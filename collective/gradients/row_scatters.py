@@ -27,6 +27,7 @@ from collective.ops import (
     shard_gradients,
     tensorflow_lookup,
 )
+from collective.replication.pending_syncs import analysis_of
 from collective.tables import dense_view, row_writes
 from collective.tables.table import Sharded, in_shard_view
 
@@ -42,8 +43,8 @@ _OPERATIONS = {
 }
 HOWS = tuple(_OPERATIONS)
 DIFFERENT = (
-    "table '{table}': ranks 0 and {value} give a scatter different ids or rows, of which each rank "
-    "would keep those that it owns. Give the same on every rank "
+    "table '{table}': ranks 0 and {value} give different ids or rows for one change of it, of "
+    "which each rank would keep its own. Give the same on every rank "
     "(horovod.tensorflow.broadcast(rows, 0) has those of rank 0)"
 )
 
@@ -118,6 +119,35 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
         return dense_view.read(table)
 
 
+def owned_slices(gradient: tf.IndexedSlices, table: Sharded) -> tf.IndexedSlices:
+    """Returns this rank's rows of a gradient that a script has made by itself, for all ranks alike.
+
+    Raises:
+        TableError: it depends on what this rank alone knows; or it is made in a branch or a
+            function.
+    """
+    graph, tensors = tf.get_default_graph(), [gradient.indices, gradient.values]
+    is_outside = graphs.is_outside(graph)
+    if not is_outside or analysis_of(graph).is_rank_local(tensors):
+        where = "depends on this rank's own data" if is_outside else "is made in a branch"
+        raise TableError(
+            f"The gradient '{gradient.values.op.name}' for table '{table.op.name}' is no gradient "
+            f"that was taken with respect to the table, and {where}. Take it by tf.gradients or "
+            "compute_gradients and change what these return; or give the same on every rank, "
+            "outside of branches."
+        )
+    with library_operations.noted(graph), device_scopes.anywhere():
+        ids, values = tf.cast(gradient.indices, tf.int64), tf.convert_to_tensor(gradient.values)
+        with tf.control_dependencies([_checked(table, ids, values)]):
+            ids = tf.identity(ids)
+        is_owned = tf.equal(table.owners(ids), collectives.rank())
+        return tf.IndexedSlices(
+            tf.boolean_mask(values, is_owned),
+            tf.boolean_mask(ids, is_owned),
+            gradient.dense_shape,
+        )
+
+
 def _flat(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns ids [K], and a row for each, [K, D]."""
     shape = tf.concat([tf.shape(ids), [table.dim]], 0)
@@ -142,8 +172,9 @@ def _checked(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     """Returns what exists once ranks agree that they were given the same rows, and valid ids."""
     table_name, gates = str(table.op.name), gate.gates_of(tf.get_default_graph())
     name = collectives.unique_name(f"{table_name}/scatter")
-    bounds = tensorflow_lookup.bounds(ids)[None]
-    gates.checks.append(gate.Check(name, (table_name,), (table.rows,), bounds))
+    if table.rows is not None:
+        bounds = tensorflow_lookup.bounds(ids)[None]
+        gates.checks.append(gate.Check(name, (table_name,), (table.rows,), bounds))
     with device_scopes.on_host():
         own = tf.numpy_function(_digest, [ids, updates], tf.int64)
         own.set_shape([1])

@@ -6,6 +6,7 @@ as the library's is.
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from collective import TableError
@@ -487,3 +488,121 @@ def test_an_adversarial_perturbation(strategy, rank, size):
             return {"train": table.assign_sub(moved * 1.5).op}
 
     compare(strategy, rank, size, train, rtol=1e-4)
+
+
+class LayerwiseRate(tf.train.GradientDescentOptimizer):
+    """Scales a variable's step by its norm over its gradient's, as LARS does."""
+
+    def _trust(self, grad, var):
+        return 0.1 * tf.norm(var) / (tf.norm(grad) + 1e-6)
+
+    def _resource_apply_dense(self, grad, var):
+        return super()._resource_apply_dense(grad * self._trust(grad, var), var)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        step = -0.3 * self._trust(grad, var) * grad
+        return tf.raw_ops.ResourceScatterAdd(resource=var.handle, indices=indices, updates=step)
+
+    def _resource_apply_sparse_duplicate_indices(self, grad, var, indices):
+        return self._resource_apply_sparse(grad, var, indices)
+
+
+def test_norms_that_an_optimizer_takes(strategy, rank, size):
+    """An optimizer of a script's own is given shards: its norms are of the whole all the same."""
+
+    def train(loss, variables):
+        gradients = [summed_or_dense(gradient) for gradient in tf.gradients(loss, variables)]
+        return {"train": LayerwiseRate(0.3).apply_gradients(zip(gradients, variables))}
+
+    compare(strategy, rank, size, train, rtol=1e-4)
+
+
+HAND_MADE = {
+    "constants": lambda: tf.IndexedSlices(
+        tf.constant(reference.table_values(3, D, 2)), tf.constant([1, 2, 7], tf.int64), None
+    ),
+    "of a variable": lambda: tf.IndexedSlices(
+        2.0 * tf.get_variable("kept", initializer=reference.table_values(2, D, 3)),
+        tf.constant([8, 0]),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("made", HAND_MADE)
+def test_a_gradient_made_by_hand_the_same_on_every_rank(strategy, made):
+    def build(embedding_scope):
+        with embedding_scope():
+            table = reference.table("t", V, D)
+        optimizer = tf.train.AdagradOptimizer(0.3)
+        train = optimizer.apply_gradients([(HAND_MADE[made](), table)])
+        return {"train": train, "rows": tf.nn.embedding_lookup(table, tf.range(V))}, {}
+
+    runs = [(["train"], {})] * 2 + [(["rows"], {})]
+    want = reference.plain(build, runs)[-1]["rows"]
+    np.testing.assert_allclose(
+        reference.sharded(strategy, build, runs)[-1]["rows"], want, rtol=1e-5
+    )
+
+
+def test_a_gradient_made_by_hand_of_a_ranks_own_data_is_refused(strategy, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D)
+        data = tf.data.Dataset.from_tensors((np.array([1, 2]), np.ones([2, D], np.float32)))
+        ids, rows = tf.data.make_one_shot_iterator(data).get_next()
+        with pytest.raises(TableError, match="table 't'.* depends on this rank's own data"):
+            tf.train.GradientDescentOptimizer(0.1).apply_gradients(
+                [(tf.IndexedSlices(rows, ids), table)]
+            )
+
+
+def test_a_gradient_that_is_fed_differently_is_refused_on_all(strategy, rank, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D)
+        scale = tf.placeholder(tf.float32, [])
+        slices = tf.IndexedSlices(scale * tf.ones([2, D]), tf.constant([1, 2]))
+        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(slices, table)])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(tf.errors.InvalidArgumentError, match="table 't': ranks 0 and 1"):
+                session.run(train, {scale: float(rank)})
+            session.run(train, {scale: 1.0})
+
+
+def test_a_norm_inside_a_function_is_refused(strategy, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D)
+
+        @tf2.function(autograph=False)
+        def step():
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
+            gradient = tf.gradients(loss, table)[0]
+            changed = with_values(gradient, gradient.values / tf.norm(gradient.values))
+            return tf.train.GradientDescentOptimizer(0.1).apply_gradients([(changed, table)])
+
+        with pytest.raises(TableError, match="table 't'.*inside a function"):
+            step()
+
+
+def test_a_histogram_is_said_to_be_one_ranks(strategy, rank, size, caplog):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default(), caplog.at_level("WARNING", "tensorflow"):
+        gradient, table = taken(strategy)
+        summary = tf.summary.histogram("of_gradient", gradient.values)
+        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, table)])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run([train, summary])
+    said = [r.getMessage() for r in caplog.records if "of_gradient" in r.getMessage()]
+    assert len(said) == (rank == 0)
+    assert not said or "table 't' that one rank owns" in said[0]

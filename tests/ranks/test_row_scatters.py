@@ -99,7 +99,7 @@ def test_rows_that_differ_between_ranks_are_refused_on_all(strategy, rank, size)
             session.run(tf.global_variables_initializer())
             before = session.run(rows)
             with pytest.raises(
-                tf.errors.InvalidArgumentError, match="table 't': ranks 0 and 1 give a scatter"
+                tf.errors.InvalidArgumentError, match="table 't': ranks 0 and 1 give different ids"
             ):
                 session.run(change, {given: np.full([1, D], rank)})
             np.testing.assert_array_equal(session.run(rows), before)
