@@ -149,6 +149,23 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
     return dataset
 
 
+def note_source(dealer: Dealer, digest: int, elements: int) -> None:
+    """Notes a dataset whose order follows from what it is made of, for the graph being built.
+
+    Args:
+        dealer: says what deals it.
+        digest: 63 bits of what it is made of, its order included.
+        elements: how many it has.
+    """
+    graph = tf.get_default_graph()
+    if collectives.size() == 1 or graphs.is_eager() or graphs.is_function(graph):
+        return
+    known = input_of(graph) or DealtInput()
+    mark = Mark(1, elements, elements, [digest], [digest], [elements])
+    known.digests.append((dealer, SourceDigest(("files",), Reading([mark], mark))))
+    state_of(graph).dealt_input = known
+
+
 def difference(
     tensors: Sequence[str], element: str, readings: Sequence[Reading]
 ) -> Difference | None:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.data import dataset_analysis, deduplication
+from collective.data import dataset_analysis, dealt_input, deduplication
 from collective.data.batch_reader import BatchReader
 from collective.data.columns import Column
 from collective.data.global_batches import GlobalBatches, PartOrder
@@ -24,6 +24,11 @@ from collective.data.record_order import RecordOrder
 from collective.ops import collectives
 from collective.ops.counting import counted
 
+_DEALER = dealt_input.Dealer(
+    "collective.data.parquet(): what it reads, or an option,",
+    "batches",
+    "Sort a list of files, and give all ranks the same options.",
+)
 # Where a row group is read by more ranks than this, a warning says how to have it read by fewer.
 _READERS_OF_A_GROUP = 4
 
@@ -102,7 +107,8 @@ def parquet(
             contradicts itself; it names the columns. The other ranks get a `RankError`, and no rank
             applies the step.
     """
-    takes_defaults = rank is None and ranks is None and not drop_remainder
+    is_dealt = rank is None and ranks is None
+    takes_defaults = is_dealt and not drop_remainder
     if rank is None or ranks is None:
         collectives.init()
     ranks = collectives.size() if ranks is None else ranks
@@ -130,10 +136,12 @@ def parquet(
     dataset = batches(numbers, reader)
     if deduplicate:
         dataset = dataset.map(deduplication.restoring(deduplicate))
+    records = ParquetRecords(source, order, epochs, seed if shuffle else None, deduplicate)
+    if is_dealt:
+        made_of = dataset_analysis.digest_of(repr((records.digest, seed, epochs, start)).encode())
+        dealt_input.note_source(_DEALER, made_of, order.batches)
     if takes_defaults and first == 0:
-        dataset.collective_records = ParquetRecords(
-            source, order, epochs, seed if shuffle else None, deduplicate
-        )
+        dataset.collective_records = records
     return dataset
 
 

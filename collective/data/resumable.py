@@ -8,12 +8,17 @@ from typing import Any, Callable, Protocol
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.data import dataset_analysis
+from collective.data import dataset_analysis, dealt_input
 from collective.data.positions import ON_CHANGE, DataSource, OnChange, position_of
 from collective.ops import collectives, graphs
 from collective.policy import is_whole
 
 # TensorFlow's names of operations.
+_DEALER = dealt_input.Dealer(
+    "collective.data.resumable(): what it reads, or an option,",
+    "records of a batch",
+    "Sort a list of files, and give all ranks the same options.",
+)
 _NAME = re.compile("[A-Za-z0-9.][A-Za-z0-9_./-]*")
 
 Batch = Callable[[tf2.data.Dataset, int], tf2.data.Dataset]
@@ -110,6 +115,8 @@ def resumable(
     else:
         source = DataSource(batch_size, records.records, records.seed, records.digest)
     position = position_of(name, source, on_change, start)
+    made_of = dataset_analysis.digest_of(repr(source).encode())
+    dealt_input.note_source(_DEALER, made_of, batch_size)
 
     def batches(_: tf.Tensor) -> tf2.data.Dataset:
         first = tf.constant(start, tf.int64) if position is None else position.start()

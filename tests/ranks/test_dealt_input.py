@@ -8,9 +8,11 @@ import random
 import warnings
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import tensorflow.compat.v1 as tf
 
+import collective
 from collective import RankError
 from collective.ops import collectives
 from tests.ranks import reference
@@ -234,6 +236,28 @@ def test_another_order_on_each_rank_is_an_error_of_shard(strategy, size, kind, t
         loop(strategy, dataset, trains, monitored)
     assert "strategy.shard(dataset).shuffle" in str(one.value)
     assert len({text["error"] for text in told(error=str(one.value))}) == 1
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("shuffles", [True, False])
+def test_a_list_of_parquet_files_in_another_order(strategy, tmp_path, rank, size, trains, shuffles):
+    files = [str(tmp_path / f"{i}.parquet") for i in range(2 * size)]
+    for i, path in enumerate(files):
+        pyarrow.parquet.write_table(pyarrow.table({"id": np.arange(4) + 4 * i}), path)
+    if shuffles and rank > 0:
+        files.reverse()
+
+    def dataset():
+        return collective.data.parquet(files, batch_size=2).map(lambda batch: batch["id"])
+
+    if size == 1 or not shuffles:
+        dealt = told(records=loop(strategy, dataset, trains, True))
+        assert sorted(record for each in dealt for record in each["records"]) == list(
+            range(8 * size)
+        )
+        return
+    with pytest.raises(RankError, match=r"data\.parquet\(\): .* is not the same on all ranks"):
+        loop(strategy, dataset, trains, True)
 
 
 @pytest.mark.parametrize("trains", [True, False])
