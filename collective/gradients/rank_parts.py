@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.gradients import part_rules
-from collective.gradients.part_kinds import BY_ROW, Kind, Verdict
+from collective.gradients.part_kinds import BY_ROW, SIZES, Kind, Verdict
 from collective.gradients.table_gradients import is_of_table
 from collective.ops import (
     collectives,
@@ -38,6 +38,7 @@ from collective.ops import (
 )
 from collective.ops.graph_state import state_of
 from collective.tables.grouping import lookups_of
+from collective.tables.table import Sharded
 
 SCOPE = "collective/gradient_parts/"
 ADVICE = (
@@ -55,11 +56,18 @@ class Part:
         kind: what it says of this rank's rows.
         table: the table's name.
         takings: the numbers of the `tf.gradients` that it comes from.
+        owners: which rank owns a key: the same for all static tables (`owners_of`).
     """
 
     kind: Kind
     table: str
     takings: frozenset[int]
+    owners: str
+
+
+def owners_of(table: Sharded) -> str:
+    """Returns what is the same for tables of which a rank owns the same keys."""
+    return str(table.op.name) if table.rows is None else "key mod N"
 
 
 class GradientParts:
@@ -110,11 +118,13 @@ class GradientParts:
             values, indices = map(self._of_all_ranks_if_part, (leaf.values, leaf.indices))
             return tf.IndexedSlices(values, indices, leaf.dense_shape)
         part = self.part_of(leaf)
-        if part is None or part.kind not in (Kind.ROWS, Kind.IDS, Kind.COUNT):
+        if part is None:
             return leaf
-        if part.kind is Kind.COUNT:
+        if part.kind in SIZES:
             return self._count_of_all_ranks(leaf, part)
-        return self._of_all_ranks(leaf, part)
+        if part.kind in (Kind.ROWS, Kind.IDS):
+            return self._of_all_ranks(leaf, part)
+        raise TableError(_refusal(leaf.op, part, "it has places among these"))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -173,10 +183,14 @@ class GradientParts:
         return self._gathered[x.name]
 
     def _count_of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
+        """Returns a number of rows, or a shape that begins with it, for the rows of all ranks."""
         key = f"count of {x.name}"
         if key not in self._gathered:
-            counts = _allgather(tf.reshape(x, [1]), [part.table])
-            self._gathered[key] = tf.reshape(tf.reduce_sum(counts), tf.shape(x))
+            sizes = tf.reshape(x, [-1])
+            count = tf.reduce_sum(_allgather(sizes[:1], [part.table]), keepdims=True)
+            whole = tf.reshape(tf.concat([count, sizes[1:]], 0), tf.shape(x))
+            whole.set_shape(x.shape)
+            self._gathered[key] = whole
         return self._gathered[key]
 
 
@@ -254,10 +268,15 @@ class _Reading:
 
     def follow(self, gradients: Any) -> None:
         for known in gradients:
-            takings, table = frozenset({known.taking}), str(known.table.op.name)
-            self._note(known.values, Part(Kind.ROWS, table, takings))
-            self._note(known.rows, Part(Kind.LOCAL, table, takings))
-            self._note(known.ids, Part(Kind.IDS, table, takings))
+            part = Part(
+                Kind.ROWS,
+                str(known.table.op.name),
+                frozenset({known.taking}),
+                owners_of(known.table),
+            )
+            self._note(known.values, part)
+            self._note(known.rows, dataclasses.replace(part, kind=Kind.LOCAL))
+            self._note(known.ids, dataclasses.replace(part, kind=Kind.IDS))
         while self._waiting:
             _, op = heapq.heappop(self._waiting)
             self._is_waiting.discard(op)
@@ -267,7 +286,7 @@ class _Reading:
         before = self.parts.get(tensor.name)
         if before is not None:
             # A gradient's own tensors stay what they are; rows with one rank are ids.
-            part = Part(before.kind, before.table, before.takings | part.takings)
+            part = dataclasses.replace(before, takings=before.takings | part.takings)
             if part == before:
                 return
         self.parts[tensor.name] = part
@@ -283,7 +302,7 @@ class _Reading:
         if written.lookup.sparse_ids is not None or part.kind not in (Kind.IDS, Kind.ROWS):
             self.refused[written.out] = _refusal(written.out, part, "it pools rows")
         else:
-            self._note(written.out.outputs[0], Part(Kind.ROWS, part.table, part.takings))
+            self._note(written.out.outputs[0], dataclasses.replace(part, kind=Kind.ROWS))
 
     def _judge(self, op: tf.Operation) -> None:
         if op in self._settled or graph_analysis.is_of_carrier(op.type):
@@ -304,8 +323,12 @@ class _Reading:
         if verdict.refused and not is_lenient:
             self.refused[op] = _refusal(op, part, verdict.refused)
         takings = frozenset().union(*(each.takings for each in parts.values()))
+        owners = {each.owners for each in parts.values()}
         for i, kind in verdict.outputs.items():
-            self._note(op.outputs[i], Part(kind, part.table, takings))
+            if kind is Kind.IDS and len(owners) > 1:
+                kind = Kind.ROWS  # One key may be on two ranks.
+            part = Part(kind, part.table, takings, min(owners) if len(owners) == 1 else "")
+            self._note(op.outputs[i], part)
 
 
 def _leniently(op: tf.Operation, verdict: Verdict) -> Verdict:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.gradients import accumulation, rank_parts, table_gradients
+from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
 from collective.ops import (
     collectives,
     dense_allreduce,
@@ -199,7 +199,7 @@ def of_shards(grads_and_vars: Any) -> list[Any]:
     rank_parts.settle(tf.get_default_graph())
     return [
         (
-            table_gradients.to_shard(gradient, variable)
+            given_rows.shard_gradient(gradient, variable)
             if isinstance(variable, Sharded)
             else rank_parts.check_gradient(gradient, variable),
             variable,

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import rank_parts
+from collective.gradients import given_rows, rank_parts
 from collective.gradients.part_kinds import Kind
 from collective.ops import (
     collectives,
@@ -105,12 +105,15 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
             waits.append(_checked(table, ids, updates))
             is_owned = tf.equal(ids % collectives.size(), collectives.rank())
             ids, updates = tf.boolean_mask(ids, is_owned), tf.boolean_mask(updates, is_owned)
+        elif given_rows.owns(part, table):
+            waits.append(dense_view.agreed(table, f"scatter_{how}"))
         elif part.kind not in (Kind.IDS, Kind.ROWS):
             raise TableError(
                 f"A scatter of table '{table.op.name}' takes ids; '{ids.op.name}' has places of "
                 "rows among those of this rank."
             )
         else:
+            ids, updates = given_rows.of_owners(table, *_flat(table, ids, updates))
             waits.append(dense_view.agreed(table, f"scatter_{how}"))
         with tf.control_dependencies(waits):
             done = _written(table, how, table.rows_of_ids(ids), updates)

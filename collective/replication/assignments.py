@@ -148,6 +148,19 @@ def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
     return synced
 
 
+def mean_matrix(gradient: Any, table: Any) -> Any:
+    """Returns a table's gradient [V, D], the same on all ranks: the mean over ranks if it isn't."""
+    graph = tf.get_default_graph()
+    matrix = tf.convert_to_tensor(gradient, table.dtype.base_dtype)
+    if not has_replicas(graph) or is_fed(matrix):
+        return matrix
+    analysis = analysis_of(graphs.outermost(graph))
+    if not analysis.is_rank_local([matrix]):
+        return matrix
+    _warn(f"The gradient of the table '{table.op.name}' depends on", MEAN)
+    return dense_allreduce.over_ranks("dense_gradients", [(str(table.op.name), matrix)])[0]
+
+
 def _is_rank_local(gradient: Any, analysis: ReplicationAnalysis) -> bool:
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     tensors = [gradient.values, gradient.indices] if is_sparse else [gradient]

@@ -154,6 +154,18 @@ def reductions(g, table):
         "first_id": tf.reduce_min(tf.cast(g.indices, tf.int32)),
         "gram": tf.matmul(x, x, transpose_a=True),
         "histogram": tf.histogram_fixed_width(x, [-1.0, 1.0], 5),
+        "pairs": tf.size(g.indices) * (tf.size(g.indices) - 1),
+        "pairs_of_numbers": tf.cast(tf.size(g.indices) * tf.shape(x)[0], tf.float32),
+        "shape": tf.shape(x),
+        "float_shape": tf.cast(tf.shape(x), tf.float32),
+        "turned_shape": tf.gather(tf.shape(x), [1, 0]),
+        "number_second": tf.stack([7, tf.size(g.indices)])[1],
+        "number_first": tf.stack([7, tf.size(g.indices)])[0],
+        "unstacked": tf.stack(tf.unstack(tf.shape(x))),
+        "width": tf.sqrt(tf.cast(tf.unstack(tf.shape(x))[1], tf.float32)),
+        "last_of_shape": tf.shape(x)[-1],
+        "first_of_shape": tf.shape(x)[-2],
+        "square": tf.zeros([tf.size(g.indices)] * 2),
         "nested": tf.reduce_sum(tf.square(x / tf.reduce_sum(tf.abs(x)))),
     }
 
@@ -323,6 +335,8 @@ REFUSED = {
     "py_func": lambda g: tf.py_func(np.linalg.norm, [g.values], tf.float32),
     "below": lambda g: tf.concat([g.values, tf.ones([2, D])], 0),
     "unique_values": lambda g: tf.size(tf.unique(g.values[:, 0])[0]),
+    "one_row": lambda g: tf.norm(tf.reshape(g.values, tf.stack([1, tf.size(g.values)])), axis=1),
+    "places": lambda g: tf.unique(g.indices)[1],
     "softmax": lambda g: tf.nn.softmax(g.values[:, 0]),
 }
 
