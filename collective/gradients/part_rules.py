@@ -102,9 +102,7 @@ def _elementwise(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
     ranks = [op.inputs[i].shape.rank for i, kind in kinds.items() if kind in BY_ROW]
     if any(kind in SIZES for kind in kinds.values()):
         # A number of this rank's rows among its rows: the number is to be of all ranks.
-        if Kind.SHAPE in kinds.values():
-            return Verdict(refused="it computes with the shape")
-        return Verdict(counted=tuple(i for i, kind in kinds.items() if kind is Kind.COUNT))
+        return Verdict(counted=tuple(i for i, kind in kinds.items() if kind in SIZES))
     rank = max(ranks, default=None) if None not in ranks else None
     if op.type not in ("BiasAdd", "Select") and rank is not None:
         if len(set(ranks)) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_util
 
@@ -24,10 +25,8 @@ _SIZED: dict[str, tuple[int, ...]] = {
     "StatelessRandomNormalV2": (0,),
     "StatelessTruncatedNormalV2": (0,),
 }
-_KEPT_SIZES = frozenset(
-    "Cast Identity Pack ConcatV2 ExpandDims Squeeze Reshape StopGradient Slice StridedSlice Mul "
-    "Prod GatherV2 Unpack Split Switch Merge".split()
-)
+# Operations that leave sizes as they are, by what they do to their form alone.
+_SAME_SIZES = frozenset("Cast Identity ExpandDims Squeeze Reshape StopGradient Switch".split())
 
 
 def of_shape(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
@@ -43,46 +42,83 @@ def of_sizes(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
     if sized is not None and set(kinds) <= set(sized):
         return by_row(Kind.ROWS)
     if op.type == "Range":
-        return by_row(Kind.PLACES)
-    if op.type == "Tile" or (op.type == "Reshape" and 0 not in kinds):
+        return by_row(Kind.PLACES) if set(kinds) == {1} else _of_all_ranks(kinds)
+    if op.type == "Tile":
+        # One row, as often as there are rows.
+        is_row = set(kinds) == {1} and tf.compat.dimension_value(op.inputs[0].shape[:1][0]) == 1
+        return by_row(Kind.ROWS) if is_row else MIXES
+    if op.type == "Reshape" and 0 not in kinds:
         # What is the same on all ranks gets the shape of this rank's rows.
         return by_row(Kind.ROWS)
     if op.type == "Slice" and 0 not in kinds or op.type in ("UnsortedSegmentSum", "ScatterNd"):
         return MIXES
-    to_number = op.type == "Cast" and not op.outputs[0].dtype.is_integer
-    if op.type in _KEPT_SIZES and not to_number:
-        picked = _picked_size(op, kinds)
-        return NOTHING if picked is None else Verdict(dict.fromkeys(range(len(op.outputs)), picked))
-    if op.type.endswith("Summary") or Kind.SHAPE not in kinds.values():
-        return Verdict(counted=tuple(i for i, kind in kinds.items() if kind is Kind.COUNT))
-    return Verdict(refused="it computes with the shape")
+    if op.type == "Merge" and len(kinds) < len(op.inputs):
+        return Verdict(refused="one branch has a number that isn't of rows")
+    picked = _picked_sizes(op, kinds)
+    return _of_all_ranks(kinds) if picked is None else Verdict(picked)
 
 
-def _picked_size(op: tf.Operation, kinds: Mapping[int, Kind]) -> Kind | None:
-    """Returns the kind of what an operation makes of a shape; None if it is none of the rows."""
-    kind = Kind.COUNT if set(kinds.values()) == {Kind.COUNT} else Kind.SHAPE
+def _of_all_ranks(kinds: Mapping[int, Kind]) -> Verdict:
+    """Returns the verdict on what computes with sizes: these are to be of the rows of all ranks."""
+    return Verdict(counted=tuple(kinds))
+
+
+def _picked_sizes(op: tf.Operation, kinds: Mapping[int, Kind]) -> dict[int, Kind] | None:
+    """Returns the kinds of the outputs of an operation that gives sizes on.
+
+    None if it computes with them, or gives them on in a form that no kind stands for.
+    """
+    outputs = range(len(op.outputs))
+    if op.type in _SAME_SIZES:
+        to_number = op.type == "Cast" and not op.outputs[0].dtype.is_integer
+        return None if to_number or set(kinds) != {0} else dict.fromkeys(outputs, kinds[0])
+    if op.type == "Merge":
+        return {0: kinds[0]} if len(set(kinds.values())) == 1 else None
+    if op.type == "Mul":
+        return {0: next(iter(kinds.values()))} if len(kinds) == 1 else None
     if op.type in ("Pack", "ConcatV2"):
-        return Kind.SHAPE
-    if kind is Kind.COUNT or op.type not in ("StridedSlice", "GatherV2", "Slice", "Prod"):
-        return Kind.COUNT if op.type == "Prod" else kind
-    if op.type == "Prod":
-        return Kind.COUNT
-    begin = tensor_util.constant_value(op.inputs[1])
-    if begin is None:
-        return kind
-    first = int(begin.reshape(-1)[0]) if begin.size else 0
-    masked = op.type == "StridedSlice" and op.get_attr("begin_mask") & 1
-    if op.type == "StridedSlice" and not masked:
-        end = tensor_util.constant_value(op.inputs[2])
-        stop = None if op.get_attr("end_mask") & 1 or end is None else int(end.reshape(-1)[0])
-        if first == 0 and stop == 0:
-            return None
-        rank = op.inputs[0].shape.num_elements()
-        if first != 0 and not (rank is not None and first == -rank):
-            return None
-    elif first > 0:
+        # What stands before it is nothing at all.
+        first = next(i for i, x in enumerate(op.inputs) if i in kinds or x.shape != [0])
+        return {0: Kind.SHAPE} if set(kinds) == {first} else None
+    if op.type == "Prod" and set(kinds) == {0}:
+        return {0: Kind.COUNT}
+    value = 1 if op.type == "Split" else 0
+    if op.type not in _PICKS or set(kinds) != {value}:
         return None
-    shrinks = op.type == "StridedSlice" and op.get_attr("shrink_axis_mask") & 1
-    return (
-        Kind.COUNT if shrinks or (op.type == "GatherV2" and not op.inputs[1].shape.rank) else kind
-    )
+    kind = kinds[value]
+    if kind is Kind.COUNT:
+        return dict.fromkeys(outputs, kind)
+    if op.type in ("Unpack", "Split", "SplitV"):
+        return {0: Kind.COUNT if op.type == "Unpack" else Kind.SHAPE}
+    places = _picked_places(op)
+    if places is None:
+        return None
+    if 0 not in places:
+        return {}
+    if places.ndim == 0:
+        return {0: Kind.COUNT}
+    return {0: Kind.SHAPE} if places[0] == 0 and 0 not in places[1:] else None
+
+
+_PICKS = frozenset("Unpack Split SplitV StridedSlice Slice GatherV2".split())
+
+
+def _picked_places(op: tf.Operation) -> np.ndarray | None:
+    """Returns which entries of a shape `op` takes; None if only a run will tell."""
+    arguments = [tensor_util.constant_value(x) for x in op.inputs[1:]]
+    length = op.inputs[0].shape.num_elements()
+    if length is None or any(x is None for x in arguments):
+        return None
+    places = np.arange(length)
+    if op.type == "GatherV2":
+        return np.asarray(places[arguments[0]])
+    begin, end = (int(x.reshape(-1)[0]) for x in arguments[:2])
+    if op.type == "Slice":
+        return places[begin:] if end < 0 else places[begin : begin + end]
+    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return np.asarray(places[begin])
+    first = None if op.get_attr("begin_mask") else begin
+    last = None if op.get_attr("end_mask") else end
+    return places[first : last : int(arguments[2].reshape(-1)[0])]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,8 +24,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import part_rules
-from collective.gradients.part_kinds import BY_ROW, Kind, Verdict
+from collective.gradients import part_reductions, part_rules
+from collective.gradients.part_kinds import BY_ROW, SIZES, Kind, Verdict
+from collective.gradients.part_reductions import Reduction
 from collective.gradients.table_gradients import is_of_table
 from collective.ops import (
     collectives,
@@ -56,11 +56,18 @@ class Part:
         kind: what it says of this rank's rows.
         table: the table's name.
         takings: the numbers of the `tf.gradients` that it comes from.
+        owners: which rank owns a key: the same for all static tables (`owners_of`).
     """
 
     kind: Kind
     table: str
     takings: frozenset[int]
+    owners: str
+
+
+def owners_of(table: Sharded) -> str:
+    """Returns what is the same for tables of which a rank owns the same keys."""
+    return str(table.op.name) if table.rows is None else "key mod N"
 
 
 class GradientParts:
@@ -113,11 +120,13 @@ class GradientParts:
             values, indices = map(self._of_all_ranks_if_part, (leaf.values, leaf.indices))
             return tf.IndexedSlices(values, indices, leaf.dense_shape)
         part = self.part_of(leaf)
-        if part is None or part.kind not in (Kind.ROWS, Kind.IDS, Kind.COUNT):
+        if part is None:
             return leaf
-        if part.kind is Kind.COUNT:
+        if part.kind in SIZES:
             return self._count_of_all_ranks(leaf, part)
-        return self._of_all_ranks(leaf, part)
+        if part.kind in (Kind.ROWS, Kind.IDS):
+            return self._of_all_ranks(leaf, part)
+        raise TableError(_refusal(leaf.op, part, "it has places among these"))
 
     def check_function(self) -> None:
         """Refuses rows that come together in the graph of a function, where no exchange can be.
@@ -160,9 +169,13 @@ class GradientParts:
                         op._update_input(i, self._of_all_ranks(op.inputs[i], parts[i]))
                     for i in verdict.counted:
                         op._update_input(i, self._count_of_all_ranks(op.inputs[i], parts[i]))
-                reductions = [(op, parts[0]) for op, verdict, parts in work if verdict.reduces]
-                for together in _independent(reductions, self._taken()):
-                    _reduce_over_ranks(together)
+                reductions = [
+                    Reduction(op, parts[0].table, parts[0].takings)
+                    for op, verdict, parts in work
+                    if verdict.reduces
+                ]
+                for together in part_reductions.independent(reductions, self._taken()):
+                    part_reductions.reduce_over_ranks(together)
                 self.settled.update(op for op, _, _ in work)
             gate.gates_of(self._graph).changed()
             self._version = (-1, -1)
@@ -187,14 +200,18 @@ class GradientParts:
     def _of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
         """Returns the rows of all ranks, one rank's below the other's."""
         if x.name not in self._gathered:
-            self._gathered[x.name] = _allgather(x, [part.table])
+            self._gathered[x.name] = part_reductions.allgather(x, [part.table])
         return self._gathered[x.name]
 
     def _count_of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
+        """Returns a number of rows, or a shape that begins with it, for the rows of all ranks."""
         key = f"count of {x.name}"
         if key not in self._gathered:
-            counts = _allgather(tf.reshape(x, [1]), [part.table])
-            self._gathered[key] = tf.reshape(tf.reduce_sum(counts), tf.shape(x))
+            sizes = tf.reshape(x, [-1])
+            count = tf.reduce_sum(part_reductions.allgather(sizes[:1], [part.table]), keepdims=True)
+            whole = tf.reshape(tf.concat([count, sizes[1:]], 0), tf.shape(x))
+            whole.set_shape(x.shape)
+            self._gathered[key] = whole
         return self._gathered[key]
 
 
@@ -279,16 +296,22 @@ class _Reading:
 
     def follow(self, gradients: Any) -> None:
         for known in gradients:
-            takings, table = frozenset({known.taking}), str(known.table.op.name)
-            self._note(known.values, Part(Kind.ROWS, table, takings))
-            self._note(known.rows, Part(Kind.LOCAL, table, takings))
+            part = Part(
+                Kind.ROWS,
+                str(known.table.op.name),
+                frozenset({known.taking}),
+                owners_of(known.table),
+            )
+            self._note(known.values, part)
+            self._note(known.rows, dataclasses.replace(part, kind=Kind.LOCAL))
             if known.made_ids is not None:
-                self._note(known.made_ids, Part(Kind.IDS, table, takings))
+                self._note(known.made_ids, dataclasses.replace(part, kind=Kind.IDS))
         for table in self._tables:
             # An optimizer of a script's own may take the norm of the table, which is its shard.
+            part = Part(Kind.ROWS, str(table.op.name), frozenset({0}), owners_of(table))
             for op in table.handle.consumers():
                 if op.type == "ReadVariableOp" and self._noted.is_optimizers(op):
-                    self._note(op.outputs[0], Part(Kind.ROWS, str(table.op.name), frozenset({0})))
+                    self._note(op.outputs[0], part)
         while self._waiting:
             _, op = heapq.heappop(self._waiting)
             self._is_waiting.discard(op)
@@ -298,7 +321,7 @@ class _Reading:
         before = self.parts.get(tensor.name)
         if before is not None:
             # A gradient's own tensors stay what they are; rows with one rank are ids.
-            part = Part(before.kind, before.table, before.takings | part.takings)
+            part = dataclasses.replace(before, takings=before.takings | part.takings)
             if part == before:
                 return
         self.parts[tensor.name] = part
@@ -314,7 +337,7 @@ class _Reading:
         if written.lookup.sparse_ids is not None or part.kind not in (Kind.IDS, Kind.ROWS):
             self.refused[written.out] = _refusal(written.out, part, "it pools rows")
         else:
-            self._note(written.out.outputs[0], Part(Kind.ROWS, part.table, part.takings))
+            self._note(written.out.outputs[0], dataclasses.replace(part, kind=Kind.ROWS))
 
     def _judge(self, op: tf.Operation) -> None:
         if op in self._settled or graph_analysis.is_of_carrier(op.type):
@@ -337,8 +360,12 @@ class _Reading:
         if verdict.refused and not is_lenient:
             self.refused[op] = _refusal(op, part, verdict.refused)
         takings = frozenset().union(*(each.takings for each in parts.values()))
+        owners = {each.owners for each in parts.values()}
         for i, kind in verdict.outputs.items():
-            self._note(op.outputs[i], Part(kind, part.table, takings))
+            if kind is Kind.IDS and len(owners) > 1:
+                kind = Kind.ROWS  # One key may be on two ranks.
+            part = Part(kind, part.table, takings, min(owners) if len(owners) == 1 else "")
+            self._note(op.outputs[i], part)
 
 
 def _warn_of_summary(op: tf.Operation, part: Part) -> None:
@@ -366,103 +393,6 @@ def _refusal(op: tf.Operation, part: Part, why: str) -> str:
         f"this rank has the rows that it owns, and {why}: what it makes of them would not be that "
         f"of the whole gradient. {ADVICE}"
     )
-
-
-def _independent(
-    reductions: Sequence[tuple[tf.Operation, Part]], taken: set[tf.Operation]
-) -> Iterator[list[tuple[tf.Operation, Part]]]:
-    """Yields reductions that can share an exchange.
-
-    They are of the same gradients, of one type, and none waits for another.
-
-    Args:
-        reductions: the operations.
-        taken: the operations that give the gradients, which wait for none of these.
-    """
-    waiting = list(reductions)
-    while waiting:
-        operations = {op for op, _ in waiting}
-        ready = []
-        for op, part in waiting:
-            before = graph_analysis.walk(
-                [x.op for x in op.inputs], stop=lambda x: x in taken, control=False
-            )
-            if not operations & before:
-                ready.append((op, part))
-        by_key: dict[Any, list[tuple[tf.Operation, Part]]] = {}
-        for op, part in ready:
-            key = (sorted(part.takings), _travels_as(op.inputs[0].dtype).name)
-            by_key.setdefault(str(key), []).append((op, part))
-        yield from by_key.values()
-        done = {op for op, _ in ready}
-        waiting = [(op, part) for op, part in waiting if op not in done]
-
-
-def _travels_as(dtype: tf.DType) -> tf.DType:
-    if dtype == tf.bool:
-        return tf.uint8
-    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
-
-
-def _reduce_over_ranks(reductions: Sequence[tuple[tf.Operation, Part]]) -> None:
-    """Gives reductions, in the place of this rank's rows, one row for each rank.
-
-    It is what the reduction makes of that rank's rows. All travel by one exchange.
-    """
-    sent: list[tf.Tensor] = []
-    for op, _ in reductions:
-        sent += _of_this_rank(op)
-    dtype = _travels_as(reductions[0][0].inputs[0].dtype)
-    flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in sent], 0)
-    received = _allgather(flat[None], [part.table for _, part in reductions])
-    pieces = iter(
-        tf.split(received, [tf.size(x) for x in sent], axis=1, num=len(sent))
-        if len(sent) > 1
-        else [received]
-    )
-    numbers = iter(sent)
-    for op, _ in reductions:
-        x = next(numbers)
-        # [N, …]: each rank's, one below the other.
-        ranks = tf.reshape(next(pieces), tf.concat([[-1], tf.shape(x)[1:]], 0))
-        if op.type == "Mean":
-            next(numbers)
-            rows = tf.reduce_sum(next(pieces))
-            ranks = tf.reduce_sum(ranks, 0, keepdims=True) / rows
-        ranks = tf.cast(ranks, op.inputs[0].dtype)
-        ranks.set_shape([None, *x.shape[1:].as_list()])
-        op._update_input(0, ranks)
-
-
-def _of_this_rank(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns what a reduction makes of this rank's rows, [1, …]; for a mean their number, too."""
-    x = op.inputs[0]
-    if x.dtype != tf.bool:
-        x = tf.cast(x, _travels_as(x.dtype))
-    if op.type == "Mean":
-        return [tf.reduce_sum(x, 0, keepdims=True), tf.cast(tf.shape(x)[:1], x.dtype)]
-    reduce = _REDUCE["EuclideanNorm" if op.type == "L2Loss" else op.type]
-    return [reduce(x, 0, keepdims=True)]
-
-
-_REDUCE = {
-    "Sum": tf.reduce_sum,
-    "Max": tf.reduce_max,
-    "Min": tf.reduce_min,
-    "Prod": tf.reduce_prod,
-    "All": tf.reduce_all,
-    "Any": tf.reduce_any,
-    "EuclideanNorm": tf.math.reduce_euclidean_norm,
-}
-
-
-def _allgather(x: tf.Tensor, tables: Sequence[str]) -> tf.Tensor:
-    digest = hashlib.blake2b("\n".join(sorted(set(tables))).encode(), digest_size=4).hexdigest()
-    sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
-    opened = gate.gates_of(tf.get_default_graph()).beside([sent]).zero
-    name = collectives.unique_name(f"gradient_parts.{digest}")
-    received = collectives.allgather(sent, name, opened)
-    return tf.cast(received, tf.bool) if x.dtype == tf.bool else received
 
 
 def check_gradient(gradient: Any, variable: Any) -> Any:

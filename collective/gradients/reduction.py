@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.gradients import accumulation, rank_parts, row_scatters, table_gradients
+from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
 from collective.ops import (
     collectives,
     dense_allreduce,
@@ -199,24 +199,13 @@ def of_shards(grads_and_vars: Any) -> list[Any]:
     rank_parts.settle(tf.get_default_graph())
     return [
         (
-            _of_shard(gradient, variable)
+            given_rows.shard_gradient(gradient, variable)
             if isinstance(variable, Sharded)
             else rank_parts.check_gradient(gradient, variable),
             variable,
         )
         for gradient, variable in grads_and_vars
     ]
-
-
-def _of_shard(gradient: Any, table: Sharded) -> Any:
-    """Returns a gradient of a table, in whatever form a script gives it, as that of the shard."""
-    if gradient is None or collectives.size() == 1 or graphs.is_eager():
-        return table_gradients.to_shard(gradient, table)
-    if not isinstance(gradient, tf.IndexedSlices):
-        assignments.warn_of_rank_local(table, gradient, "is trained by")
-    elif not rank_parts.is_part(gradient):
-        gradient = row_scatters.owned_slices(gradient, table)
-    return table_gradients.to_shard(gradient, table)
 
 
 @contextlib.contextmanager

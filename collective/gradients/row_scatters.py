@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import rank_parts
+from collective.gradients import given_rows, rank_parts
 from collective.gradients.part_kinds import Kind
 from collective.ops import (
     collectives,
@@ -27,7 +27,6 @@ from collective.ops import (
     shard_gradients,
     tensorflow_lookup,
 )
-from collective.replication.pending_syncs import analysis_of
 from collective.tables import dense_view, row_writes
 from collective.tables.table import Sharded, in_shard_view
 
@@ -106,46 +105,20 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
             waits.append(_checked(table, ids, updates))
             is_owned = tf.equal(ids % collectives.size(), collectives.rank())
             ids, updates = tf.boolean_mask(ids, is_owned), tf.boolean_mask(updates, is_owned)
+        elif given_rows.owns(part, table):
+            waits.append(dense_view.agreed(table, f"scatter_{how}"))
         elif part.kind not in (Kind.IDS, Kind.ROWS):
             raise TableError(
                 f"A scatter of table '{table.op.name}' takes ids; '{ids.op.name}' has places of "
                 "rows among those of this rank."
             )
         else:
+            ids, updates = given_rows.of_owners(table, *_flat(table, ids, updates))
             waits.append(dense_view.agreed(table, f"scatter_{how}"))
         with tf.control_dependencies(waits):
             done = _written(table, how, table.rows_of_ids(ids), updates)
     with tf.control_dependencies([done]):
         return dense_view.read(table)
-
-
-def owned_slices(gradient: tf.IndexedSlices, table: Sharded) -> tf.IndexedSlices:
-    """Returns this rank's rows of a gradient that a script has made by itself, for all ranks alike.
-
-    Raises:
-        TableError: it depends on what this rank alone knows; or it is made in a branch or a
-            function.
-    """
-    graph, tensors = tf.get_default_graph(), [gradient.indices, gradient.values]
-    is_outside = graphs.is_outside(graph)
-    if not is_outside or analysis_of(graph).is_rank_local(tensors):
-        where = "depends on this rank's own data" if is_outside else "is made in a branch"
-        raise TableError(
-            f"The gradient '{gradient.values.op.name}' for table '{table.op.name}' is no gradient "
-            f"that was taken with respect to the table, and {where}. Take it by tf.gradients or "
-            "compute_gradients and change what these return; or give the same on every rank, "
-            "outside of branches."
-        )
-    with library_operations.noted(graph), device_scopes.anywhere():
-        ids, values = tf.cast(gradient.indices, tf.int64), tf.convert_to_tensor(gradient.values)
-        with tf.control_dependencies([_checked(table, ids, values)]):
-            ids = tf.identity(ids)
-        is_owned = tf.equal(table.owners(ids), collectives.rank())
-        return tf.IndexedSlices(
-            tf.boolean_mask(values, is_owned),
-            tf.boolean_mask(ids, is_owned),
-            gradient.dense_shape,
-        )
 
 
 def _flat(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -172,9 +145,8 @@ def _checked(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     """Returns what exists once ranks agree that they were given the same rows, and valid ids."""
     table_name, gates = str(table.op.name), gate.gates_of(tf.get_default_graph())
     name = collectives.unique_name(f"{table_name}/scatter")
-    if table.rows is not None:
-        bounds = tensorflow_lookup.bounds(ids)[None]
-        gates.checks.append(gate.Check(name, (table_name,), (table.rows,), bounds))
+    bounds = tensorflow_lookup.bounds(ids)[None]
+    gates.checks.append(gate.Check(name, (table_name,), (table.rows,), bounds))
     with device_scopes.on_host():
         own = tf.numpy_function(_digest, [ids, updates], tf.int64)
         own.set_shape([1])

@@ -176,7 +176,7 @@ def to_shard(gradient: Any, table: Sharded) -> Any:
                 return gradient
             return tf.identity(dense_view.local_rows(table, tf.convert_to_tensor(gradient)))
         known = rows_of(gradient)
-        if known is not None:
+        if known is not None and known.table is table:
             return ShardGradient(gradient.values, known.rows)
         return ShardGradient(gradient.values, table.rows_of_ids(gradient.indices))
 

@@ -115,24 +115,13 @@ def assign_table(original: Any, table: Any, value: Any, *args: Any, **kwargs: An
 
     All ranks give the same whole value, of which each keeps its rows.
     """
-    warn_of_rank_local(table, value, "is assigned")
-    return original(table, value, *args, **kwargs)
-
-
-def warn_of_rank_local(table: Any, value: Any, what_happens: str) -> None:
-    """Warns where a whole value for a table depends on what each rank alone knows.
-
-    Args:
-        table: the table.
-        value: for all of its rows.
-        what_happens: is done to the table with it.
-    """
     graph = graphs.outermost(tf.get_default_graph())
     is_constant = isinstance(value, (np.ndarray, list, float, int))
     if has_replicas(graph) and not in_shard_view() and not is_constant:
         tensor = tf.convert_to_tensor(value, table.dtype)
         if not is_fed(tensor) and analysis_of(graph).is_rank_local([tensor]):
-            _warn(f"The table '{table.op.name}' {what_happens} what depends on", ROWS)
+            _warn(f"The table '{table.op.name}' is assigned what depends on", ROWS)
+    return original(table, value, *args, **kwargs)
 
 
 def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
@@ -157,6 +146,19 @@ def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
             _warn(f"The gradient of the replicated variable '{variable.op.name}' depends on", MEAN)
             synced[i] = _mean_gradient(gradient, variable, analysis), variable
     return synced
+
+
+def mean_matrix(gradient: Any, table: Any) -> Any:
+    """Returns a table's gradient [V, D], the same on all ranks: the mean over ranks if it isn't."""
+    graph = tf.get_default_graph()
+    matrix = tf.convert_to_tensor(gradient, table.dtype.base_dtype)
+    if not has_replicas(graph) or is_fed(matrix):
+        return matrix
+    analysis = analysis_of(graphs.outermost(graph))
+    if not analysis.is_rank_local([matrix]):
+        return matrix
+    _warn(f"The gradient of the table '{table.op.name}' depends on", MEAN)
+    return dense_allreduce.over_ranks("dense_gradients", [(str(table.op.name), matrix)])[0]
 
 
 def _is_rank_local(gradient: Any, analysis: ReplicationAnalysis) -> bool:

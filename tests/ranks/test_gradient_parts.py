@@ -155,6 +155,18 @@ def reductions(g, table):
         "first_id": tf.reduce_min(tf.cast(g.indices, tf.int32)),
         "gram": tf.matmul(x, x, transpose_a=True),
         "histogram": tf.histogram_fixed_width(x, [-1.0, 1.0], 5),
+        "pairs": tf.size(g.indices) * (tf.size(g.indices) - 1),
+        "pairs_of_numbers": tf.cast(tf.size(g.indices) * tf.shape(x)[0], tf.float32),
+        "shape": tf.shape(x),
+        "float_shape": tf.cast(tf.shape(x), tf.float32),
+        "turned_shape": tf.gather(tf.shape(x), [1, 0]),
+        "number_second": tf.stack([7, tf.size(g.indices)])[1],
+        "number_first": tf.stack([7, tf.size(g.indices)])[0],
+        "unstacked": tf.stack(tf.unstack(tf.shape(x))),
+        "width": tf.sqrt(tf.cast(tf.unstack(tf.shape(x))[1], tf.float32)),
+        "last_of_shape": tf.shape(x)[-1],
+        "first_of_shape": tf.shape(x)[-2],
+        "square": tf.zeros([tf.size(g.indices)] * 2),
         "nested": tf.reduce_sum(tf.square(x / tf.reduce_sum(tf.abs(x)))),
     }
 
@@ -324,6 +336,8 @@ REFUSED = {
     "py_func": lambda g: tf.py_func(np.linalg.norm, [g.values], tf.float32),
     "below": lambda g: tf.concat([g.values, tf.ones([2, D])], 0),
     "unique_values": lambda g: tf.size(tf.unique(g.values[:, 0])[0]),
+    "one_row": lambda g: tf.norm(tf.reshape(g.values, tf.stack([1, tf.size(g.values)])), axis=1),
+    "places": lambda g: tf.unique(g.indices)[1],
     "softmax": lambda g: tf.nn.softmax(g.values[:, 0]),
 }
 
@@ -543,36 +557,6 @@ def test_a_gradient_made_by_hand_the_same_on_every_rank(strategy, made):
     np.testing.assert_allclose(
         reference.sharded(strategy, build, runs)[-1]["rows"], want, rtol=1e-5
     )
-
-
-def test_a_gradient_made_by_hand_of_a_ranks_own_data_is_refused(strategy, size):
-    if size == 1:
-        return
-    with strategy.scope(), tf.Graph().as_default():
-        with strategy.embedding_scope():
-            table = reference.table("t", V, D)
-        data = tf.data.Dataset.from_tensors((np.array([1, 2]), np.ones([2, D], np.float32)))
-        ids, rows = tf.data.make_one_shot_iterator(data).get_next()
-        with pytest.raises(TableError, match="table 't'.* depends on this rank's own data"):
-            tf.train.GradientDescentOptimizer(0.1).apply_gradients(
-                [(tf.IndexedSlices(rows, ids), table)]
-            )
-
-
-def test_a_gradient_that_is_fed_differently_is_refused_on_all(strategy, rank, size):
-    if size == 1:
-        return
-    with strategy.scope(), tf.Graph().as_default():
-        with strategy.embedding_scope():
-            table = reference.table("t", V, D)
-        scale = tf.placeholder(tf.float32, [])
-        slices = tf.IndexedSlices(scale * tf.ones([2, D]), tf.constant([1, 2]))
-        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients([(slices, table)])
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            with pytest.raises(tf.errors.InvalidArgumentError, match="table 't': ranks 0 and 1"):
-                session.run(train, {scale: float(rank)})
-            session.run(train, {scale: 1.0})
 
 
 def test_a_norm_inside_a_function_is_refused(strategy, size):
