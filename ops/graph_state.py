@@ -64,8 +64,11 @@ class GraphState:
         library_operations: the numbers of the first and the last operation of each part that the
             library has made for itself (`collective.ops.library_operations`).
         optimizer_operations: the same of what optimizers have made to update tables.
+        own_optimizer_operations: the same of optimizers of a script's own.
         table_gradients: the gradients of tables, by the names of their indices
             (`collective.gradients.table_gradients`).
+        shard_gradients: what optimizers are given of tables' gradients in the place of what a
+            script gave, and whether it is rows of the shard, by name.
         gradient_parts: what a script makes of tables' gradients
             (`collective.gradients.rank_parts`).
         refused_operations: why no run may need an operation, by the operation.
@@ -129,7 +132,11 @@ class GraphState:
     kept_batches: list[tf.Tensor] = dataclasses.field(default_factory=list)
     library_operations: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     optimizer_operations: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    own_optimizer_operations: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     table_gradients: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shard_gradients: dict[str, tuple[tf.Tensor, Any, bool]] = dataclasses.field(
+        default_factory=dict
+    )
     gradient_parts: Any = None
     refused_operations: dict[tf.Operation, str] = dataclasses.field(default_factory=dict)
     prefetch_refused: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -21,10 +22,21 @@ def noted(graph: tf.Graph) -> Iterator[None]:
         yield
 
 
+# Whose optimizers are known to update rows each by itself.
+_KNOWN = frozenset({"tensorflow", "keras", "tf_keras", "collective", "horovod"})
+
+
 @contextlib.contextmanager
-def noted_as_optimizers(graph: tf.Graph) -> Iterator[None]:
-    """Notes the operations that are added inside by an optimizer, which updates tables' shards."""
-    with _noted_in(graph, state_of(graph).optimizer_operations):
+def noted_as_optimizers(graph: tf.Graph, optimizer: Any) -> Iterator[None]:
+    """Notes the operations that are added inside by an optimizer, which updates tables' shards.
+
+    Those of an optimizer of a script's own are noted by themselves: it may compute anything.
+    """
+    state = state_of(graph)
+    is_known = type(optimizer).__module__.partition(".")[0] in _KNOWN
+    with _noted_in(
+        graph, state.optimizer_operations if is_known else state.own_optimizer_operations
+    ):
         yield
 
 
@@ -44,19 +56,28 @@ class NotedOperations:
 
     Attributes:
         librarys: the numbers of those that the library has made.
-        optimizers: the numbers of those that optimizers have made.
+        optimizers: the numbers of those that TensorFlow's and the library's optimizers have made.
+        own_optimizers: the numbers of those that optimizers of a script's own have made.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
         state = state_of(graph)
-        self.librarys, self.optimizers = (
+        self.librarys, self.optimizers, self.own_optimizers = (
             {number for first, last in ranges for number in range(first, last + 1)}
-            for ranges in (state.library_operations, state.optimizer_operations)
+            for ranges in (
+                state.library_operations,
+                state.optimizer_operations,
+                state.own_optimizer_operations,
+            )
         )
 
     def is_librarys(self, op: tf.Operation) -> bool:
         """Tells whether the library has made `op`."""
         return op._id in self.librarys
+
+    def is_own_optimizers(self, op: tf.Operation) -> bool:
+        """Tells whether an optimizer of the script's own has made `op`."""
+        return op._id in self.own_optimizers and op._id not in self.librarys
 
     def is_optimizers(self, op: tf.Operation) -> bool:
         """Tells whether an optimizer has made `op`, to update tables' shards."""

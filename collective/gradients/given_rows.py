@@ -15,7 +15,13 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.gradients import rank_parts
 from collective.gradients.part_kinds import Kind
-from collective.gradients.table_gradients import ShardGradient, of_rows, rows_of, to_shard
+from collective.gradients.table_gradients import (
+    ShardGradient,
+    noted_values,
+    of_rows,
+    rows_of,
+    to_shard,
+)
 from collective.ops import (
     collectives,
     device_scopes,
@@ -24,6 +30,7 @@ from collective.ops import (
     library_operations,
     tensorflow_lookup,
 )
+from collective.ops.graph_state import state_of
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.tables.table import Sharded
@@ -106,4 +113,7 @@ def _given(gradient: tf.IndexedSlices, table: Sharded, part: Any) -> ShardGradie
             values = values / tf.cast(collectives.size(), values.dtype)
         ids = tf.reshape(tf.cast(gradient.indices, tf.int64), [-1])
         ids, values = of_owners(table, ids, values)
-        return of_rows(values, table.rows_of_ids(ids))
+        made = of_rows(values, table.rows_of_ids(ids))
+        state_of(graph).shard_gradients[made.indices.name] = made.indices, table, True
+        noted_values(made.values, table)
+        return made

@@ -62,3 +62,20 @@ MIXES = Verdict(refused="it mixes rows")
 def by_row(*kinds: Kind) -> Verdict:
     """Returns the verdict on an operation with outputs of these kinds."""
     return Verdict(dict(enumerate(kinds)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Describes a tensor that is computed from this rank's part of a table's gradient.
+
+    Attributes:
+        kind: what it says of this rank's rows.
+        table: the table's name.
+        takings: the numbers of the `tf.gradients` that it comes from.
+        owners: which rank owns a key: the same for all static tables (`owners_of`).
+    """
+
+    kind: Kind
+    table: str
+    takings: frozenset[int]
+    owners: str

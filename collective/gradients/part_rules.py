@@ -82,6 +82,8 @@ def verdict(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
     """
     if op.type in _ONLOOKERS:
         return NOTHING
+    if op.type.endswith("Summary") and not any(kind in BY_ROW for kind in kinds.values()):
+        return Verdict(counted=tuple(kinds))
     if op.type in ("Shape", "ShapeN", "Size"):
         return part_sizes.of_shape(op, kinds)
     if all(kind in SIZES for kind in kinds.values()):
@@ -158,7 +160,7 @@ def _unordered(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
     where = op.type.startswith("Unsorted")
     index = kinds.get(with_rows[-1] if where else with_rows[0])
     if index in (Kind.LOCAL, Kind.PLACES):
-        if graph_analysis.WRITES.match(op.type):
+        if graph_analysis.WRITES.match(op.type) and op.type != "ScatterNd":
             # A slot of the shard, in an optimizer's hands.
             return NOTHING if index is Kind.LOCAL else MIXES
         return by_row(Kind.ROWS)

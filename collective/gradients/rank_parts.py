@@ -24,9 +24,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import part_reductions, part_rules
-from collective.gradients.part_kinds import BY_ROW, SIZES, Kind, Verdict
-from collective.gradients.part_reductions import Reduction
+from collective.gradients import part_exchanges, part_rules
+from collective.gradients.part_kinds import BY_ROW, NOTHING, SIZES, Kind, Part, Verdict
 from collective.gradients.table_gradients import is_of_table
 from collective.ops import (
     collectives,
@@ -37,8 +36,10 @@ from collective.ops import (
     library_operations,
 )
 from collective.ops.graph_state import state_of
+from collective.replication import assignments, pending_syncs
+from collective.replication.analysis import is_fed
 from collective.tables.grouping import lookups_of
-from collective.tables.table import Sharded
+from collective.tables.table import Sharded, is_replicated, shard_of
 
 SCOPE = "collective/gradient_parts/"
 ADVICE = (
@@ -46,23 +47,6 @@ ADVICE = (
     "tf.clip_by_global_norm), or take it whole: tf.convert_to_tensor(gradient), a matrix of all "
     "rows. To add up gradients over several batches, use strategy.scope(local_steps=…)."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Describes a tensor that is computed from this rank's part of a table's gradient.
-
-    Attributes:
-        kind: what it says of this rank's rows.
-        table: the table's name.
-        takings: the numbers of the `tf.gradients` that it comes from.
-        owners: which rank owns a key: the same for all static tables (`owners_of`).
-    """
-
-    kind: Kind
-    table: str
-    takings: frozenset[int]
-    owners: str
 
 
 def owners_of(table: Sharded) -> str:
@@ -81,12 +65,14 @@ class GradientParts:
     def __init__(self, graph: tf.Graph) -> None:
         self._graph = graph
         self.settled: set[tf.Operation] = set()
-        self.warned: set[tf.Operation] = set()
         self._parts: dict[str, Part] = {}
         self._work: list[tuple[tf.Operation, Verdict, Mapping[int, Part]]] = []
         self._version: tuple[int, int] = (-1, -1)
         self._is_changing = False
         self._gathered: dict[str, tf.Tensor] = {}
+        self.warned: set[tf.Operation] = set()
+        self._mixed: list[tuple[tf.Operation, Part, list[tf.Tensor]]] = []
+        self._same: set[tf.Operation] = set()
 
     def part_of(self, tensor: Any) -> Part | None:
         """Returns what is known of a tensor that is a part; None if it is none."""
@@ -98,12 +84,14 @@ class GradientParts:
     def _read(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
         """Follows the parts through the graph; returns what is to be done where."""
         gradients = state_of(self._graph).table_gradients
-        version = (self._graph.version, len(gradients))
+        given = state_of(self._graph).shard_gradients
+        version = (self._graph.version, len(gradients) + len(given))
         if version == self._version or self._is_changing:
             return self._work
         reading = _Reading(self._graph, self)
         reading.follow(gradients.values())
         self._parts, self._work, self._version = reading.parts, reading.work, version
+        self._mixed, self._same = reading.mixed, reading.same
         state_of(self._graph).refused_operations.update(reading.refused)
         return self._work
 
@@ -169,16 +157,33 @@ class GradientParts:
                         op._update_input(i, self._of_all_ranks(op.inputs[i], parts[i]))
                     for i in verdict.counted:
                         op._update_input(i, self._count_of_all_ranks(op.inputs[i], parts[i]))
-                reductions = [
-                    Reduction(op, parts[0].table, parts[0].takings)
-                    for op, verdict, parts in work
-                    if verdict.reduces
-                ]
-                for together in part_reductions.independent(reductions, self._taken()):
-                    part_reductions.reduce_over_ranks(together)
+                reductions = [(op, parts[0]) for op, verdict, parts in work if verdict.reduces]
+                for together in part_exchanges.independent(reductions, self._taken()):
+                    part_exchanges.reduce_over_ranks(together)
                 self.settled.update(op for op, _, _ in work)
             gate.gates_of(self._graph).changed()
             self._version = (-1, -1)
+        self._refuse_rank_local()
+
+    def _refuse_rank_local(self) -> None:
+        """Refuses what puts parts together with what this rank alone knows.
+
+        By now what was reduced over ranks can be told from that.
+        """
+        mixed, self._mixed = self._mixed, []
+        if not mixed:
+            return
+        analysis = pending_syncs.analysis_of(self._graph, frozenset(self.settled | self._same))
+        for op, part, others in mixed:
+            for x in others:
+                if not is_fed(x) and analysis.is_rank_local([x]):
+                    state_of(self._graph).refused_operations[op] = (
+                        f"'{op.name}' ({op.type}) computes with the gradient of table "
+                        f"'{part.table}', of which this rank has the rows that it owns, and with "
+                        f"'{x.op.name}', which depends on what each rank alone knows (its data, "
+                        "its random numbers): a row's gradient would depend on which rank owns "
+                        "it. horovod.tensorflow.allreduce(x) is the mean of all ranks' x."
+                    )
 
     def _taken(self) -> set[tf.Operation]:
         """Returns the operations that give the gradients, before a script does anything."""
@@ -200,7 +205,7 @@ class GradientParts:
     def _of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
         """Returns the rows of all ranks, one rank's below the other's."""
         if x.name not in self._gathered:
-            self._gathered[x.name] = part_reductions.allgather(x, [part.table])
+            self._gathered[x.name] = part_exchanges.allgather(x, [part.table])
         return self._gathered[x.name]
 
     def _count_of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
@@ -208,8 +213,9 @@ class GradientParts:
         key = f"count of {x.name}"
         if key not in self._gathered:
             sizes = tf.reshape(x, [-1])
-            count = tf.reduce_sum(part_reductions.allgather(sizes[:1], [part.table]), keepdims=True)
-            whole = tf.reshape(tf.concat([count, sizes[1:]], 0), tf.shape(x))
+            count = tf.reduce_sum(part_exchanges.allgather(sizes[:1], [part.table]), keepdims=True)
+            shape = x.shape if x.shape.is_fully_defined() else tf.shape(x)
+            whole = tf.reshape(tf.concat([count, sizes[1:]], 0), shape)
             whole.set_shape(x.shape)
             self._gathered[key] = whole
         return self._gathered[key]
@@ -224,6 +230,10 @@ def parts_of(graph: tf.Graph) -> GradientParts:
     return parts
 
 
+def _has_gradients(graph: tf.Graph) -> bool:
+    return bool(state_of(graph).table_gradients or state_of(graph).shard_gradients)
+
+
 def settle(graph: tf.Graph) -> None:
     """Makes what a script computes of tables' gradients that of all ranks.
 
@@ -232,10 +242,10 @@ def settle(graph: tf.Graph) -> None:
     """
     if collectives.size() == 1:
         return
-    if graphs.is_function(graph) and state_of(graph).table_gradients:
+    if graphs.is_function(graph) and _has_gradients(graph):
         parts_of(graph).check_function()
     graph = graphs.outermost(graph)
-    if state_of(graph).table_gradients:
+    if _has_gradients(graph):
         parts_of(graph).settle()
 
 
@@ -244,7 +254,7 @@ def fetched(graph: tf.Graph, fetches: Any) -> Any:
 
     One rank's rows come below the other's, so the values and the ids of a gradient fit.
     """
-    if collectives.size() == 1 or not state_of(graph).table_gradients:
+    if collectives.size() == 1 or not _has_gradients(graph):
         return fetches
     return parts_of(graph).fetched(fetches)
 
@@ -253,7 +263,7 @@ def part_of(tensor: Any) -> Part | None:
     """Returns what `tensor` says of this rank's rows of a table's gradient; None if it doesn't."""
     if collectives.size() == 1 or not isinstance(tensor, tf.Tensor):
         return None
-    if not tf.is_symbolic_tensor(tensor) or not state_of(tensor.graph).table_gradients:
+    if not tf.is_symbolic_tensor(tensor) or not _has_gradients(tensor.graph):
         return None
     return parts_of(tensor.graph).part_of(tensor)
 
@@ -275,15 +285,40 @@ class _Reading:
         self.refused: dict[tf.Operation, str] = {}
         self._verdicts: dict[tf.Operation, tuple[Verdict, Mapping[int, Part]]] = {}
         self._settled = known.settled
+        self._graph = graph
         self._noted = library_operations.NotedOperations(graph)
+        self._shards = {
+            graph_analysis.memory(v): shard_of(v)
+            for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+            if not is_replicated(v) and v.shape.rank != 0
+        }
         self._lookups: dict[str, list[Any]] = {}
         for written in lookups_of(graph).written:
             self._lookups.setdefault(written.lookup.ids.name, []).append(written)
-        self._tables = [
-            v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if isinstance(v, Sharded)
-        ]
         self._waiting: list[tuple[int, tf.Operation]] = []
         self._is_waiting: set[tf.Operation] = set()
+
+    @property
+    def mixed(self) -> list[tuple[tf.Operation, Part, list[tf.Tensor]]]:
+        """Returns operations on parts and other numbers, one of the parts, and these numbers."""
+        return [
+            (op, next(iter(parts.values())), others)
+            for op, (verdict, parts) in self._verdicts.items()
+            if (verdict.outputs or verdict.gathered)
+            and (others := [x for x in op.inputs if _is_number_beside(x, self.parts)])
+        ]
+
+    @property
+    def same(self) -> set[tf.Operation]:
+        """Returns operations on parts whose results are the same on all ranks.
+
+        A shape is so but for the number of rows, which is known as a part.
+        """
+        return {
+            op
+            for op, (verdict, _) in self._verdicts.items()
+            if not verdict.refused and SIZES.issuperset(verdict.outputs.values())
+        }
 
     @property
     def work(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
@@ -306,12 +341,10 @@ class _Reading:
             self._note(known.rows, dataclasses.replace(part, kind=Kind.LOCAL))
             if known.made_ids is not None:
                 self._note(known.made_ids, dataclasses.replace(part, kind=Kind.IDS))
-        for table in self._tables:
-            # An optimizer of a script's own may take the norm of the table, which is its shard.
-            part = Part(Kind.ROWS, str(table.op.name), frozenset({0}), owners_of(table))
-            for op in table.handle.consumers():
-                if op.type == "ReadVariableOp" and self._noted.is_optimizers(op):
-                    self._note(op.outputs[0], part)
+        for tensor, table, is_rows in state_of(self._graph).shard_gradients.values():
+            kind, name = Kind.LOCAL if is_rows else Kind.ROWS, str(table.op.name)
+            self._note(tensor, Part(kind, name, frozenset({-tensor.op._id}), owners_of(table)))
+        self._note_own_optimizers_reads()
         while self._waiting:
             _, op = heapq.heappop(self._waiting)
             self._is_waiting.discard(op)
@@ -332,6 +365,28 @@ class _Reading:
                 self._is_waiting.add(op)
                 heapq.heappush(self._waiting, (op._id, op))
 
+    def _note_own_optimizers_reads(self) -> None:
+        """Notes what optimizers of a script's own read of tables and slots: this rank's rows."""
+        for op in self._graph.get_operations() if self._noted.own_optimizers else ():
+            if op.type != "ReadVariableOp" or not self._noted.is_own_optimizers(op):
+                continue
+            table = self._shards.get(graph_analysis.holder(op.inputs[0]))
+            if table is None:
+                continue
+            # A read may wait for an update that waits for another read's reduction.
+            part = Part(Kind.ROWS, str(table.op.name), frozenset({-op._id}), owners_of(table))
+            if table.rows is None:
+                self.refused[op] = _refusal(op, part, "only its keys tell which rows it has")
+            else:
+                self._note(op.outputs[0], part)
+
+    def _updates_a_shard(self, op: tf.Operation) -> bool:
+        """Tells whether `op` updates a table or a slot by rows of this rank."""
+        is_update = op.type.startswith(assignments.OPTIMIZER_UPDATES) or op.type in (
+            assignments.ASSIGNS
+        )
+        return is_update and graph_analysis.holder(op.inputs[0]) in self._shards
+
     def _note_lookup(self, written: Any, part: Part) -> None:
         """Notes the rows that were looked up by ids of a gradient."""
         if written.lookup.sparse_ids is not None or part.kind not in (Kind.IDS, Kind.ROWS):
@@ -351,6 +406,8 @@ class _Reading:
         is_lenient = self._noted.is_optimizers(op)
         if is_lenient:
             verdict = _leniently(op, verdict)
+        elif self._noted.is_own_optimizers(op) and self._updates_a_shard(op):
+            verdict = NOTHING
         shared = verdict.reduces or verdict.gathered or verdict.counted
         part = next(iter(parts.values()))
         if shared and op._get_control_flow_context() is not None:
@@ -366,6 +423,10 @@ class _Reading:
                 kind = Kind.ROWS  # One key may be on two ranks.
             part = Part(kind, part.table, takings, min(owners) if len(owners) == 1 else "")
             self._note(op.outputs[i], part)
+
+
+def _is_number_beside(x: tf.Tensor, parts: Mapping[str, Part]) -> bool:
+    return x.name not in parts and x.op.type != "Const" and x.dtype.base_dtype != tf.resource
 
 
 def _warn_of_summary(op: tf.Operation, part: Part) -> None:

@@ -177,7 +177,7 @@ def apply_to_shards(
     )
     with (
         updating_shards(grads_and_vars),
-        library_operations.noted_as_optimizers(tf.get_default_graph()),
+        library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer),
     ):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:

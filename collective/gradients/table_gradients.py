@@ -160,6 +160,12 @@ def is_of_table(gradient: Any) -> bool:
     )
 
 
+def noted_values(values: tf.Tensor, table: Sharded) -> tf.Tensor:
+    """Notes that `values` are rows of the gradient of a shard, and returns them."""
+    state_of(values.graph).shard_gradients[values.name] = values, table, False
+    return values
+
+
 def to_shard(gradient: Any, table: Sharded) -> Any:
     """Returns a gradient of a table as that of the shard.
 
@@ -174,11 +180,15 @@ def to_shard(gradient: Any, table: Sharded) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):
             if collectives.size() == 1 or table.rows is None:
                 return gradient
-            return tf.identity(dense_view.local_rows(table, tf.convert_to_tensor(gradient)))
+            own = tf.identity(dense_view.local_rows(table, tf.convert_to_tensor(gradient)))
+            return noted_values(own, table)
         known = rows_of(gradient)
         if known is not None and known.table is table:
             return ShardGradient(gradient.values, known.rows)
-        return ShardGradient(gradient.values, table.rows_of_ids(gradient.indices))
+        rows = table.rows_of_ids(gradient.indices)
+        if rows is not gradient.indices:
+            state_of(rows.graph).shard_gradients[rows.name] = rows, table, True
+        return ShardGradient(gradient.values, rows)
 
 
 def _to_tensor(

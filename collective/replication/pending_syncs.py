@@ -72,11 +72,18 @@ def pending_syncs_of(graph: tf.Graph) -> PendingSyncs:
     return pending
 
 
-def analysis_of(graph: tf.Graph) -> ReplicationAnalysis:
-    """Returns a replication analysis of `graph` as it is now."""
+def analysis_of(
+    graph: tf.Graph, same: frozenset[tf.Operation] = frozenset()
+) -> ReplicationAnalysis:
+    """Returns a replication analysis of `graph` as it is now.
+
+    Args:
+        graph: the graph.
+        same: further operations whose results are the same on all ranks.
+    """
     pending = pending_syncs_of(graph)
     return ReplicationAnalysis(
-        graphs.outermost(graph), pending.synced, pending.drifting, pending.averaged
+        graphs.outermost(graph), pending.synced | same, pending.drifting, pending.averaged
     )
 
 

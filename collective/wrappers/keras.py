@@ -67,7 +67,7 @@ def apply_gradients(
                 return sharded_as(table, table.dim, next_creator, **kwargs)
         return next_creator(**kwargs)
 
-    noted = library_operations.noted_as_optimizers(tf.get_default_graph())
+    noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
     with noted, updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:

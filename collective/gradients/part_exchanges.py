@@ -1,38 +1,23 @@
-"""Reduces rows of tables' gradients over all ranks, in as few exchanges as their dependences allow.
+"""Exchanges what ranks make of their parts of tables' gradients.
 
-    rows of this rank ── reduction over its rows ── allgather ── [N, …] ── the script's reduction
-
-The script's own operation comes last: whoever looks at it sees what is of all ranks.
+rows of this rank ── reduction ── one row ── allgather ── a row for each rank ── reduction
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.gradients.part_kinds import Part
 from collective.ops import collectives, gate, graph_analysis
 
 
-class Reduction(NamedTuple):
-    """Describes an operation of a script that reduces rows.
-
-    Attributes:
-        op: the operation; its first input has the rows.
-        table: the name of a table of whose gradient they are made.
-        takings: the numbers of the `tf.gradients` that they come from.
-    """
-
-    op: tf.Operation
-    table: str
-    takings: frozenset[int]
-
-
 def independent(
-    reductions: Sequence[Reduction], taken: set[tf.Operation]
-) -> Iterator[list[Reduction]]:
+    reductions: Sequence[tuple[tf.Operation, Part]], taken: set[tf.Operation]
+) -> Iterator[list[tuple[tf.Operation, Part]]]:
     """Yields reductions that can share an exchange.
 
     They are of the same gradients, of one type, and none waits for another.
@@ -43,20 +28,21 @@ def independent(
     """
     waiting = list(reductions)
     while waiting:
-        operations = {each.op for each in waiting}
+        operations = {op for op, _ in waiting}
         ready = []
-        for each in waiting:
+        for op, part in waiting:
             before = graph_analysis.walk(
-                [x.op for x in each.op.inputs], stop=lambda x: x in taken, control=False
+                [x.op for x in op.inputs], stop=lambda x: x in taken, control=False
             )
             if not operations & before:
-                ready.append(each)
-        by_key: dict[Any, list[Reduction]] = {}
-        for each in ready:
-            key = (sorted(each.takings), _travels_as(each.op.inputs[0].dtype).name)
-            by_key.setdefault(str(key), []).append(each)
+                ready.append((op, part))
+        by_key: dict[Any, list[tuple[tf.Operation, Part]]] = {}
+        for op, part in ready:
+            key = (sorted(part.takings), _travels_as(op.inputs[0].dtype).name)
+            by_key.setdefault(str(key), []).append((op, part))
         yield from by_key.values()
-        waiting = [each for each in waiting if each not in ready]
+        done = {op for op, _ in ready}
+        waiting = [(op, part) for op, part in waiting if op not in done]
 
 
 def _travels_as(dtype: tf.DType) -> tf.DType:
@@ -65,24 +51,24 @@ def _travels_as(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
-def reduce_over_ranks(reductions: Sequence[Reduction]) -> None:
+def reduce_over_ranks(reductions: Sequence[tuple[tf.Operation, Part]]) -> None:
     """Gives reductions, in the place of this rank's rows, one row for each rank.
 
     It is what the reduction makes of that rank's rows. All travel by one exchange.
     """
     sent: list[tf.Tensor] = []
-    for op, *_ in reductions:
+    for op, _ in reductions:
         sent += _of_this_rank(op)
-    dtype = _travels_as(reductions[0].op.inputs[0].dtype)
+    dtype = _travels_as(reductions[0][0].inputs[0].dtype)
     flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in sent], 0)
-    received = allgather(flat[None], [each.table for each in reductions])
+    received = allgather(flat[None], [part.table for _, part in reductions])
     pieces = iter(
         tf.split(received, [tf.size(x) for x in sent], axis=1, num=len(sent))
         if len(sent) > 1
         else [received]
     )
     numbers = iter(sent)
-    for op, *_ in reductions:
+    for op, _ in reductions:
         x = next(numbers)
         # [N, …]: each rank's, one below the other.
         ranks = tf.reshape(next(pieces), tf.concat([[-1], tf.shape(x)[1:]], 0))
@@ -90,6 +76,8 @@ def reduce_over_ranks(reductions: Sequence[Reduction]) -> None:
             next(numbers)
             rows = tf.reduce_sum(next(pieces))
             ranks = tf.reduce_sum(ranks, 0, keepdims=True) / rows
+            # One row, which TensorFlow is not to know where it knew of another number.
+            ranks = ranks[: tf.shape(received)[0]]
         ranks = tf.cast(ranks, op.inputs[0].dtype)
         ranks.set_shape([None, *x.shape[1:].as_list()])
         op._update_input(0, ranks)
@@ -118,6 +106,12 @@ _REDUCE = {
 
 
 def allgather(x: tf.Tensor, tables: Sequence[str]) -> tf.Tensor:
+    """Returns the rows of all ranks, one rank's below the other's.
+
+    Args:
+        x: this rank's.
+        tables: the names of the tables of whose gradients they are made.
+    """
     digest = hashlib.blake2b("\n".join(sorted(set(tables))).encode(), digest_size=4).hexdigest()
     sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
     opened = gate.gates_of(tf.get_default_graph()).beside([sent]).zero
