@@ -6,7 +6,7 @@
     WorkQueue    deals items, such as file names, to the ranks; a part of checkpoints
     criteo       converts Criteo's click logs to Parquet
 
-`parquet` and `criteo` need pyarrow: pip install 'collective[data]'. `python -m collective data
+`parquet` and `criteo` need pyarrow: pip install 'collective-strategy[data]'. `collective data
 criteo` converts from the command line. The guide is docs/guides/data.md.
 """
 

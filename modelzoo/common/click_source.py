@@ -245,7 +245,9 @@ def load(
         is_parquet = has_files(folder, PARQUET)
         return (ParquetSource if is_parquet else TextSource)(folder, buckets, history)
     except ImportError as error:
-        fail(f"--data: Parquet files need pyarrow ({error}): pip install 'collective[data]'")
+        fail(
+            f"--data: Parquet files need pyarrow ({error}): pip install 'collective-strategy[data]'"
+        )
         raise
     except (OSError, ValueError) as error:
         fail(f"--data: {error}")
