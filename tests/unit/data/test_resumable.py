@@ -191,7 +191,7 @@ def test_what_differs_between_ranks_or_is_dealt_is_refused(tmp_path):
 
 def test_fewer_records_than_ranks_are_refused(as_rank):
     as_rank(0, 3)
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="at least, of which there are 3"):
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="each rank, and there are 3"):
         data.resumable(tf2.data.Dataset.range(8), 2)
 
 
