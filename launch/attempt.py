@@ -311,7 +311,7 @@ class Attempt:
 
     def on_host_unable(self, name: str, ranks: range, reason: str) -> None:
         """Ends the job as if this host couldn't start its ranks: no restart would help."""
-        self._report(f"collective.launch: host {name}: {reason}")
+        self._report(f"collective launch: host {name}: {reason}")
         now = time.time()
         for rank in ranks:
             self._outcome.add(RankExit(rank, 0, _UNABLE, now, requested=True, host=name))
@@ -363,7 +363,7 @@ class Attempt:
         if self._outcome.is_preempted or self._shutdown.was_requested:
             words = departure(milestones, self._outcome.left_preempted)
             if words:
-                self._report(f"collective.launch: {words}")
+                self._report(f"collective launch: {words}")
         elif code and (self._exit_code is None or self._stall_report):
             failure = failure_of(self._outcome, milestones, self._remote.lost)
             decision = self._policy.decide(failure, self._plan)
@@ -407,4 +407,4 @@ class Attempt:
         self._remote.say(text)
 
     def _say(self, text: str) -> None:
-        self._console.say(f"collective.launch: {text}")
+        self._console.say(f"collective launch: {text}")

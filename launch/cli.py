@@ -34,7 +34,7 @@ from .preempt_signals import signal_number
 from .rank_count import has_ranks_here, rank_count, ranks_here
 from .unused_options import Mode, check_purpose, check_used
 
-_PROGRAM = "python -m collective.launch"
+_PROGRAM = "collective launch"
 DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
 DEFAULT_PAUSE = 1.0  # before the first restart
@@ -100,12 +100,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
                 raise
             from .declining import decline
 
-            print(f"collective.launch: {error}", file=sys.stderr, flush=True)
+            print(f"collective launch: {error}", file=sys.stderr, flush=True)
             decline(hosts, os.environ, str(error))
             return 2
         for note in [unused, misplaced_option(options.command)]:
             if note:
-                print(f"collective.launch: {note}", file=sys.stderr)
+                print(f"collective launch: {note}", file=sys.stderr)
         if options.dry_run:
             from .logs import check_logs
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
         return Job(with_gloo_address(plan)).run()
     except UsageError as error:
-        print(f"collective.launch: {error}", file=sys.stderr)
+        print(f"collective launch: {error}", file=sys.stderr)
         return 2
 
 

@@ -36,9 +36,7 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
       UsageError: there is nothing to run, or it isn't there.
     """
     if not words:
-        raise UsageError(
-            "no script given: python -m collective.launch [options] script.py [arguments]"
-        )
+        raise UsageError("no script given: collective launch [options] script.py [arguments]")
     if no_python:
         return _program_command(words)
     if is_interpreter(words[0]):
@@ -219,8 +217,6 @@ def _check_syntax(script: str) -> None:
     except SyntaxError as error:
         kind = type(error).__name__
         other = "" if script.endswith(".py") else "; --no-python runs what is no Python script"
-        raise UsageError(
-            f"{script}, line {error.lineno}: {kind}: {error.msg}{other}"
-        ) from None
+        raise UsageError(f"{script}, line {error.lineno}: {kind}: {error.msg}{other}") from None
     except (OSError, ValueError):  # the rank says it
         pass

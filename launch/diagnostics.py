@@ -255,12 +255,12 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
     if problem or not horovod["gloo"]:
         required.append(
             "Horovod with Gloo, built against the installed TensorFlow; "
-            "`python -m collective.build_horovod` builds it, or `make setup` in a checkout"
+            "`collective build-horovod` builds it, or `make setup` in a checkout"
         )
     elif has_gpus and not horovod["nccl"]:
         recommended.append(
             "Horovod with NCCL, for more than one GPU; "
-            "`python -m collective.build_horovod --gpu` builds it, or `make setup GPU=1`"
+            "`collective build-horovod --gpu` builds it, or `make setup GPU=1`"
         )
     cupy, problem = _facts_of_import(_CUPY)
     _show("CuPy", _summary(cupy, problem) + ("" if has_gpus else " (needed on GPUs only)"))

@@ -188,7 +188,7 @@ class JobDigest:
 
     def _show(self, passage: Passage) -> None:
         if passage.note:
-            self._say(f"collective.launch: {passage.note}")
+            self._say(f"collective launch: {passage.note}")
         if passage.text:
             self._ranks[passage.rank].take(passage.text, hold_errors=False)
         if passage.lines:

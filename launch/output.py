@@ -118,7 +118,7 @@ class Console:
         for stream in self._all_streams():
             if stream.log_error is not None:
                 self.say(
-                    f"collective.launch: a log can't be written: {stream.log_error}; "
+                    f"collective launch: a log can't be written: {stream.log_error}; "
                     "it ends here, the job goes on"
                 )
                 stream.log_error = None

@@ -84,7 +84,7 @@ class Stall:
         """Returns the warning, or the report on the end of the job, for people."""
         if self.expired:
             head = [
-                f"collective.launch: the job stalled: {self.summary()}",
+                f"collective launch: the job stalled: {self.summary()}",
                 f"  host       {os.uname().nodename}",
             ]
             tail = (
@@ -92,7 +92,7 @@ class Stall:
                 f"(--stall-timeout {timeout:g})"
             )
         else:
-            head = [f"collective.launch: no progress for {self.waited:.0f} s: {self.summary()}"]
+            head = [f"collective launch: no progress for {self.waited:.0f} s: {self.summary()}"]
             tail = (
                 f"  the job ends after {timeout:g} s without progress; "
                 "--stall-timeout sets it, 0 waits for ever"

@@ -71,4 +71,4 @@ step 'its platform, by auditwheel' name_platform
 step 'a trial in a fresh environment, with what the wheel requires (one to three minutes)' try_out
 wheel=$(basename "$work"/named/collective_strategy-*.whl)
 mv "$work/named/$wheel" "$root/dist/$wheel"
-say "done: dist/$wheel. Where it is installed, python -m collective.build_horovod adds Horovod"
+say "done: dist/$wheel. Where it is installed, collective build-horovod adds Horovod"

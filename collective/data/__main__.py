@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from collective.launch import adoption
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m collective.data") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "collective data") -> int:
     """Runs the command and returns its exit code."""
     options = _parser(prog).parse_args(arguments)
     try:

@@ -75,7 +75,7 @@ def ended(request, jobs):
 
 def report(output):
     """Reads {rank: its line and what follows it} of the report, and its first line under None."""
-    first, *lines = output[output.index("collective.launch: the job stalled: ") :].splitlines()
+    first, *lines = output[output.index("collective launch: the job stalled: ") :].splitlines()
     told, ranks = {None: first}, []
     for line in lines:
         named = re.match(r"  ranks? (\d+(?:, \d+)*) ", line)

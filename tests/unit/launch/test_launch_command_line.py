@@ -226,7 +226,7 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(line, words, capsys, monkeypa
     assert cli.main(line.split()) == 2
     stdout, stderr = capsys.readouterr()
     assert stdout == "" and words in stderr
-    assert stderr.count("\n") == 1 and stderr.startswith("collective.launch: ")
+    assert stderr.count("\n") == 1 and stderr.startswith("collective launch: ")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_an_interrupt_before_there_is_a_job_ends_quietly():
 @pytest.mark.parametrize(
     "place, code, words",
     [
-        ("/dev/full", 2, b"collective.launch: stdout can't be written: No space left on device\n"),
+        ("/dev/full", 2, b"collective launch: stdout can't be written: No space left on device\n"),
         ("a pipe", 141, b""),
     ],
 )

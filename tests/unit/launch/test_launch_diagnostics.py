@@ -58,7 +58,7 @@ def test_a_missing_horovod_has_a_command(
 ):
     packages["horovod as module"] = "ModuleNotFoundError: No module named 'horovod'"
     assert diagnostics.check() == 1
-    assert "`python -m collective.build_horovod` builds it" in capsys.readouterr().out
+    assert "`collective build-horovod` builds it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("has_cuda", [True, False])

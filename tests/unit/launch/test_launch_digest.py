@@ -114,7 +114,7 @@ def test_a_warning_of_others_is_shown_once_with_their_names(ranks):
     assert job.take() == ""
     job.wait(2)
     assert job.take() == (
-        "collective.launch: on ranks 1-7:\n"
+        "collective launch: on ranks 1-7:\n"
         "[1] train.py:3: UserWarning: careful\n[1]   warnings.warn('careful')\n"
         "[5] train.py:3: UserWarning: only here\n[5]   warnings.warn('only here')\n"
     )
@@ -140,7 +140,7 @@ def test_each_occurrence_of_a_warning_counts(ranks):
     job.wait(1)
     job.wait(PATIENCE)
     assert job.take() == (
-        f"[0] {(LOGGED % 1).decode()}collective.launch: 3 times:\n[1] {(LOGGED % 0).decode()}"
+        f"[0] {(LOGGED % 1).decode()}collective launch: 3 times:\n[1] {(LOGGED % 0).decode()}"
     )
 
 
@@ -181,7 +181,7 @@ def test_an_error_that_all_ranks_raise_is_shown_once(ranks):
     job.take()
     job.wait(ERROR_PATIENCE + 0.1)
     assert job.take() == (
-        "collective.launch: on ranks 0-63 alike; rank 0 wrote:\n"
+        "collective launch: on ranks 0-63 alike; rank 0 wrote:\n"
         "[0] Traceback (most recent call last):\n"
         '[0]   File "train.py", line 7, in main\n'
         "[0]     step()\n"
@@ -210,7 +210,7 @@ def test_messages_that_differ_are_shown_each(ranks):
     text = job.take()
     assert text.count("Traceback") == text.count("OSError: no file a") == 1
     assert text.endswith(
-        "[0] in this folder\ncollective.launch: ranks 1, 2 wrote instead:\n[1] OSError: no file b\n"
+        "[0] in this folder\ncollective launch: ranks 1, 2 wrote instead:\n[1] OSError: no file b\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_rank_that_raises_the_same_a_little_later_is_named(ranks):
     job.write(2, error())
     job.job.end()
     assert (
-        job.take() == "collective.launch: ranks 1, 2: the error of rank 0, too: ValueError: wrong\n"
+        job.take() == "collective launch: ranks 1, 2: the error of rank 0, too: ValueError: wrong\n"
     )
 
 

@@ -199,7 +199,7 @@ def test_a_key_alone_opens_a_worker():
 def emits() -> dict[str, list[str]]:
     """Returns the command lines in README.md that print a manifest, by the file that they write."""
     text = (ROOT / "docker" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = re.findall(r"^    python -m collective\.launch (--emit .*) >(\S+)$", text, re.M)
+    lines = re.findall(r"^    collective launch (--emit .*) >(\S+)$", text, re.M)
     return {file: shlex.split(words) for words, file in lines}
 
 
