@@ -45,7 +45,7 @@ Public names, in short:
     collective.launch                starts ranks: collective launch
 
 Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, and so on;
-`collective launch --help` is the launcher's manual; docs/ has the whole life of a model.
+`collective launch --help all` is the launcher's manual; docs/ has the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """

@@ -17,7 +17,7 @@ def test_it_is_a_page():
     for line in range(1, 5):
         assert f"# {line}" in PAGE
     assert "collective launch -np 2 train.py" in PAGE
-    assert "`collective launch --help`" in PAGE and "docs/" in PAGE
+    assert "`collective launch --help all`" in PAGE and "docs/" in PAGE
 
 
 def test_it_lists_the_public_names_with_a_word_on_each():

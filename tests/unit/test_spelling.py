@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = re.compile(
     r"python3? -m collective[. ]"
-    r"(?:launch|checkpoint|report|data|check|build_horovod|ops\.gpu_check)\b(?!\.\w)|\bcollective\.launch: "
+    r"(?:launch|checkpoint|report|data|check|build_horovod|ops\.gpu_check)\b(?!\.\w)"
+    r"|\bcollective\.launch: "
 )
 # They start the interpreter of an environment or of an image, whose commands may not be on PATH.
 PROGRAMS = ("docker/entrypoint.sh", "launch/manifests/slurm.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import py_compile
+import re
 import resource
 import signal
 import subprocess
@@ -370,9 +371,23 @@ def test_ranks_that_cannot_be_shown(text):
         parse_rank_list(text, 4)
 
 
-def test_help_is_the_manual(capsys):
+def test_help_names_every_option_on_two_screens(capsys):
     with pytest.raises(SystemExit) as end:
-        cli.main(["--help"])
+        cli.main(["--help"], "collective launch")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 2 * 24 and max(map(len, lines)) <= 100
+    for action in cli._parser("x")._actions:
+        names = [re.escape(name) for name in action.option_strings]
+        assert re.search(rf"(?<![\w-])({'|'.join(names)})(?![\w-])", text), action.option_strings
+    assert "  --help all " in text
+
+
+@pytest.mark.parametrize("words", [["--help", "all"], ["-np", "2", "-h", "all"]])
+def test_help_all_is_the_manual(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
     assert end.value.code == 0
     text = capsys.readouterr().out
     for word in (
