@@ -157,9 +157,9 @@ def test_what_is_held_of_warnings_has_a_bound(ranks, monkeypatch):
     assert job.take().count("WARNING") == 10
 
 
-def test_a_deprecation_of_several_lines_is_one_warning(ranks):
+def test_instructions_of_several_lines_belong_to_their_warning(ranks):
     text = (
-        b"WARNING:tensorflow:From train.py:3: f (from x) is deprecated.\n"
+        b"WARNING:tensorflow:From train.py:3: f (from x) is going to change.\n"
         b"Instructions for updating:\nUse g.\n"
     )
     job = ranks(2)
@@ -547,3 +547,65 @@ def test_a_warning_that_comes_again_and_again_is_rank_0s(ranks, lag):
     assert "[1] train.py" not in text and text.count("[0] train.py") == 60
     (occurrences,) = job.job._warnings._occurrences.values()
     assert len(occurrences._recent) < 61
+
+
+NAME = (
+    b"WARNING:tensorflow:From train.py:%d: The name tf.log is deprecated. Please use "
+    b"tf.math.log.\n\n"
+)
+FUNCTION = (
+    b"WARNING:tensorflow:From train.py:%d: dense (from keras) is deprecated and will be removed in "
+    b"a future version.\nInstructions for updating:\nUse keras.layers.Dense instead.\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_deprecations_are_one_line(ranks, size):
+    """Of a TensorFlow that is pinned nothing is removed: nobody can act on them."""
+    job = ranks(size)
+    for rank in range(size):
+        for line in range(30):
+            job.write(rank, NAME % line + FUNCTION % line)
+        job.write(rank, b"step 1\n")
+    job.job.end()
+    shown = job.take()
+    assert "WARNING" not in shown and "Instructions" not in shown and "Dense" not in shown
+    assert shown.count("TensorFlow calls functions of this program deprecated") == 1
+    assert [line for line in shown.splitlines() if "step" in line] == [
+        f"[{rank}] step 1" for rank in range(size)
+    ]
+
+
+def test_a_warning_beside_deprecations_is_shown(ranks):
+    job = ranks(2)
+    for rank in range(2):
+        job.write(rank, FUNCTION % 3 + WARNING + FUNCTION % 4 + b"WARNING:tensorflow:From here\n")
+    job.job.end()
+    shown = job.take()
+    assert shown.count("UserWarning: careful") == 1 and "[0] WARNING:tensorflow:From here" in shown
+
+
+OWN = b"collective.checkpoint.storage.CheckpointStorageError: No checkpoint was written: disk full."
+LIBRARY = b'  File "/x/site-packages/tensorflow/a.py", line 3, in run\n    deep()\n' * 20
+
+
+def test_an_error_that_says_all_comes_without_its_stack(ranks):
+    job = ranks(2)
+    for rank in range(2):
+        job.write(rank, error(OWN, frames=LIBRARY))
+    job.wait(ERROR_PATIENCE)
+    assert job.take() == (
+        "collective launch: on ranks 0, 1 alike; rank 0 wrote:\n"
+        f"[0] {OWN.decode()}\n"
+        "[0]   at train.py, line 7, in main: step()\n"
+        "[0]   (--verbose and --log-dir have the stack)\n"
+    )
+
+
+def test_what_was_handled_meanwhile_keeps_its_stack(ranks):
+    job = ranks(2)
+    handled = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+    job.write(0, error(b"ValueError: mine") + handled + error(OWN, frames=LIBRARY))
+    job.wait(ERROR_PATIENCE)
+    shown = job.take()
+    assert "ValueError: mine" in shown and "site-packages" in shown
