@@ -20,7 +20,7 @@ import signal
 import time
 from dataclasses import replace
 
-from . import process_tree, schedulers, stall_detector
+from . import process_tree, rank_stacks, schedulers, stall_detector
 from .announcement import announcement
 from .channel import Channel
 from .command import is_interpreter
@@ -43,6 +43,7 @@ from .supervisor import KILL_PATIENCE, SupervisorEvent
 _LAST_OUTPUT_TIMEOUT = 2.0
 # For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
+_MOST_STACKS = 8  # of missing ranks in a report; each may take a second
 _UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as of bad usage
 
 
@@ -182,6 +183,12 @@ class Attempt:
         )
         if stall is None:
             return
+        stacks = {
+            rank: rank_stacks.stack_of(rank)
+            for rank in stall.missing[:_MOST_STACKS]
+            if rank in self._local.ranks and rank not in stall.exited
+        }
+        stall = replace(stall, stacks=stacks)
         report = stall.report(self._plan.stall_timeout)
         if not stall.expired:
             self._console.say(report)

@@ -210,7 +210,7 @@ def lines_without_frames(lines: Sequence[str]) -> Iterator[str]:
         indent = len(line) - len(line.lstrip())
         if frame:
             code_indent = indent + 1
-            lacks_code = _is_of_script(frame[1])
+            lacks_code = is_of_script(frame[1])
             if lacks_code:
                 place = f"{_PLACE}{frame[1]}, line {frame[2]}"
                 place += f", in {frame[3]}" if frame[3] else ""
@@ -238,5 +238,6 @@ def _stack_summary(heading: str, place: str, shown: set[str]) -> list[str]:
     return [heading, place] if heading else [place]
 
 
-def _is_of_script(file: str) -> bool:
+def is_of_script(file: str) -> bool:
+    """Tells whether a frame's file is the user's: no library, and not this package."""
     return not _LIBRARY.search(file) and not file.startswith(_PACKAGE)
