@@ -61,7 +61,7 @@ assert native_library.library().collective_bounds([ids]).numpy().tolist() == [[-
 try_out() {
     "$python" -m venv "$scratch/fresh" &&
         "$scratch/fresh/bin/python" -m pip install "$work"/named/collective_strategy-*.whl &&
-        cd "$scratch" && TF_CPP_MIN_LOG_LEVEL=3 fresh/bin/python -c "$TRIAL"
+        "$scratch/fresh/bin/python" -m pip check && cd "$scratch" && TF_CPP_MIN_LOG_LEVEL=3 fresh/bin/python -c "$TRIAL"
 }
 
 rm -rf "$work"
