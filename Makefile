@@ -49,7 +49,7 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
 
-wheel: ready  ## Build dist/collective-*.whl with the compiled operations, and try it in a fresh environment
+wheel: ready  ## Build dist/collective_strategy-*.whl with the compiled operations, and try it in a fresh environment
 	@tools/wheel.sh
 
 docs: ready  ## Build the site of the documentation in build/docs; fails where a link or a name is wrong

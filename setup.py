@@ -1,7 +1,8 @@
 """Maps the top-level folders `launch/`, `strategies/` and `ops/` to `collective.launch` and so on.
 
 A checkout runs uninstalled through the links in `collective/`; a wheel gets the folders themselves,
-each module once. All other metadata is in pyproject.toml.
+each module once. README.md becomes the description, with absolute links. All other metadata is in
+pyproject.toml.
 """
 
 import glob
@@ -55,6 +56,28 @@ native = Extension(
 )
 
 
+def version():
+    """Reads the version where it is written; an import would read more."""
+    with open("collective/__init__.py", encoding="utf-8") as file:
+        return re.search('^__version__ = "(.+)"$', file.read(), re.MULTILINE).group(1)
+
+
+def description():
+    """Reads README.md. Its links lead to the files of this version, wherever it is shown."""
+    with open("pyproject.toml", encoding="utf-8") as file:
+        homepage = re.search('^Homepage = "(.+)"$', file.read(), re.MULTILINE).group(1)
+    with open("README.md", encoding="utf-8") as file:
+        text = file.read()
+    raw = homepage.replace("//github.com/", "//raw.githubusercontent.com/")
+    pages, pictures = f"{homepage}/blob/v{version()}", f"{raw}/v{version()}"
+
+    def absolute(link):
+        is_picture = link["target"].endswith((".svg", ".png"))
+        return f"]({pictures if is_picture else pages}/{link['target']})"
+
+    return re.sub(r"\]\((?P<target>(?!https?:|#)[^)\s]+)\)", absolute, text)
+
+
 class Build(build_ext):
     """Compiles the libraries, the operations against the TensorFlow that is installed here.
 
@@ -103,6 +126,8 @@ class Build(build_ext):
 
 setup(
     license="Apache-2.0",
+    long_description=description(),
+    long_description_content_type="text/markdown",
     packages=packages,
     package_dir=package_dir,
     package_data={

@@ -1,6 +1,6 @@
 """Measures what training steps lose beside a save, next to what a blocking save takes.
 
-    python -m collective.launch -np 2 --device cpu benchmarks/background_save.py [--megabytes 400]
+    collective launch -np 2 --device cpu benchmarks/background_save.py [--megabytes 400]
     [--folder .] [--rounds 3] [--ids 4096]
 
 Each step trains --ids random rows on each rank. What steps lose is the time of the save's call, of

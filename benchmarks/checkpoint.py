@@ -1,7 +1,7 @@
 """Measures MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk,
 and how long an increment takes of 1 % of the rows.
 
-    python -m collective.launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000]
+    collective launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000]
     [--folder .] [--rounds 3]
 
 A save ends when everything is on the disk (fsync); so does `dd … conv=fsync`. Saves go past the

@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 from collective import data  # noqa: E402
-from collective.data.criteo_logs import KEYS, LABEL, NUMBERS  # noqa: E402
+from collective.data.criteo_files import KEYS, LABEL, NUMBERS  # noqa: E402
 
 tf.disable_v2_behavior()
 COLUMNS = (LABEL, *NUMBERS, *KEYS)

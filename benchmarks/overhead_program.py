@@ -1,6 +1,6 @@
 """Starts a model of many small tables on one rank and times every phase, up to its first step.
 
-    python -m collective.launch -np 2 benchmarks/overhead_program.py {collective|plain} FOLDER
+    collective launch -np 2 benchmarks/overhead_program.py {collective|plain} FOLDER
 
 FOLDER has the data (`step_workload.write`). overhead.py starts this program, and the clock starts
 with its first line: importing TensorFlow and the library are the first phases.

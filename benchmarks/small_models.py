@@ -1,6 +1,6 @@
 """Times steps of small models beside what `collective.plan.step_estimate` says of them.
 
-    python -m collective.launch -np 2 benchmarks/small_models.py
+    collective launch -np 2 benchmarks/small_models.py
     python benchmarks/small_models.py --ranks 2
 
 The second, on one rank, takes all samples of a step by itself: the time that the first is compared

@@ -1,6 +1,6 @@
 """Runs one rank of one of the programs that step.py times; step.py starts it, by the launcher.
 
-    python -m collective.launch -np 2 benchmarks/step_program.py {step|plain|wire|replicated} FOLDER
+    collective launch -np 2 benchmarks/step_program.py {step|plain|wire|replicated} FOLDER
 
 FOLDER has the data (`step_workload.write`); the rank's measurements go to FOLDER/PROGRAM.RANK.json.
 """

@@ -16,7 +16,7 @@ Four lines distribute a TensorFlow 1-style script:
             table = tf.get_variable('user', [1000000, 16])
         ...                                                   # the script as it was
 
-    python -m collective.launch -np 2 train.py                # 4
+    collective launch -np 2 train.py                # 4
 
 Public names, in short:
 
@@ -42,10 +42,10 @@ Public names, in short:
     collective.serving               follows the versions of an exported model
     collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
-    collective.launch                starts ranks: python -m collective.launch
+    collective.launch                starts ranks: collective launch
 
 Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, and so on;
-`python -m collective.launch --help` is the launcher's manual; docs/ has the whole life of a model.
+`collective launch --help all` is the launcher's manual; docs/ has the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """

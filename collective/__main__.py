@@ -51,10 +51,15 @@ COMMANDS = (
     Command(
         "checkpoint",
         "collective.checkpoint.__main__",
-        "show a checkpoint, consolidate it for plain TensorFlow, or import another framework's",
+        "show, consolidate and verify checkpoints; import another framework's",
     ),
     Command("data", "collective.data.__main__", "convert Criteo's click logs to Parquet"),
     Command("report", "collective.report.__main__", "draw where the time of profiled steps went"),
+    Command(
+        "build-horovod",
+        "collective.build_horovod",
+        "build Horovod beside the installed TensorFlow, and install it",
+    ),
     Command("gpu-check", "collective.ops.gpu_check", "check and time the kernels on a GPU"),
 )
 

@@ -1,7 +1,7 @@
 """Builds Horovod against the TensorFlow that is installed here, and installs it.
 
-    python -m collective.build_horovod          for CPU ranks (2 to 5 minutes on two cores)
-    python -m collective.build_horovod --gpu    with NCCL, too (needs nvcc of CUDA 12)
+    collective build-horovod          for CPU ranks (2 to 5 minutes on two cores)
+    collective build-horovod --gpu    with NCCL, too (needs nvcc of CUDA 12)
 
 Horovod is published as source only. pip would build it where it sees no TensorFlow, and its build
 fails with newer setuptools, pip and CMake. So it is built in a throw-away environment that has
@@ -63,9 +63,9 @@ class BuildError(Exception):
     """Says in one sentence why there is no Horovod, and what to do."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "collective build-horovod") -> int:
     """Runs the command; returns its exit code: 0 if Horovod is there in the end, else 1."""
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     try:
         if options.wheel_dir is None and works(options.gpu):
             _say(f"Horovod is installed and fits TensorFlow in {sys.prefix}: nothing to do")
@@ -79,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     assert __doc__
     parser = argparse.ArgumentParser(
-        prog="python -m collective.build_horovod",
+        prog=prog,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Runs a script of another framework as it is: what `python -m collective.launch --as` starts.
+"""Runs a script of another framework as it is: what `collective launch --as` starts.
 
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
 """

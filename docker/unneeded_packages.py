@@ -1,9 +1,9 @@
 """Prints the installed packages that the given requirements do not need, one a line.
 
-    python unneeded_packages.py 'collective[data]' horovod pip
+    python unneeded_packages.py 'collective-strategy[data]' horovod pip
 
 Set-up installs everything that builds and tests this package as well. An image trains only: it
-leaves out what this prints. Requirements of `collective` itself, which is not installed yet, are
+leaves out what this prints. Requirements of the package itself, which is not installed yet, are
 read from pyproject.toml in the current folder.
 """
 

@@ -116,6 +116,9 @@ Stderr, condensed
   lost peers   Where a rank has failed for reasons of its own, no traceback of the others that has
                nothing but its loss (Horovod's error, RankError), but a line that says where they
                were. Such a traceback waits up to 5 seconds for a cause; without one it is shown.
+  stacks       of an error of the library's own: its message says all. The script's line is shown.
+  deprecations TensorFlow's warnings of functions that another release may lack: one line for all.
+  bars         Progress bars of tqdm and Keras from the first rank that is shown only.
   noise        On ranks without a GPU: TensorFlow can't register the cuDNN, cuFFT and cuBLAS
                factories because they are registered already.
 

@@ -1,4 +1,4 @@
-"""Runs `python -m collective.launch`; the package's docstring is its manual."""
+"""Runs `collective launch`; the package's docstring is its manual."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import hmac
 import os
 import socket
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from .environment import LOOPBACK, PATIENCE
 from .errors import UsageError
@@ -28,6 +28,12 @@ from .secret import job_secret
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
 _rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives
+
+
+def is_in_job(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tells whether somebody has started this process as a rank of a job."""
+    is_launched = environment.get("HOROVOD_RANK") or environment.get("COLLECTIVE_LAUNCHED")
+    return bool(is_launched) or started_by(environment) is not None
 
 
 def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = False) -> str:

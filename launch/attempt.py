@@ -20,7 +20,7 @@ import signal
 import time
 from dataclasses import replace
 
-from . import process_tree, schedulers, stall_detector
+from . import process_tree, rank_stacks, schedulers, stall_detector
 from .announcement import announcement
 from .channel import Channel
 from .command import is_interpreter
@@ -43,6 +43,7 @@ from .supervisor import KILL_PATIENCE, SupervisorEvent
 _LAST_OUTPUT_TIMEOUT = 2.0
 # For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
+_MOST_STACKS = 8  # of missing ranks in a report; each may take a second
 _UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as of bad usage
 
 
@@ -182,6 +183,12 @@ class Attempt:
         )
         if stall is None:
             return
+        stacks = {
+            rank: rank_stacks.stack_of(rank)
+            for rank in stall.missing[:_MOST_STACKS]
+            if rank in self._local.ranks and rank not in stall.exited
+        }
+        stall = replace(stall, stacks=stacks)
         report = stall.report(self._plan.stall_timeout)
         if not stall.expired:
             self._console.say(report)
@@ -311,7 +318,7 @@ class Attempt:
 
     def on_host_unable(self, name: str, ranks: range, reason: str) -> None:
         """Ends the job as if this host couldn't start its ranks: no restart would help."""
-        self._report(f"collective.launch: host {name}: {reason}")
+        self._report(f"collective launch: host {name}: {reason}")
         now = time.time()
         for rank in ranks:
             self._outcome.add(RankExit(rank, 0, _UNABLE, now, requested=True, host=name))
@@ -363,7 +370,7 @@ class Attempt:
         if self._outcome.is_preempted or self._shutdown.was_requested:
             words = departure(milestones, self._outcome.left_preempted)
             if words:
-                self._report(f"collective.launch: {words}")
+                self._report(f"collective launch: {words}")
         elif code and (self._exit_code is None or self._stall_report):
             failure = failure_of(self._outcome, milestones, self._remote.lost)
             decision = self._policy.decide(failure, self._plan)
@@ -407,4 +414,4 @@ class Attempt:
         self._remote.say(text)
 
     def _say(self, text: str) -> None:
-        self._console.say(f"collective.launch: {text}")
+        self._console.say(f"collective launch: {text}")

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from collective import __version__
 
@@ -32,9 +32,10 @@ from .manifests.options import ManifestOptions, add_options, check_unused
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
 from .rank_count import has_ranks_here, rank_count, ranks_here
+from .short_help import short_help
 from .unused_options import Mode, check_purpose, check_used
 
-_PROGRAM = "python -m collective.launch"
+_PROGRAM = "collective launch"
 DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
 DEFAULT_PAUSE = 1.0  # before the first restart
@@ -100,12 +101,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
                 raise
             from .declining import decline
 
-            print(f"collective.launch: {error}", file=sys.stderr, flush=True)
+            print(f"collective launch: {error}", file=sys.stderr, flush=True)
             decline(hosts, os.environ, str(error))
             return 2
         for note in [unused, misplaced_option(options.command)]:
             if note:
-                print(f"collective.launch: {note}", file=sys.stderr)
+                print(f"collective launch: {note}", file=sys.stderr)
         if options.dry_run:
             from .logs import check_logs
 
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
         return Job(with_gloo_address(plan)).run()
     except UsageError as error:
-        print(f"collective.launch: {error}", file=sys.stderr)
+        print(f"collective launch: {error}", file=sys.stderr)
         return 2
 
 
@@ -158,7 +159,11 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
       UsageError: it can't be read, or --emit is missing.
     """
     words, command = _split(arguments)
-    options = _parser(prog).parse_args(_with_ranks_apart(words), namespace=LauncherOptions())
+    parser = _parser(prog)
+    if list(command) == ["all"] and words[-1:] in (["-h"], ["--help"]):
+        print(parser.format_help(), end="")
+        parser.exit()
+    options = parser.parse_args(_with_ranks_apart(words), namespace=LauncherOptions())
     check_unused(options)
     options.words = tuple(words)
     options.command = tuple(command)
@@ -348,6 +353,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises one sentence instead of printing the whole usage before it."""
         raise UsageError(f"{message}; --help tells more")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints every option in a line. `--help all` prints all that `format_help` returns."""
+        print(short_help(self.prog), end="", file=file)
 
 
 def _parser(prog: str) -> _Parser:

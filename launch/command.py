@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import re
 import shutil
 import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 
 from .errors import UsageError
@@ -34,9 +36,7 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
       UsageError: there is nothing to run, or it isn't there.
     """
     if not words:
-        raise UsageError(
-            "no script given: python -m collective.launch [options] script.py [arguments]"
-        )
+        raise UsageError("no script given: collective launch [options] script.py [arguments]")
     if no_python:
         return _program_command(words)
     if is_interpreter(words[0]):
@@ -141,7 +141,7 @@ def _check_program(words: Sequence[str], interpreter: str) -> None:
     elif not os.path.exists(kind):
         raise UsageError(f"there is no script {kind} (seen from {_folder()})")
     elif own_interpreter:
-        _check_syntax(kind)
+        _check_file(kind)
 
 
 def _folder() -> str:
@@ -191,15 +191,32 @@ def _may_make_modules(parent: importlib.machinery.ModuleSpec) -> bool:
     return b"__path__" in source or b"sys.modules" in source
 
 
+def _check_file(path: str) -> None:
+    """Checks what Python runs by a path: a script, a folder, an archive or compiled code."""
+    if os.path.isdir(path):
+        script = os.path.join(path, "__main__.py")
+        if os.path.isfile(script):
+            _check_syntax(script)
+        elif not os.path.isfile(f"{script}c"):
+            raise UsageError(f"{path} is a folder, and can't be run without __main__.py in it")
+    elif os.path.isfile(path) and not zipfile.is_zipfile(path):  # a pipe can be read once only
+        _check_syntax(path)
+
+
 def _check_syntax(script: str) -> None:
-    if not script.endswith(".py"):
-        return
+    """Compiles source, whatever its file's name ends with."""
     try:
         with open(script, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(file.read(), script, "exec", dont_inherit=True)
+            source = file.read()
+            if source.startswith(importlib.util.MAGIC_NUMBER):  # compiled already
+                return
+            if b"\0" in source:
+                raise UsageError(f"{script} is no Python script: --no-python runs other programs")
+            compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         kind = type(error).__name__
-        raise UsageError(f"{script}, line {error.lineno}: {kind}: {error.msg}") from None
+        other = "" if script.endswith(".py") else "; --no-python runs what is no Python script"
+        raise UsageError(f"{script}, line {error.lineno}: {kind}: {error.msg}{other}") from None
     except (OSError, ValueError):  # the rank says it
         pass

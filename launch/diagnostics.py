@@ -7,6 +7,7 @@ may crash.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -55,6 +56,15 @@ import horovod as module
 import horovod.tensorflow as hvd
 facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mpi_built()}
 """
+# Of extras, and of a user's own environment: missed by nobody who hasn't installed them. A release
+# beside another NumPy or protobuf than it needs fails at its import, or at its first use.
+_OPTIONAL = {
+    "pyarrow": ("import pyarrow.parquet; import pyarrow as module; facts = {}", "pyarrow>=14,<22"),
+    "tensorflow_datasets": (
+        "import tensorflow_datasets as module; module.core.BuilderConfig; facts = {}",
+        "tensorflow-datasets>=4.9,<4.10' 'protobuf<5' 'tensorflow-metadata<1.18",
+    ),
+}
 _CUPY = "import cupy as module; facts = {}"
 # By name, in the other process: the launcher itself imports nothing of the package.
 _OPERATIONS = """
@@ -255,13 +265,14 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
     if problem or not horovod["gloo"]:
         required.append(
             "Horovod with Gloo, built against the installed TensorFlow; "
-            "`python -m collective.build_horovod` builds it, or `make setup` in a checkout"
+            "`collective build-horovod` builds it, or `make setup` in a checkout"
         )
     elif has_gpus and not horovod["nccl"]:
         recommended.append(
             "Horovod with NCCL, for more than one GPU; "
-            "`python -m collective.build_horovod --gpu` builds it, or `make setup GPU=1`"
+            "`collective build-horovod --gpu` builds it, or `make setup GPU=1`"
         )
+    _check_optional(recommended)
     cupy, problem = _facts_of_import(_CUPY)
     _show("CuPy", _summary(cupy, problem) + ("" if has_gpus else " (needed on GPUs only)"))
     if problem and has_gpus:
@@ -269,6 +280,20 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
             "CuPy, for the kernels on GPUs; "
             "`pip install '.[gpu]'` or `make setup GPU=1` installs it"
         )
+
+
+def _check_optional(recommended: list[str]) -> None:
+    """Looks at packages that may be left out, where they are installed."""
+    for name, (source, requirement) in _OPTIONAL.items():
+        if importlib.util.find_spec(name) is None:
+            continue
+        facts, problem = _facts_of_import(source)
+        if problem:
+            _show(name, _summary(facts, problem))
+            recommended.append(
+                f"a {name} that can be imported beside the other packages here; "
+                f"pip install '{requirement}' installs one"
+            )
 
 
 def _check_operations(recommended: list[str]) -> None:

@@ -29,6 +29,7 @@ from .repeated_warnings import HeldWarning, RepeatedWarnings
 from .stderr_lines import (
     begins_warning,
     continues_warning,
+    is_deprecation,
     is_noise,
     is_remarkable,
     message_lost_a_peer,
@@ -52,6 +53,10 @@ _INTERRUPT = re.compile(
     r"REPLACED BY KeyboardInterrupt"
 )
 _PYBIND_STACK = re.compile(r"At:$|  \S.*\(\d+\): \S+$|$")
+_DEPRECATIONS = (
+    "TensorFlow calls functions of this program deprecated; the TensorFlow that is installed has "
+    "them all (--verbose shows the warnings)"
+)
 _LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -72,6 +77,7 @@ class JobDigest:
         self._ranks = {
             rank: RankDigest(self, rank, rank == reference, cpu) for rank, cpu in on_cpu.items()
         }
+        self._has_said_deprecations = False
         self._interrupted_at: dict[str, list[int]] = {}
         self._lost_a_peer_at: dict[str, list[int]] = {}
         self.interrupted = False
@@ -126,6 +132,12 @@ class JobDigest:
 
     def add_warning(self, rank: int, lines: Sequence[str]) -> None:
         self._warnings.add(rank, lines, time.monotonic())
+
+    def say_deprecations(self) -> None:
+        """Shows one line for all warnings of deprecated functions, of all ranks."""
+        if not self._has_said_deprecations:
+            self._has_said_deprecations = True
+            self._say(f"collective launch: {_DEPRECATIONS}")
 
     def _with_the_same_errors(self, due: Sequence[RankDigest]) -> list[RankDigest]:
         """Adds the ranks that hold an error which one of those in `due` holds as well."""
@@ -188,7 +200,7 @@ class JobDigest:
 
     def _show(self, passage: Passage) -> None:
         if passage.note:
-            self._say(f"collective.launch: {passage.note}")
+            self._say(f"collective launch: {passage.note}")
         if passage.text:
             self._ranks[passage.rank].take(passage.text, hold_errors=False)
         if passage.lines:
@@ -246,7 +258,10 @@ class RankDigest:
     def end_warning(self) -> None:
         """Takes the warning that was begun for whole."""
         if self._warning is not None:
-            self._job.add_warning(self._rank, self._warning)
+            if is_deprecation(self._warning[0]):
+                self._job.say_deprecations()
+            else:
+                self._job.add_warning(self._rank, self._warning)
             self._warning = None
 
     def end_warning_due(self, now: float) -> None:
@@ -333,9 +348,10 @@ class RankDigest:
         if self._warning is not None:
             if continues_warning(line, self._warning[-1]):
                 self._warning.append(line)
+                is_shown = self._is_reference and not is_deprecation(self._warning[0])
                 if len(self._warning) == _MOST_WARNING_LINES:
                     self.end_warning()
-                return self._is_reference
+                return is_shown
             self.end_warning()
         if self._on_cpu and is_noise(line):
             return False
@@ -343,7 +359,7 @@ class RankDigest:
             return True
         self._warning = [line]
         self._warning_since = time.monotonic()
-        return self._is_reference
+        return self._is_reference and not is_deprecation(line)
 
     def _warning_time(self) -> float:
         return math.inf if self._warning is None else self._warning_since + _MESSAGE_END

@@ -500,4 +500,4 @@ def _pause(signals: SignalPipe, seconds: float) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"collective.launch: {text}", file=sys.stderr, flush=True)
+    print(f"collective launch: {text}", file=sys.stderr, flush=True)

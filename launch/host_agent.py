@@ -113,7 +113,7 @@ class HostAgent:
             if signum in self._signals.stop_signals:
                 if self._channel is not None:
                     self._channel.send("stopped", number=int(signum))
-                    _say(f"collective.launch: {signum.name}: told the first host, which stops all")
+                    _say(f"collective launch: {signum.name}: told the first host, which stops all")
                 else:
                     self._shutdown.begin(signal.SIGKILL, time.monotonic())
 

@@ -153,7 +153,7 @@ def main() -> int:
     try:
         question = Question(**json.loads(sys.stdin.readline()))
     except (ValueError, TypeError):
-        print("collective.launch: no question on stdin: --check -H asks it", file=sys.stderr)
+        print("collective launch: no question on stdin: --check -H asks it", file=sys.stderr)
         return 2
     signal.alarm(int(2 * question.seconds) + 1)  # whoever asked is gone
     facts = asdict(local_facts(question))

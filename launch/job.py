@@ -48,7 +48,7 @@ class Job:
         try:
             code = self._run_attempts()
         except UsageError as error:
-            self._remote.say(f"collective.launch: {error}")
+            self._remote.say(f"collective launch: {error}")
             self._remote.finish(2)
             raise
         self._remote.finish(code)
@@ -65,7 +65,7 @@ class Job:
                 return code
             stop = remote.pause(signals, restart.pause)
             if remote.lost:
-                words = f"collective.launch: no restart after all: {gone(remote.lost)}"
+                words = f"collective launch: no restart after all: {gone(remote.lost)}"
                 print(words, file=sys.stderr, flush=True)
                 remote.say(words)
                 return LOST

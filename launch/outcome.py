@@ -206,7 +206,7 @@ class JobOutcome:
         if cause.lost_by:
             return "\n".join(self._loss_of_host(cause))
         lines = [
-            f"collective.launch: the job failed; root cause: rank {cause.rank} of {self._size}",
+            f"collective launch: the job failed; root cause: rank {cause.rank} of {self._size}",
             f"  time       {_clock_time(cause.time)}",
             f"  host       {cause.host or os.uname().nodename}",
             f"  pid        {cause.pid or 'none: it could not be started'}",
@@ -262,7 +262,7 @@ def loss_report(host: str, lost_by: str, when: float) -> list[str]:
       when: in seconds since the epoch.
     """
     return [
-        f"collective.launch: the job failed; root cause: {host} was lost",
+        f"collective launch: the job failed; root cause: {host} was lost",
         f"  time       {_clock_time(when)}",
         f"  lost by    {lost_by}",
     ]

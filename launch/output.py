@@ -24,6 +24,7 @@ from .environment import line_prefix
 from .last_words import tells_more
 from .output_tail import OutputTail
 from .plan import LaunchPlan
+from .progress_bars import ProgressBars
 from .stderr_lines import may_begin_noise
 from .threaded_writer import ThreadedWriter
 
@@ -73,12 +74,14 @@ class Console:
             if rank in plan.shown_ranks:
                 stdout, stderr = self._screens
                 digest = self._digest.of_rank(rank) if self._digest else None
-            self._streams.append(
-                (
-                    RankStream(pipe[0], prefix, stdout, log[0]),
-                    RankStream(pipe[1], prefix, stderr, log[1], digest),
-                )
+            streams = (
+                RankStream(pipe[0], prefix, stdout, log[0]),
+                RankStream(pipe[1], prefix, stderr, log[1], digest),
             )
+            if digest and rank != min(plan.shown_ranks):
+                for stream in streams:
+                    stream.leave_out_progress_bars()
+            self._streams.append(streams)
         self._watched: set[RankStream] = set()
 
     def say(self, text: str) -> None:
@@ -118,7 +121,7 @@ class Console:
         for stream in self._all_streams():
             if stream.log_error is not None:
                 self.say(
-                    f"collective.launch: a log can't be written: {stream.log_error}; "
+                    f"collective launch: a log can't be written: {stream.log_error}; "
                     "it ends here, the job goes on"
                 )
                 stream.log_error = None
@@ -238,9 +241,14 @@ class RankStream:
         self._pending_since = 0.0
         self._after_return = False
         self._tail = OutputTail()
+        self._bars: ProgressBars | None = None  # if they are left out
         self._digest = digest
         if digest is not None:
             digest.show = self._show_on_screen
+
+    def leave_out_progress_bars(self) -> None:
+        """Shows no progress bars from now on; logs keep them."""
+        self._bars = ProgressBars()
 
     def fileno(self) -> int:
         """Returns the descriptor of the pipe."""
@@ -339,6 +347,8 @@ class RankStream:
             return
         data = bytes(self._pending[:length])
         del self._pending[:length]
+        if self._bars is not None:
+            data = self._bars.without(data)
         if self._after_return and data.startswith(b"\n"):  # the second half of "\r\n"
             self._screen.end_line(self, after=b"\r")
             data = data[1:]

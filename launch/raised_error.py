@@ -21,8 +21,9 @@ from pathlib import Path
 from .stderr_lines import is_log_line, without_volatile
 
 TRACEBACK = "Traceback (most recent call last):"
+WHILE_HANDLING = "During handling of the above exception, another exception occurred:"
 _CHAINED = (
-    "During handling of the above exception, another exception occurred:",
+    WHILE_HANDLING,
     "The above exception was the direct cause of the following exception:",
 )
 # Introduces a traceback that isn't the end of the program.
@@ -40,6 +41,8 @@ _LIBRARY = re.compile(
 # So begins the message of an error in a function that TensorFlow has copied; its stack follows.
 _IN_COPIED_CODE = re.compile(r"\S+: in user code:$")
 _PACKAGE = f"{Path(__file__).parents[1]}/"
+# A class of the library's own, whose messages say what is wrong and what to do.
+_OWN_ERROR = re.compile(r"collective(?:\.\w+)+: \S")
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
 # Introduces a stack within a message: of the operation that failed, of its Python function.
@@ -82,6 +85,15 @@ class RaisedError:
     def identity(self) -> tuple[str, str, bool]:
         """Returns class and place: alike on ranks that raise the same."""
         return self.chain[-1].partition(":")[0], self.place, self.is_aside
+
+    @property
+    def is_a_sentence(self) -> bool:
+        """Tells whether the message says all: what the library raises for what it has caught."""
+        return _OWN_ERROR.match(self.chain[-1]) is not None and not self.is_aside
+
+    def without_stack(self) -> list[str]:
+        """Returns the message, and where in the script it was raised."""
+        return [*self.message, f"{_PLACE}{self.place}"] if self.place else list(self.message)
 
     def essence(self) -> tuple[str, ...]:
         """Returns the message as another rank writes it that raises the same."""
@@ -198,7 +210,7 @@ def lines_without_frames(lines: Sequence[str]) -> Iterator[str]:
         indent = len(line) - len(line.lstrip())
         if frame:
             code_indent = indent + 1
-            lacks_code = _is_of_script(frame[1])
+            lacks_code = is_of_script(frame[1])
             if lacks_code:
                 place = f"{_PLACE}{frame[1]}, line {frame[2]}"
                 place += f", in {frame[3]}" if frame[3] else ""
@@ -226,5 +238,6 @@ def _stack_summary(heading: str, place: str, shown: set[str]) -> list[str]:
     return [heading, place] if heading else [place]
 
 
-def _is_of_script(file: str) -> bool:
+def is_of_script(file: str) -> bool:
+    """Tells whether a frame's file is the user's: no library, and not this package."""
     return not _LIBRARY.search(file) and not file.startswith(_PACKAGE)

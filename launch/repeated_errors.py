@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .raised_error import RaisedError
+from .raised_error import WHILE_HANDLING, RaisedError
 from .rank_names import rank_names
 
 # An error that a rank raises so many seconds after others is an event of its own.
@@ -19,6 +19,7 @@ _MOST_KNOWN = 50
 # So many lines of differing messages are shown, and of each message at least one.
 _MOST_DIFFERING_LINES = 200
 _LONGEST_NOTE = 200
+_WITH_STACK = "  (--verbose and --log-dir have the stack)"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class RepeatedErrors:
             shown = _ShownError(first.rank, now, message=set(first.error.essence()))
             self._remember(key, shown)
             note = f"on {names} alike; rank {first.rank} wrote:" if len(ranks) > 1 else ""
-            passages = [Passage(note, first.rank, first.lines)]
+            passages = [Passage(note, first.rank, _lines_of(first))]
         shown.ranks.update(ranks)
         return passages + _differing_messages(members, shown.message)
 
@@ -108,6 +109,14 @@ class RepeatedErrors:
         self._shown.move_to_end(key)
         if len(self._shown) > _MOST_KNOWN:
             self._shown.popitem(last=False)
+
+
+def _lines_of(first: RankError) -> Sequence[str]:
+    """Returns an error as it is shown: without its stacks where its message says all."""
+    # What was raised while something else was handled may hide why.
+    if not first.error.is_a_sentence or WHILE_HANDLING in first.lines:
+        return first.lines
+    return [*first.error.without_stack(), _WITH_STACK]
 
 
 def _differing_messages(members: Sequence[RankError], known: set[str]) -> list[Passage]:

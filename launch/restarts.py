@@ -157,7 +157,7 @@ class RestartPolicy:
 def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
     """Says that a signal came instead of a restart; returns the launcher's exit code."""
     print(
-        f"collective.launch: {signum.name} before the restart: the job ends. Resume with the same "
+        f"collective launch: {signum.name} before the restart: the job ends. Resume with the same "
         "command",
         file=sys.stderr,
         flush=True,

@@ -68,7 +68,7 @@ def run(
 def stopped_before_start(signum: signal.Signals, plan: LaunchPlan) -> int:
     """Says that a signal came before the job began; returns the launcher's exit code."""
     print(
-        f"collective.launch: {signum.name} before all hosts were there: nothing was started",
+        f"collective launch: {signum.name} before all hosts were there: nothing was started",
         file=sys.stderr,
         flush=True,
     )
@@ -121,7 +121,7 @@ def run_with_guests(
     try:
         plan = replace(with_gloo_address(plan, address), shown_ranks=choose_shown(plan.size))
     except UsageError as error:
-        remote.say(f"collective.launch: {error}")
+        remote.say(f"collective launch: {error}")
         remote.finish(2)
         raise
     return Job(plan, signals, remote).run()

@@ -28,7 +28,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .progress_board import Board, Phase, ProgressRecord
 from .rank_names import rank_names
@@ -60,6 +60,7 @@ class Stall:
       exited: how each rank ended that has.
       missing: the ranks that the others wait for; none if all are in the same run.
       compiling: whether a rank may be compiling TensorFlow's kernels.
+      stacks: where missing ranks are in Python, innermost first, as far as they have said it.
     """
 
     waited: float
@@ -68,6 +69,7 @@ class Stall:
     exited: Mapping[int, str]
     missing: tuple[int, ...]
     compiling: bool = False
+    stacks: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -84,7 +86,7 @@ class Stall:
         """Returns the warning, or the report on the end of the job, for people."""
         if self.expired:
             head = [
-                f"collective.launch: the job stalled: {self.summary()}",
+                f"collective launch: the job stalled: {self.summary()}",
                 f"  host       {os.uname().nodename}",
             ]
             tail = (
@@ -92,7 +94,7 @@ class Stall:
                 f"(--stall-timeout {timeout:g})"
             )
         else:
-            head = [f"collective.launch: no progress for {self.waited:.0f} s: {self.summary()}"]
+            head = [f"collective launch: no progress for {self.waited:.0f} s: {self.summary()}"]
             tail = (
                 f"  the job ends after {timeout:g} s without progress; "
                 "--stall-timeout sets it, 0 waits for ever"
@@ -110,8 +112,9 @@ class Stall:
         record = self.records[rank]
         if rank in self.exited:
             return f"has left with {self.exited[rank]}"
+        at = "".join(f"\n{'':13}at {place}" for place in self.stacks.get(rank, ()))
         if record is None:
-            return "has not come to a first run yet"
+            return f"has not come to a first run yet{at}"
         age = max(0.0, time.monotonic() - record.since / 1e9)
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - age))
         pid = f", pid {record.pid}" if rank in self.missing else ""
@@ -120,7 +123,7 @@ class Stall:
         state = f"{phase}{colon}{record.doing}"
         if record.collectives and record.phase.shared:
             state += f"\n{'':13}with {record.collectives}"
-        return state
+        return state + at
 
     def _advice(self) -> str:
         stuck = [

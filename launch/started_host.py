@@ -28,10 +28,10 @@ def main() -> int:
         os.environ.update(instructions["environment"])
         return _run(instructions)
     except (ValueError, KeyError, TypeError):
-        print("collective.launch: no instructions on stdin: -H starts this", file=sys.stderr)
+        print("collective launch: no instructions on stdin: -H starts this", file=sys.stderr)
         return 2
     except UsageError as error:
-        print(f"collective.launch: {error}", file=sys.stderr)
+        print(f"collective launch: {error}", file=sys.stderr)
         return 2
 
 

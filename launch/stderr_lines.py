@@ -21,6 +21,10 @@ _WARNING = re.compile(
     # TensorFlow's C++
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: W \S+:\d+\] "
 )
+# Of a function that the program calls; nothing goes from a TensorFlow that is installed.
+_DEPRECATION = re.compile(
+    r"(?:WARNING:tensorflow:|W\d{4} \S+ +\d+ \S+:\d+\] )From .+ is deprecated"
+)
 _INSTRUCTIONS = "Instructions for updating:"
 # A line of a log: no part of an exception's message.
 _LOG_LINE = re.compile(
@@ -80,7 +84,14 @@ def begins_warning(line: str) -> bool:
 
 def continues_warning(line: str, before: str) -> bool:
     """Tells whether a line belongs to the warning whose last line is `before`."""
+    if not line:
+        return is_deprecation(before)
     return line.startswith((" ", "\t", _INSTRUCTIONS)) or before == _INSTRUCTIONS
+
+
+def is_deprecation(line: str) -> bool:
+    """Tells whether TensorFlow warns that a function may go from another release."""
+    return _DEPRECATION.match(line) is not None
 
 
 def is_log_line(line: str) -> bool:

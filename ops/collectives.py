@@ -44,7 +44,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "collective needs Horovod, built against the installed TensorFlow: `make setup` in a "
-        "checkout builds it, `python -m collective.build_horovod` anywhere else. The cause: "
+        "checkout builds it, `collective build-horovod` anywhere else. The cause: "
         f"{error}"
     ) from error
 

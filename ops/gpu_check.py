@@ -1,8 +1,8 @@
 """Checks the kernels of a GPU, and measures how fast they are.
 
-    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N]
+    collective gpu-check [--json FILE] [--family NAME ...] [--seed N]
         [--no-times | --no-checks] [--keys N] [--processes N] [--small]
-    python -m collective.launch -m collective.ops.gpu_check --tensorflow
+    collective launch -m collective.ops.gpu_check --tensorflow
 
 Every kernel is held against its reference in NumPy, then timed beside a copy from device to device
 in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is
@@ -23,14 +23,14 @@ With --small every check runs at small sizes, nothing is timed, and each array i
 its own, beside which nothing may be written. That is for NVIDIA's compute-sanitizer, which looks
 for errors of memory and for races in shared memory:
 
-    compute-sanitizer --tool memcheck --error-exitcode 3 python -m collective.ops.gpu_check --small
-    compute-sanitizer --tool racecheck --error-exitcode 3 python -m collective.ops.gpu_check --small
+    compute-sanitizer --tool memcheck --error-exitcode 3 collective gpu-check --small
+    compute-sanitizer --tool racecheck --error-exitcode 3 collective gpu-check --small
 
 With --tensorflow it is the binding to TensorFlow that is checked, on as many ranks as are launched,
 beside NumPy in float64: exchanges, gradients, every optimizer's rule, a table that grows; then how
 long a step and a call of kernels take. Needs all of collective:
 
-    python -m collective.launch -m collective.ops.gpu_check --tensorflow [--case NAME ...]
+    collective launch -m collective.ops.gpu_check --tensorflow [--case NAME ...]
 
 Each case is reported as it ends: a rule's name, by distinct rows; with ".owner" behind it, pooled
 by the owner; "growing", a table that grows. A fault of the GPU ends a process, so that one for each
@@ -277,9 +277,7 @@ def _check_side_by_side(families: Sequence[str], options: argparse.Namespace) ->
     return f"{counted(failed, 'family', 'families')} of {len(families)} failed" if failed else ""
 
 
-def main(
-    arguments: Sequence[str] | None = None, prog: str = "python -m collective.ops.gpu_check"
-) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "collective gpu-check") -> int:
     """Runs the command line; returns the exit code."""
     options = _parsed(_parser(prog), arguments)
     if options.tensorflow:

@@ -20,7 +20,7 @@ resolve() {  # requirements -> sorted name==version lines
 import json, sys
 found = [item["metadata"] for item in json.load(open(sys.argv[1]))["install"]]
 for name, version in sorted((m["name"].lower().replace("_", "-").replace(".", "-"), m["version"]) for m in found):
-    if name != "collective":
+    if name != "collective-strategy":
         print(name + "==" + version)' "$scratch/report.json"
 }
 
@@ -31,9 +31,9 @@ for python; do
     # which would install TensorFlow for each.
     "$scratch/venv/bin/python" -m pip install --quiet --upgrade pip 'setuptools>=65,<70' 'wheel<0.46'
     version=$("$scratch/venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    resolve "$root[data,test]" "${BUILD[@]}" >"$scratch/pins"
+    resolve "$root[data,datasets,test]" "${BUILD[@]}" >"$scratch/pins"
     cat - "$scratch/pins" >"$root/tools/pins/python$version.txt" <<EOF
-# Python $version, by tools/pin.sh: collective[data,test], Horovod and what builds it.
+# Python $version, by tools/pin.sh: collective-strategy[data,datasets,test], Horovod and what builds it.
 EOF
     echo "python$version: $(wc -l <"$scratch/pins") packages"
     resolve "$root[gpu]" 'tensorflow[and-cuda]' -c "$scratch/pins" | grep -vxFf "$scratch/pins" >"$scratch/gpu$version"
@@ -46,5 +46,5 @@ EOF
     fi
 done
 cat - "$scratch/gpu" >"$root/tools/pins/gpu.txt" <<EOF
-# Every Python, by tools/pin.sh: what GPU=1 adds, i.e. tensorflow[and-cuda] and collective[gpu].
+# Every Python, by tools/pin.sh: what GPU=1 adds, i.e. tensorflow[and-cuda] and collective-strategy[gpu].
 EOF

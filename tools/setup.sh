@@ -300,7 +300,11 @@ assert hvd.gloo_built(), 'Horovod was built without Gloo'
 assert $gpu == 0 or hvd.nccl_built(), 'Horovod was built without NCCL'"
 }
 
-install_package() { pip install --no-deps --no-build-isolation --editable "$root" && link_package && pip check; }
+# Older environments have it by the name `collective`, whose files are those of the new one.
+install_package() {
+    pip uninstall --yes collective && pip install --no-deps --no-build-isolation --editable "$root" && link_package &&
+        pip check
+}
 
 # An editable install of these folders is an import hook, which neither type checkers nor editors follow: they follow a
 # folder on the path. It holds a link to the package and nothing else; the checkout itself would bring `tests`, `launch`

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds dist/collective-*.whl, with the compiled operations, and tries it in a fresh environment: `make wheel`.
+# Builds dist/collective_strategy-*.whl, with the compiled operations, and tries it in a fresh environment: `make wheel`.
 #
 #   tools/wheel.sh
 #
@@ -42,7 +42,7 @@ name_platform() {
     "$python" -m venv "$scratch/tools" &&
         "$scratch/tools/bin/python" -m pip install "${TOOLS[@]}" &&
         PATH=$scratch/tools/bin:$PATH auditwheel repair --exclude 'libtensorflow_framework.so.2' \
-            --exclude 'libtensorflow_cc.so.2' --wheel-dir "$work/named" "$work"/built/collective-*.whl
+            --exclude 'libtensorflow_cc.so.2' --wheel-dir "$work/named" "$work"/built/collective_strategy-*.whl
 }
 
 readonly TRIAL='
@@ -60,8 +60,8 @@ assert native_library.library().collective_bounds([ids]).numpy().tolist() == [[-
 
 try_out() {
     "$python" -m venv "$scratch/fresh" &&
-        "$scratch/fresh/bin/python" -m pip install "$work"/named/collective-*.whl &&
-        cd "$scratch" && TF_CPP_MIN_LOG_LEVEL=3 fresh/bin/python -c "$TRIAL"
+        "$scratch/fresh/bin/python" -m pip install "$work"/named/collective_strategy-*.whl &&
+        "$scratch/fresh/bin/python" -m pip check && cd "$scratch" && TF_CPP_MIN_LOG_LEVEL=3 fresh/bin/python -c "$TRIAL"
 }
 
 rm -rf "$work"
@@ -69,6 +69,6 @@ mkdir -p "$work" "$root/dist"
 step 'the wheel' build
 step 'its platform, by auditwheel' name_platform
 step 'a trial in a fresh environment, with what the wheel requires (one to three minutes)' try_out
-wheel=$(basename "$work"/named/collective-*.whl)
+wheel=$(basename "$work"/named/collective_strategy-*.whl)
 mv "$work/named/$wheel" "$root/dist/$wheel"
-say "done: dist/$wheel. Where it is installed, python -m collective.build_horovod adds Horovod"
+say "done: dist/$wheel. Where it is installed, collective build-horovod adds Horovod"

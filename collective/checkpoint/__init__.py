@@ -10,8 +10,8 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
-So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
-IN OUT`. `python -m collective.checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
+So do `collective checkpoint show PATH` and `collective checkpoint consolidate
+IN OUT`. `collective checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
 make checkpoints of this library of those of other frameworks.
 
 `Saver` is TensorFlow's with options of its own. Checkpoints that are written beside training

@@ -1,4 +1,4 @@
-"""Shows, consolidates, verifies and imports checkpoints: `python -m collective.checkpoint`."""
+"""Shows, consolidates, verifies and imports checkpoints: `collective checkpoint`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def main(arguments: list[str] | None = None, prog: str = "python -m collective.checkpoint") -> int:
+def main(arguments: list[str] | None = None, prog: str = "collective checkpoint") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     path_help = (

@@ -90,7 +90,7 @@ def open_whole(prefix: str) -> Bundle:
     if bundle.layout.increment is not None:
         raise ValueError(
             f"'{prefix}' is an increment, which has only what changed. Make a whole checkpoint of "
-            f"it: python -m collective.checkpoint consolidate {prefix} OUT."
+            f"it: collective checkpoint consolidate {prefix} OUT."
         )
     return bundle
 

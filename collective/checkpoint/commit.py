@@ -338,9 +338,9 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     if is_latest:
         for superseded in record["doomed"]:
             _remove_increments(superseded)
-            checkpoint_management.remove_checkpoint(
-                superseded, meta_graph_suffix=record["meta_suffix"]
-            )
+            meta = checkpoint_management.meta_graph_filename(superseded, record["meta_suffix"])
+            _delete([meta, tensor_bundle.index_path(superseded)])
+            _delete(_data_files(superseded))
 
 
 def _remove_increments(prefix: str) -> None:

@@ -149,7 +149,7 @@ def plan(
             elif name in bundle.layout.tables and name not in bundle.entries:
                 problems.add_unfit(
                     f"'{name}' is a table in the checkpoint, an ordinary variable here: make it in "
-                    "embedding_scope(), or restore from what `python -m collective.checkpoint "
+                    "embedding_scope(), or restore from what `collective checkpoint "
                     "consolidate` makes"
                 )
             elif name not in bundle.entries:

@@ -25,6 +25,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collective import __version__
+
 FOLDER, MANIFEST, CURRENT, FILES = "code", "manifest.json", "current", "files"
 # A folder of checkpoints has a file that tells the latest one.
 STATE, STATE_BEGINS = "checkpoint", b"model_checkpoint_path:"
@@ -33,7 +35,7 @@ LEFT_OUT_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "dist-packages", "venv", "build", "dist"}
 )
 FILE_BYTES, ALL_BYTES, MOST_FILES, MOST_FOLDERS = 1 << 20, 16 << 20, 2000, 5000
-PACKAGES = ("collective", "tensorflow", "tensorflow-cpu", "horovod", "numpy", "keras")
+PACKAGES = ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "keras")
 # What may hold a secret is named so; a file that holds a key says it.
 SECRET = re.compile(r"passw|secret|token|credential|api[-_]?key|private[-_]?key", re.IGNORECASE)
 SECRET_CONTENT = re.compile(rb"PRIVATE KEY-----|\"private_key\"|aws_secret_access_key")
@@ -165,7 +167,11 @@ def visible_arguments(arguments: Sequence[str]) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, the system and the packages that matter."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    found = {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "collective": __version__,
+    }
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

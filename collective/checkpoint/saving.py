@@ -356,7 +356,7 @@ class ShardedSave:
         try:
             state = checkpoint_management.get_checkpoint_state(folder or ".", self.state_name)
             path = state.model_checkpoint_path if state else ""
-            is_there = path and checkpoint_management.checkpoint_exists(path)
+            is_there = path and checkpoint_management.checkpoint_exists_internal(path)
             return chain.newest_state(path) if is_there else None
         except (OSError, ValueError, tf.errors.OpError):
             return None

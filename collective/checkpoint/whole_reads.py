@@ -100,7 +100,7 @@ def _not_one_tensor(stored: StoredTable, layout: CheckpointLayout) -> str:
     if layout.increment is not None:
         return (
             f"'{stored.name}' is in an increment, which has only what changed. Make a whole "
-            "checkpoint of it: python -m collective.checkpoint consolidate."
+            "checkpoint of it: collective checkpoint consolidate."
         )
     what = (
         f"a slot of the dynamic table '{stored.slot_of}'" if stored.slot_of else "a dynamic table"

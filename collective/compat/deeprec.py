@@ -1,6 +1,6 @@
 """Lets a script of DeepRec run here: `import collective.compat.deeprec` is its first line.
 
-It is what `python -m collective.launch --as deeprec` does for a script as it is.
+It is what `collective launch --as deeprec` does for a script as it is.
 """
 
 from __future__ import annotations

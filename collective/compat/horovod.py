@@ -1,6 +1,6 @@
 """Lets a script of Horovod run here: `import collective.compat.horovod` is its first line.
 
-It is what `python -m collective.launch --as horovod` does for a script as it is: `tensorflow` is
+It is what `collective launch --as horovod` does for a script as it is: `tensorflow` is
 then TensorFlow's version 1, and `horovod.tensorflow` is Horovod's own.
 """
 

@@ -1,7 +1,7 @@
 """Lets a script of HybridBackend run here.
 
 `import collective.compat.hybridbackend` is its first line. It is what
-`python -m collective.launch --as hybridbackend` does for a script as it is.
+`collective launch --as hybridbackend` does for a script as it is.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ HYBRIDBACKEND = Framework(
         no_effect(
             "hb.wraps_session_config", "scope() places what is computed.", f"{_NO_EFFECT}.first"
         ),
-        refused("hybridbackend.run", "start ranks by python -m collective.launch."),
+        refused("hybridbackend.run", "start ranks by collective launch."),
         *(
             refused(f"hb.distribute.{name}", "use horovod.tensorflow's of this name.")
             for name in ("allreduce", "allgather", "alltoall", "broadcast")

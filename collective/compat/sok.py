@@ -1,6 +1,6 @@
 """Lets a script of SparseOperationKit run here: `import collective.compat.sok` is its first line.
 
-It is what `python -m collective.launch --as sok` does for a script as it is. A scope() is open from
+It is what `collective launch --as sok` does for a script as it is. A scope() is open from
 then on, as such scripts have none, and make sessions before `sok.init()`.
 """
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from collective.launch import rank_stacks
 from collective.launch.progress_board import VARIABLE, Board, Label, Phase
 
 _NOTHING = Label("nothing yet")
@@ -45,6 +46,8 @@ class Progress:
         self._phase = Phase.AWAY
         self._process = os.getpid()
         self._board, self._rank = _board(environment, self._process)
+        if self._board is not None:
+            rank_stacks.answer(self._rank)
 
     def enters(self, phase: Phase) -> None:
         """Posts that this rank is in `phase` of what it does from now on."""

@@ -6,16 +6,41 @@
     WorkQueue    deals items, such as file names, to the ranks; a part of checkpoints
     criteo       converts Criteo's click logs to Parquet
 
-`parquet` and `criteo` need pyarrow: pip install 'collective[data]'. `python -m collective data
+`parquet` and `criteo` need pyarrow: pip install 'collective-strategy[data]'. `collective data
 criteo` converts from the command line. The guide is docs/guides/data.md.
+
+Importing this package loads no TensorFlow; the first use of a name does.
 """
 
 from __future__ import annotations
 
-from collective.data.criteo_logs import criteo
-from collective.data.parquet_dataset import parquet
-from collective.data.records_dataset import records
-from collective.data.resumable import resumable
-from collective.data.work_queue import WorkQueue
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collective.data.criteo_logs import criteo
+    from collective.data.parquet_dataset import parquet
+    from collective.data.records_dataset import records
+    from collective.data.resumable_dataset import resumable
+    from collective.data.work_queue import WorkQueue
 
 __all__ = ["WorkQueue", "criteo", "parquet", "records", "resumable"]
+_MODULES = {
+    "WorkQueue": "work_queue",
+    "criteo": "criteo_logs",
+    "parquet": "parquet_dataset",
+    "records": "records_dataset",
+    "resumable": "resumable_dataset",
+}
+
+# Type checkers find the names above; with this function, they would take any other for one, too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

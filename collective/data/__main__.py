@@ -6,19 +6,32 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from collective.launch import adoption
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m collective.data") -> int:
+
+def main(arguments: Sequence[str] | None = None, prog: str = "collective data") -> int:
     """Runs the command and returns its exit code."""
     options = _parser(prog).parse_args(arguments)
-    from collective.data.criteo_logs import criteo
-
     try:
-        for path in criteo(options.files, options.output):
+        for path in _criteo(options.files, options.output):
             print(path)
     except (ImportError, OSError, ValueError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _criteo(files: list[str], folder: str | None) -> list[str]:
+    """Converts files; of a job's ranks each some. Only these need TensorFlow and Horovod."""
+    if adoption.is_in_job():
+        from collective.data.criteo_logs import criteo
+
+        return criteo(files, folder)
+    from collective.data import criteo_files
+
+    sources, targets = criteo_files.plan(files, folder)
+    criteo_files.convert_new(sources, targets)
+    return targets
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

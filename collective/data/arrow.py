@@ -17,6 +17,6 @@ def module(name: str = "") -> Any:
     except ImportError as error:
         raise ImportError(
             f"reading and writing Parquet needs pyarrow, which can't be imported here ({error}). "
-            "Install it: pip install 'collective[data]', or pip install 'pyarrow>=14,<22' (later "
-            "releases need a NumPy that TensorFlow 2.15 doesn't take)."
+            "Install it: pip install 'collective-strategy[data]', or pip install "
+            "'pyarrow>=14,<22' (later releases need a NumPy that TensorFlow 2.15 doesn't take)."
         ) from error

@@ -133,7 +133,7 @@ class WorkQueue(GatheredState):
         with tf.name_scope("work_queue_producer"):
             queue = tf.FIFOQueue(1, [tf.string], [[]])
             runner = tf.train.QueueRunner(queue, [queue.enqueue(self.take())])
-            tf.train.add_queue_runner(runner)
+            tf.add_to_collection(tf.GraphKeys.QUEUE_RUNNERS, runner)
         return queue
 
     def add_summary(self) -> None:

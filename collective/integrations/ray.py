@@ -60,7 +60,7 @@ def run(
         )
     for package, remedy in (
         ("ray", "pip install ray"),
-        ("horovod", "python -m collective.build_horovod"),
+        ("horovod", "collective build-horovod"),
     ):
         if importlib.util.find_spec(package) is None:
             raise ImportError(

@@ -173,7 +173,7 @@ class Recorder:
             records = []
             for x in [*(x for batch in batches.values() for x in batch), *ids]:
                 dtype = x.dtype.base_dtype
-                with tf.compat.v1.colocate_with(x.op, ignore_existing=True):
+                with tf.get_default_graph().colocate_with(x.op, ignore_existing=True):
                     kept = tf.raw_ops.Switch(data=x, pred=is_off).output_false
                 copy = tf.raw_ops.VarHandleOp(
                     dtype=dtype, shape=None, shared_name=_own_name("copy")

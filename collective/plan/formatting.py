@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Callable
 
 # The size of a screen, as far as a plan that is summed up may take it.
 MOST_LINES, MOST_COLUMNS = 40, 120
 LONGEST_NAME = 40
+
+
+def screen_columns() -> int:
+    """Returns how wide a line may be: without limit where nobody has a terminal, as in a log.
+
+    The plan is written to stderr, which in a rank never is one: the launcher says what its own is.
+    """
+    launchers = os.environ.get("COLLECTIVE_TERMINAL")
+    is_terminal = sys.stderr.isatty() if launchers is None else launchers == "1"
+    return MOST_COLUMNS if is_terminal else sys.maxsize
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -51,9 +63,9 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def cut_off(line: str) -> str:
-    """Returns `line` with no more than `MOST_COLUMNS` characters: '…' stands for its end."""
-    return line if len(line) <= MOST_COLUMNS else f"{line[: MOST_COLUMNS - 1]}…"
+def cut_off(line: str, most: int) -> str:
+    """Returns `line` with no more than `most` characters: '…' stands for its end."""
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def distinct(names: Sequence[str], most: int) -> list[str]:

@@ -22,7 +22,7 @@ class Plan(PlanData):
         Args:
             full: lists every table and every exchange, however many there are, in lines of any
                 length. Otherwise a plan of more than `MOST_LINES` lines becomes a summary of no
-                more lines than that, none of which is longer than `MOST_COLUMNS`.
+                more lines than that, on a terminal none of which is longer than `MOST_COLUMNS`.
         """
         lines = text.lines_of(self, full)
         if not full and len(lines) > MOST_LINES:

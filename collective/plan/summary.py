@@ -20,6 +20,7 @@ from collective.plan.formatting import (
     in_bytes,
     largest,
     ratio,
+    screen_columns,
     shortened,
 )
 from collective.plan.text import (
@@ -40,7 +41,7 @@ Part = TypeVar("Part")
 
 
 def lines_of(plan: PlanData) -> list[str]:
-    """Returns no more than `MOST_LINES` lines, none longer than `MOST_COLUMNS`.
+    """Returns no more than `MOST_LINES` lines, on a terminal none longer than `MOST_COLUMNS`.
 
     They say how many tables there are, their bytes and how evenly ranks share them; the tables by
     group and dimension; the ten largest; the exchanges by phase; why lookups aren't grouped.
@@ -54,7 +55,7 @@ def lines_of(plan: PlanData) -> list[str]:
     rest += ["", *_note_lines(plan.notes), *step_estimate.advice(plan), EVERYTHING]
     room = MOST_LINES - len(head) - len(rest)
     lines = [*head, *_kind_lines(plan, room), *rest]
-    return [cut_off(line) for line in lines]
+    return [cut_off(line, screen_columns()) for line in lines]
 
 
 def _total_lines(plan: PlanData) -> list[str]:

@@ -20,6 +20,7 @@ from collective.plan.formatting import (
     in_bytes,
     largest,
     ratio,
+    screen_columns,
 )
 
 LOOKUPS = "lookups, by group"
@@ -37,8 +38,8 @@ def lines_of(plan: PlanData, full: bool = True) -> list[str]:
 
     Args:
         plan: the plan.
-        full: lines of tables are as long as they are; else they say less, and their ends are cut
-            off.
+        full: lines of tables are as long as they are; else they say less, and on a terminal their
+            ends are cut off.
     """
     lines = [title(plan)]
     if plan.tables:
@@ -99,7 +100,7 @@ def _table_lines(plan: PlanData, full: bool) -> list[str]:
     lookups = [_exchanges_of_table(plan, table, labels, full) for table in plan.tables]
     alike = ""
     if not full:
-        room = MOST_COLUMNS - sum(_widths([head, *rows]))
+        room = screen_columns() - sum(_widths([head, *rows]))
         names, lookups, alike = _in_width(names, lookups, room)
     # The last column is aligned to the left, the others are to the right.
     heading = LOOKUPS if any(lookups) else ""
@@ -110,7 +111,7 @@ def _table_lines(plan: PlanData, full: bool) -> list[str]:
         [[name, *row, text.ljust(width)] for name, row, text in cells],
     )
     if not full:
-        lines = [cut_off(line) for line in lines]
+        lines = [cut_off(line, screen_columns()) for line in lines]
     if alike:
         lines.append(f"({LOOKUPS}, of each table: {alike})")
     if any(table.rows is None for table in plan.tables):

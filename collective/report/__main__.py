@@ -1,4 +1,4 @@
-"""Draws profiles that `scope(profile=…)` has saved: `python -m collective.report DIR [DIR]`."""
+"""Draws profiles that `scope(profile=…)` has saved: `collective report DIR [DIR]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ on the same scales, with the differences. To compare two settings, profile both 
 
 exit codes: 0 the page is written; 1 there is no profile, or the page can't be written; 2 usage
 """
-PROGRAM = "python -m collective.report"
+PROGRAM = "collective report"
 PAGE, COMPARISON = "report.html", "comparison.html"
 
 

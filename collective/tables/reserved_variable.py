@@ -92,7 +92,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                     # It stands where the variable is: TensorFlow copies a tensor that several
                     # operations take to another device, or swaps it out, and this one is as large
                     # as all reserved memory.
-                    with tf.colocate_with(handle.op, ignore_existing=True):
+                    with handle.graph.colocate_with(handle.op, ignore_existing=True):
                         mapped = native_library.library().collective_memory(
                             address,
                             column_number,

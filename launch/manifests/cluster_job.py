@@ -82,7 +82,7 @@ class ClusterJob:
     Attributes:
       name: a DNS label.
       image: the image of the containers; "" where there are none.
-      arguments: the words behind `python -m collective.launch`.
+      arguments: the words behind `collective launch`.
       replicas: how many hosts or pods.
       ranks: of each replica.
       gpus: of each replica.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from census_income import click_log
 from census_income.columns import Rows
 from census_income.options import Options
+from common import datasets_package
 
 Print = Callable[[str], None]
 
@@ -22,9 +23,7 @@ def load(options: Options, report: Print, fail: Print) -> tuple[Rows, Rows, str]
         log = click_log.generate()
         best = f"the best possible AUC on these generated rows is {log.best_auc:.4f}"
         return log.train, log.test, best
-    # Here, because tensorflow-datasets takes seconds to import.
-    from census_income import dataset
-
+    dataset = datasets_package.reader("census_income.dataset", "--data generated", fail)
     try:
         train, test = dataset.load(options.census_dir, report)
     except (dataset.MalformedFile, OSError, zipfile.BadZipFile) as error:

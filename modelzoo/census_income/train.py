@@ -1,6 +1,6 @@
 """Trains a model of census income with sharded embedding tables, and prints its test AUC.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/census_income/train.py
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 modelzoo/census_income/train.py
 
 Without the launcher it is one rank. The lines marked with (*) are those that a script for one
 process doesn't have.

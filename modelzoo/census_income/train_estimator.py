@@ -1,6 +1,6 @@
 """Trains and evaluates the model of train.py by an Estimator.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 \\
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 \\
         modelzoo/census_income/train_estimator.py
 
 The options are those of train.py, and each rank works on the same rows at each step. The lines

@@ -21,7 +21,7 @@ SHUFFLED = 200_000  # records that are shuffled together
 # For a missing value there is an empty field.
 SEPARATORS = {".txt": "\t", ".csv": ","}
 PARQUET = ".parquet"
-# The columns of files that `python -m collective data criteo` makes.
+# The columns of files that `collective data criteo` makes.
 LABEL, HISTORY = "label", "history"
 COUNTS = [f"I{i}" for i in range(1, DENSE + 1)]
 KEYS = [f"C{i}" for i in range(1, CATEGORICAL + 1)]
@@ -166,7 +166,7 @@ class TextSource:
 class ParquetSource:
     """Reads Criteo's columns from `train.parquet` and `eval.parquet`.
 
-    `python -m collective data criteo` makes such files of text. An id is the value itself.
+    `collective data criteo` makes such files of text. An id is the value itself.
 
     Args:
         folder: of the files.
@@ -245,7 +245,9 @@ def load(
         is_parquet = has_files(folder, PARQUET)
         return (ParquetSource if is_parquet else TextSource)(folder, buckets, history)
     except ImportError as error:
-        fail(f"--data: Parquet files need pyarrow ({error}): pip install 'collective[data]'")
+        fail(
+            f"--data: Parquet files need pyarrow ({error}): pip install 'collective-strategy[data]'"
+        )
         raise
     except (OSError, ValueError) as error:
         fail(f"--data: {error}")

@@ -1,6 +1,6 @@
 """Trains DIN on clicks by a session: attention to the items that a user clicked before.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/din/train.py
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 modelzoo/din/train.py
 
 Without the launcher it is one rank. The model is that of Zhou et al., Deep Interest Network for
 Click-Through Rate Prediction (2018): a small network weighs each item of a history by what it has

@@ -1,6 +1,6 @@
 """Trains DLRM on clicks by a session: bottom network, interaction, top network.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/dlrm/train.py
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 modelzoo/dlrm/train.py
 
 Without the launcher it is one rank. The model is that of Naumov et al., Deep Learning
 Recommendation Model for Personalization and Recommendation Systems (2019): the bottom network makes

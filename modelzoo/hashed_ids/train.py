@@ -1,6 +1,6 @@
 """Trains a wide and deep network on 64-bit hashes by a session, in tables of bounded memory.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/hashed_ids/train.py
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 modelzoo/hashed_ids/train.py
 
 Without the launcher it is one rank. The model is that of Cheng et al., Wide & Deep Learning for
 Recommender Systems (2016): a deep network takes the vectors of ids, and the wide part sums a number

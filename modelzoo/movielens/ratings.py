@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from common import metrics
+from common import datasets_package, metrics
 from movielens import generated_ratings
 from movielens.options import Options
 
@@ -63,9 +63,8 @@ def load(options: Options, report: Callable[[str], None], fail: Callable[[str], 
     doesn't return.
     """
     if not options.generated:
-        # Here, because tensorflow-datasets takes seconds to import.
+        movielens_100k = datasets_package.reader("movielens.movielens_100k", "--generated", fail)
         from common.data_preparation import DownloadFailed
-        from movielens import movielens_100k
 
         try:
             ratings = Ratings(*movielens_100k.load(options.data_dir, report))

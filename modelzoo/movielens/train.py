@@ -1,6 +1,6 @@
 """Trains a model of movie ratings by an Estimator, with dynamic tables, and exports it.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 \\
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 \\
         modelzoo/movielens/train.py --export-dir /tmp/ratings
 
 Without the launcher it is one rank. The lines marked with (*) are those that a script for one

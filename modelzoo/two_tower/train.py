@@ -1,6 +1,6 @@
 """Trains two towers that find items for users by a session, with a sampled softmax.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/two_tower/train.py
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 modelzoo/two_tower/train.py
 
 Without the launcher it is one rank. One tower makes a vector of a user's columns, the other has one
 for each item; their product is the score, of which retrieval takes the largest. Training is a

@@ -126,7 +126,7 @@ class GpuBridge(MemoryBridge):
         if len(gpus) > 1 and collectives.size() > 1:
             raise RuntimeError(
                 f"this rank sees {len(gpus)} GPUs, and kernels and TensorFlow might use different "
-                "ones: start ranks with python -m collective.launch, or set "
+                "ones: start ranks with collective launch, or set "
                 "CUDA_VISIBLE_DEVICES to one GPU for each"
             )
         has_limit = _grows(gpus)

@@ -1,7 +1,7 @@
 """Made `version_1` beside it, which tests/ranks/test_checkpoint_golden.py restores; a new format
 gets a folder of its own.
 
-    PYTHONPATH=. python -m collective.launch -np 2 --device cpu tests/golden/make.py
+    PYTHONPATH=. collective launch -np 2 --device cpu tests/golden/make.py
     tests/golden/version_1
 """
 

@@ -113,7 +113,7 @@ def test_a_rank_that_hangs_in_nccl_ends_the_job(tmp_path):
         *(*options, tmp_path / "script.py"), environment={"COLLECTIVE_CARRIER": "nccl"}, timeout=90
     )
     assert done.returncode == 124, done.stdout
-    assert "collective.launch: the job stalled: " in done.stdout, done.stdout
+    assert "collective launch: the job stalled: " in done.stdout, done.stdout
 
 
 @pytest.mark.timeout(100)

@@ -75,7 +75,7 @@ def ended(request, jobs):
 
 def report(output):
     """Reads {rank: its line and what follows it} of the report, and its first line under None."""
-    first, *lines = output[output.index("collective.launch: the job stalled: ") :].splitlines()
+    first, *lines = output[output.index("collective launch: the job stalled: ") :].splitlines()
     told, ranks = {None: first}, []
     for line in lines:
         named = re.match(r"  ranks? (\d+(?:, \d+)*) ", line)
@@ -116,6 +116,7 @@ def test_a_lookup_that_one_rank_fetches_alone(ended, what):
     assert code == 124
     assert told[None].endswith(f"the job stalled: rank {last} of {last + 1} is missing")
     assert "in no run since" in told[last] and "last: runs train" in told[last]
+    assert re.search(r" at \S+/script\.py, line \d+, in <module>", told[last])
     for rank in range(last):
         assert (
             "in a run since" in told[rank] and "runs emb:0" in told[rank] and "users" in told[rank]

@@ -302,7 +302,7 @@ def test_many_tables_are_summed_up_or_listed(strategy, rank, size, plan, capsys)
         return
     (first,) = [i for i, line in enumerate(lines) if "the plan of" in line]
     (last,) = [i for i, line in enumerate(lines) if "scope(plan='full')" in line]
-    assert last - first < 40 and max(map(len, lines[first : last + 1])) <= 120
+    assert last - first < 40
     assert listed == set(names[-10:])
     assert any(line.startswith("42 tables, ") for line in lines)
 

@@ -1,4 +1,4 @@
-"""`python -m collective.checkpoint` writes over nothing, and names what is missing of a chain.
+"""`collective checkpoint` writes over nothing, and names what is missing of a chain.
 
 The checkpoints are written by TensorFlow's own operation, in the form that one rank saves.
 """

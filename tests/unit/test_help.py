@@ -16,8 +16,8 @@ def test_it_is_a_page():
     assert lines[0].endswith(".") and len(lines) <= 50 and max(map(len, lines)) <= 100
     for line in range(1, 5):
         assert f"# {line}" in PAGE
-    assert "python -m collective.launch -np 2 train.py" in PAGE
-    assert "`python -m collective.launch --help`" in PAGE and "docs/" in PAGE
+    assert "collective launch -np 2 train.py" in PAGE
+    assert "`collective launch --help all`" in PAGE and "docs/" in PAGE
 
 
 def test_it_lists_the_public_names_with_a_word_on_each():

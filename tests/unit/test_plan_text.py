@@ -22,6 +22,28 @@ from collective.plan.plan import Plan
 RANKS = 4
 
 
+@pytest.fixture(autouse=True)
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLECTIVE_TERMINAL", "1")
+
+
+@pytest.mark.parametrize("launchers", ["0", None])
+def test_nothing_is_cut_where_nobody_has_a_terminal(launchers, monkeypatch):
+    """A log has room: names, lookups and policies are whole, of few tables and of many."""
+    if launchers is None:
+        monkeypatch.delenv("COLLECTIVE_TERMINAL")
+    else:
+        monkeypatch.setenv("COLLECTIVE_TERMINAL", launchers)
+    policy = {f"option_{i}": f"value_{i}" for i in range(20)}
+    names = [f"input_layer/{'nested/' * 9}user_{i}_embedding" for i in range(3)]
+    plan = plan_of([dataclasses.replace(table(n, 8, 4), policy=policy) for n in names])
+    assert "…" not in str(plan) and "option_19=value_19" in str(plan)
+    assert all(name in str(plan) for name in names)
+    reasons = tuple(UngroupedLookupPlan(f"look_{i}", "item", "why " * 60) for i in range(50))
+    summed_up = str(dataclasses.replace(large_plan(), alone=reasons))
+    assert "scope(plan='full')" in summed_up and "why " * 59 in summed_up
+
+
 def table(name: str, rows: int | None, dim: int, groups: tuple[str, ...] = ("group",)) -> TablePlan:
     """Makes a table of float32 with one slot."""
     shard_rows = [None] * RANKS if rows is None else [len(range(r, rows, RANKS)) for r in range(4)]

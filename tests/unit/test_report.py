@@ -524,7 +524,7 @@ def test_the_command_says_what_is_wrong(content, error, tmp_path, capsys):
         (tmp_path / "split.json").write_text(content)
     assert command.main([str(tmp_path)]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("python -m collective.report: ") and error in err
+    assert err.startswith("collective report: ") and error in err
 
 
 def test_the_command_starts_without_tensorflow(tmp_path):

@@ -40,7 +40,7 @@ def check(
         families: their names.
         most: how many run at once.
         arguments: of gpu_check, beside the family.
-        program: what runs them; `python -m collective.ops.gpu_check` without it.
+        program: what runs them; `collective gpu-check` without it.
     """
     command = [*(program or (sys.executable, "-u", "-m", "collective.ops.gpu_check"))]
     waiting, running, failed = list(families), list[Running](), 0

@@ -52,7 +52,7 @@ def test_a_failure_ends_all_with_one_report(hosts):
     ends = hosts.ends(hosts.start_all(2, hosts.sleeper(FAIL)))
     assert time.monotonic() < start + 30  # a rank sleeps for 60
     assert [code for code, _, _ in ends] == [1, 1]
-    reports = [stderr[stderr.index("collective.launch: the job") :] for _, _, stderr in ends]
+    reports = [stderr[stderr.index("collective launch: the job") :] for _, _, stderr in ends]
     assert reports[0] == reports[1]
     assert "root cause: rank 3 of 4\n" in reports[0] and "host       h2\n" in reports[0]
     assert "ValueError: broken on purpose" in reports[0]
@@ -101,7 +101,7 @@ def test_a_host_that_cannot_start_its_ranks_ends_the_job_and_says_why(hosts):
     assert [code for code, _, _ in ends] == [2, 2, 2], ends
     for _, _, stderr in ends:
         assert "--log-dir /proc/none can't be written" in stderr and "was lost" not in stderr
-    assert "collective.launch: host h2: --log-dir" in ends[0][2]
+    assert "collective launch: host h2: --log-dir" in ends[0][2]
 
 
 @pytest.mark.parametrize("told", [1, 0])
@@ -171,8 +171,8 @@ def test_a_script_that_one_host_lacks_ends_all_at_once(hosts):
     assert [code for code, _, _ in ends] == [2, 2, 2], ends
     reason = f"there is no script none.py (seen from {hosts.folder})"
     named = f" (node 2) can't take part: {reason}\n"
-    assert ends[0][2] == f"collective.launch: {reason}\n"
-    assert ends[1][2].startswith("collective.launch: host ") and ends[1][2].endswith(named)
+    assert ends[0][2] == f"collective launch: {reason}\n"
+    assert ends[1][2].startswith("collective launch: host ") and ends[1][2].endswith(named)
     assert ends[2][2].endswith(named) and "the first host gave up: host " in ends[2][2]
 
 
@@ -183,11 +183,11 @@ def test_a_script_that_the_first_host_lacks_ends_all_at_once(hosts):
     others = [hosts.start_on(name, "-np", 1, script) for name in ("h2", "h3")]
     first = hosts.start_on("h1", "-np", 1, "none.py")
     reason = f"there is no script none.py (seen from {hosts.folder})"
-    assert first.stderr.readline().decode() == f"collective.launch: {reason}\n"
+    assert first.stderr.readline().decode() == f"collective launch: {reason}\n"
     ends = hosts.ends([first, *others])
     assert [code for code, _, _ in ends] == [2, 2, 2], ends
     for _, _, stderr in ends[1:]:
-        assert stderr.endswith(f"collective.launch: the first host gave up: {reason}\n")
+        assert stderr.endswith(f"collective launch: the first host gave up: {reason}\n")
 
 
 @pytest.mark.matrix

@@ -44,7 +44,7 @@ def test_what_all_ranks_write_is_shown_once(launch, tmp_path, options, every):
     script = launch.sleeper(ALIKE)
     code, _, stderr = launch("-np", 4, "--log-dir", "logs", *options, script)
     assert code == 1
-    console, _, report = stderr.decode().partition("collective.launch: the job failed")
+    console, _, report = stderr.decode().partition("collective launch: the job failed")
     assert counts(console, "of every rank\n", "] of TensorFlow", "of rank 1 only\n") == [
         every,
         every,
@@ -79,7 +79,7 @@ def test_an_error_of_all_ranks_names_them(launch):
     code, _, stderr = launch("-np", 3, script)
     text = stderr.decode()
     assert code == 1
-    assert "collective.launch: on ranks 0-2 alike; rank 0 wrote:\n[0] Traceback" in text
+    assert "collective launch: on ranks 0-2 alike; rank 0 wrote:\n[0] Traceback" in text
     assert text.count("Traceback") == 1 and text.count("[0] ValueError: wrong\n") == 1
     assert "\n  error on its stderr:\n    ValueError: wrong\n" in text
     assert ".py, line " in text.partition("\n  raised at  ")[2].splitlines()[0]
@@ -155,7 +155,7 @@ def test_ranks_that_lost_a_peer_are_a_line_once_the_cause_is_known(launch):
     text = stderr.decode()
     assert code == 1 and text.count("ValueError: the cause") == 2, "the traceback, and the report"
     assert "Horovod has been shut down" not in text and text.count("Traceback") == 1
-    assert "collective.launch: ranks 1, 2 lost a peer at " in text
+    assert "collective launch: ranks 1, 2 lost a peer at " in text
     assert "root cause: rank 0 of 3" in text
 
 

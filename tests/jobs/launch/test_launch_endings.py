@@ -48,7 +48,7 @@ def test_the_report_has_the_last_twenty_lines_and_comes_last(launch):
         "for i in range(99): print('line', i, file=sys.stderr)\n    sys.exit(3)"
     )
     code, stderr = launch.end(launch.start("-np", 1, script))
-    report = stderr[stderr.index("collective.launch: the job failed") :]
+    report = stderr[stderr.index("collective launch: the job failed") :]
     lines = [line.strip() for line in report.splitlines()]
     assert lines[-20:] == [f"line {number}" for number in range(79, 99)]
     assert "line 78" not in report

@@ -96,7 +96,7 @@ def test_children_that_outlive_their_ranks_end_well(launch):
 
 
 def test_the_shells_other_children_are_spared(launch):
-    """`sleep & exec python -m collective.launch`: the launcher's child isn't one of its job."""
+    """`sleep & exec collective launch`: the launcher's child isn't one of its job."""
     script = launch.sleeper()
     command = f'sleep 60 >/dev/null 2>&1 & echo $! > spared; exec "$@" -np 2 {script}'
     process = subprocess.Popen(

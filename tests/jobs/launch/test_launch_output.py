@@ -146,7 +146,7 @@ def test_tee_none_still_tells_of_a_failure(launch):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_reader_that_goes_away_ends_the_job(launch, ranks):
-    """As in `python -m collective.launch ... | head -1`."""
+    """As in `collective launch ... | head -1`."""
     script = launch.script("while True: print('a line')")
     process = launch.start("-np", ranks, script)
     assert b"a line\n" in process.stdout.readline()
@@ -234,7 +234,7 @@ def test_the_ranks_are_told_of_the_terminal(launch):
     os.close(reader)
     assert process.wait(20) == 0
     first, _, rest = shown.partition(b"\r\n")  # a terminal makes "\\r\\n" of "\\n"
-    assert first.startswith(b"collective.launch: starting 2 ranks on ")
+    assert first.startswith(b"collective launch: starting 2 ranks on ")
     assert rest == b"[0] 1 46\r\r\n[1] other\r\n"
 
 

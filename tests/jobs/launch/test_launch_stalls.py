@@ -59,7 +59,7 @@ def test_a_job_that_stalls_ends_and_says_why(launch):
     text = stderr.decode()
     assert code == 124
     assert "rank 1 of 3 is missing: stopping ranks 0, 1 and 2" in text
-    report = text[text.index("collective.launch: the job stalled: rank 1 of 3 is missing") :]
+    report = text[text.index("collective launch: the job stalled: rank 1 of 3 is missing") :]
     assert "in a run since" in report and "runs loss:0" in report
     assert "with collective.t.keys" in report
     assert "rank 1     in no run since" in report and "last: runs init" in report

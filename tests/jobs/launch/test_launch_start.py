@@ -46,7 +46,7 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(launch, line, words):
     code, stdout, stderr = launch(*line.split())
     assert (code, stdout) == (2, b"")
     assert words in stderr.decode()
-    assert stderr.count(b"\n") == 1 and stderr.startswith(b"collective.launch: ")
+    assert stderr.count(b"\n") == 1 and stderr.startswith(b"collective launch: ")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Trains the census model with each of a list of options of scope(), given as JSON.
 
-    python -m collective.launch -np 2 tests/jobs/modelzoo/census_wire_types.py \\
+    collective launch -np 2 tests/jobs/modelzoo/census_wire_types.py \\
         '[{}, {"wire_dtype": "float16"}]' --epochs 1
 
 It prints the list of losses on the test rows, as JSON.

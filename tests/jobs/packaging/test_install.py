@@ -75,6 +75,21 @@ def installed(python: Path) -> Path:
     return packages
 
 
+def test_nothing_that_is_installed_contradicts_another(plain: Path):
+    run(plain, "-m", "pip", "check", cwd=plain.parents[2], PYTHONPATH="")
+
+
+def test_without_horovod_data_are_prepared_and_a_check_says_what_is_missing(plain: Path):
+    import subprocess
+
+    folder = plain.parents[2]
+    command = [plain.with_name("collective"), "check"]
+    finished = subprocess.run(command, cwd=folder, env={"PATH": "/bin"}, capture_output=True)
+    assert finished.returncode == 1 and b"missing: Horovod with Gloo" in finished.stdout
+    for words in ("--help", "launch --help all", "data criteo --help", "report --help"):
+        run(plain.with_name("collective"), *words.split(), cwd=folder, PYTHONPATH="")
+
+
 def test_it_trains_with_the_compiled_operations(plain: Path, horovod: Path):
     printed = launch(plain, horovod, "-np", 2, "train.py")
     assert printed.count(f"trained with {installed(plain)}/collective/__init__.py") == 2

@@ -11,7 +11,7 @@ import pytest
 
 from collective import data
 from collective.__main__ import main
-from collective.data import criteo_logs
+from collective.data import criteo_files
 
 
 def line(label=1, numbers=(), keys=()):
@@ -40,7 +40,7 @@ def test_a_file_is_converted(tmp_path, name):
     (path,) = data.criteo(tmp_path / name, str(tmp_path / "out"))
     assert path == str(tmp_path / "out" / (name.split(".")[0] + ".parquet"))
     table = read(path)
-    assert table.column_names == ["label", *criteo_logs.NUMBERS, *criteo_logs.KEYS]
+    assert table.column_names == ["label", *criteo_files.NUMBERS, *criteo_files.KEYS]
     assert {str(field.type) for field in table.schema} == {"int32", "int64"}
     assert table["label"].to_pylist() == [0, 1, 0]
     assert table["I1"].to_pylist() == [1, 0, 0] and table["I2"].to_pylist() == [-3, 5, 0]
@@ -54,8 +54,8 @@ def test_a_file_is_converted(tmp_path, name):
 
 def test_keys_of_a_slice_are_its_own(tmp_path, monkeypatch):
     """Many blocks and row groups: all lines, in their order."""
-    monkeypatch.setattr(criteo_logs, "_BLOCK", 4096)
-    monkeypatch.setattr(criteo_logs, "ROWS_OF_A_GROUP", 64)
+    monkeypatch.setattr(criteo_files, "_BLOCK", 4096)
+    monkeypatch.setattr(criteo_files, "ROWS_OF_A_GROUP", 64)
     lines = [line(i % 2, [i], [f"{i:08x}" if i % 3 else ""]) for i in range(1000)]
     (tmp_path / "day").write_text("".join(lines))
     (path,) = data.criteo(tmp_path / "day")
@@ -70,7 +70,7 @@ def test_keys_of_a_slice_are_its_own(tmp_path, monkeypatch):
 def test_lines_without_a_label(tmp_path):
     (tmp_path / "test.txt").write_text("".join(text.split("\t", 1)[1] for text in LINES))
     (path,) = data.criteo(tmp_path / "test.txt")
-    assert read(path).column_names == [*criteo_logs.NUMBERS, *criteo_logs.KEYS]
+    assert read(path).column_names == [*criteo_files.NUMBERS, *criteo_files.KEYS]
     assert read(path)["I1"].to_pylist() == [1, 0, 0]
 
 

@@ -473,7 +473,8 @@ def test_two_iterators_of_a_dataset_do_not_disturb_each_other(files):
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch, files):
     for module in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"needs pyarrow.*pip install 'collective\[data\]'"):
+    sentence = r"needs pyarrow.*pip install 'collective-strategy\[data\]'"
+    with pytest.raises(ImportError, match=sentence):
         data.parquet(files)
     with pytest.raises(ImportError, match="needs pyarrow"):
         arrow.module()

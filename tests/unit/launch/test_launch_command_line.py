@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import py_compile
+import re
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -40,7 +43,16 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     tmp_path.joinpath("script.py").touch()
-    tmp_path.joinpath("half.py").write_text("import os\nsize = 1 +\n")
+    for folder in ("empty_folder", "half_folder", "whole_folder"):
+        tmp_path.joinpath(folder).mkdir()
+    for name in ("half.py", "half.txt", "half", "half_folder/__main__.py"):
+        tmp_path.joinpath(name).write_text("import os\nsize = 1 +\n")
+    for name in ("whole", "whole_folder/__main__.py"):
+        tmp_path.joinpath(name).write_text("size = 1\n")
+    tmp_path.joinpath("program").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9))
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr("__main__.py", "size = 1")
+    py_compile.compile(str(tmp_path / "whole"), str(tmp_path / "compiled"))
     tmp_path.joinpath("space").mkdir()
 
 
@@ -132,6 +144,8 @@ def test_options_and_their_defaults():
         ),
         ("python3 -c pass", [sys.executable, "-c", "pass"]),
         ("-m script", [sys.executable, "-m", "script"]),
+        *((name, [sys.executable, name]) for name in ("whole", "archive", "compiled")),
+        ("whole_folder", [sys.executable, "whole_folder"]),
         ("-m json.tool", [sys.executable, "-m", "json.tool"]),
         ("-m unittest", [sys.executable, "-m", "unittest"]),
         ("-m os.path", [sys.executable, "-m", "os.path"]),  # that os.py makes itself
@@ -167,6 +181,12 @@ def test_a_script_may_be_called_python(tmp_path):
         ("-m json", "json is a package, and can't be run without __main__.py in "),
         ("half.py", "half.py, line 2: SyntaxError: invalid syntax"),
         ("python3 -u half.py", "half.py, line 2: SyntaxError"),
+        ("half.txt", "half.txt, line 2: SyntaxError: invalid syntax; --no-python runs what is no"),
+        ("half", "half, line 2: SyntaxError"),
+        ("empty_folder", "empty_folder is a folder, and can't be run without __main__.py in it"),
+        ("python3 empty_folder", "empty_folder is a folder, and"),
+        ("half_folder", "half_folder/__main__.py, line 2: SyntaxError"),
+        ("program", "program is no Python script: --no-python runs other programs"),
         ("-np 0 script.py", "-np 0: a job has at least one rank"),
         ("-np -3 script.py", "-np -3: a job has at least one rank"),
         ("-np two script.py", "-np two: give a number"),
@@ -207,7 +227,7 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(line, words, capsys, monkeypa
     assert cli.main(line.split()) == 2
     stdout, stderr = capsys.readouterr()
     assert stdout == "" and words in stderr
-    assert stderr.count("\n") == 1 and stderr.startswith("collective.launch: ")
+    assert stderr.count("\n") == 1 and stderr.startswith("collective launch: ")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +277,7 @@ def test_an_interrupt_before_there_is_a_job_ends_quietly():
 @pytest.mark.parametrize(
     "place, code, words",
     [
-        ("/dev/full", 2, b"collective.launch: stdout can't be written: No space left on device\n"),
+        ("/dev/full", 2, b"collective launch: stdout can't be written: No space left on device\n"),
         ("a pipe", 141, b""),
     ],
 )
@@ -351,9 +371,23 @@ def test_ranks_that_cannot_be_shown(text):
         parse_rank_list(text, 4)
 
 
-def test_help_is_the_manual(capsys):
+def test_help_names_every_option_on_two_screens(capsys):
     with pytest.raises(SystemExit) as end:
-        cli.main(["--help"])
+        cli.main(["--help"], "collective launch")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 2 * 24 and max(map(len, lines)) <= 100
+    for action in cli._parser("x")._actions:
+        names = [re.escape(name) for name in action.option_strings]
+        assert re.search(rf"(?<![\w-])({'|'.join(names)})(?![\w-])", text), action.option_strings
+    assert "  --help all " in text
+
+
+@pytest.mark.parametrize("words", [["--help", "all"], ["-np", "2", "-h", "all"]])
+def test_help_all_is_the_manual(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
     assert end.value.code == 0
     text = capsys.readouterr().out
     for word in (

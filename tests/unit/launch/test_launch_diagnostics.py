@@ -58,7 +58,19 @@ def test_a_missing_horovod_has_a_command(
 ):
     packages["horovod as module"] = "ModuleNotFoundError: No module named 'horovod'"
     assert diagnostics.check() == 1
-    assert "`python -m collective.build_horovod` builds it" in capsys.readouterr().out
+    assert "`collective build-horovod` builds it" in capsys.readouterr().out
+
+
+def test_an_installed_package_that_fails_at_its_import_is_named(
+    packages: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    """A pyarrow for NumPy 2 beside NumPy 1: nothing else says so before a job needs it."""
+    packages["pyarrow as module"] = "ImportError: pyarrow requires NumPy 2.0 or newer, found 1.26.4"
+    assert diagnostics.check() == 0
+    printed = capsys.readouterr().out
+    assert "none: ImportError: pyarrow requires NumPy 2.0" in printed
+    assert "missing: a pyarrow that can be imported" in printed
+    assert "pip install 'pyarrow>=14,<22' installs one" in printed
 
 
 @pytest.mark.parametrize("has_cuda", [True, False])

@@ -114,7 +114,7 @@ def test_a_warning_of_others_is_shown_once_with_their_names(ranks):
     assert job.take() == ""
     job.wait(2)
     assert job.take() == (
-        "collective.launch: on ranks 1-7:\n"
+        "collective launch: on ranks 1-7:\n"
         "[1] train.py:3: UserWarning: careful\n[1]   warnings.warn('careful')\n"
         "[5] train.py:3: UserWarning: only here\n[5]   warnings.warn('only here')\n"
     )
@@ -140,7 +140,7 @@ def test_each_occurrence_of_a_warning_counts(ranks):
     job.wait(1)
     job.wait(PATIENCE)
     assert job.take() == (
-        f"[0] {(LOGGED % 1).decode()}collective.launch: 3 times:\n[1] {(LOGGED % 0).decode()}"
+        f"[0] {(LOGGED % 1).decode()}collective launch: 3 times:\n[1] {(LOGGED % 0).decode()}"
     )
 
 
@@ -157,9 +157,9 @@ def test_what_is_held_of_warnings_has_a_bound(ranks, monkeypatch):
     assert job.take().count("WARNING") == 10
 
 
-def test_a_deprecation_of_several_lines_is_one_warning(ranks):
+def test_instructions_of_several_lines_belong_to_their_warning(ranks):
     text = (
-        b"WARNING:tensorflow:From train.py:3: f (from x) is deprecated.\n"
+        b"WARNING:tensorflow:From train.py:3: f (from x) is going to change.\n"
         b"Instructions for updating:\nUse g.\n"
     )
     job = ranks(2)
@@ -181,7 +181,7 @@ def test_an_error_that_all_ranks_raise_is_shown_once(ranks):
     job.take()
     job.wait(ERROR_PATIENCE + 0.1)
     assert job.take() == (
-        "collective.launch: on ranks 0-63 alike; rank 0 wrote:\n"
+        "collective launch: on ranks 0-63 alike; rank 0 wrote:\n"
         "[0] Traceback (most recent call last):\n"
         '[0]   File "train.py", line 7, in main\n'
         "[0]     step()\n"
@@ -210,7 +210,7 @@ def test_messages_that_differ_are_shown_each(ranks):
     text = job.take()
     assert text.count("Traceback") == text.count("OSError: no file a") == 1
     assert text.endswith(
-        "[0] in this folder\ncollective.launch: ranks 1, 2 wrote instead:\n[1] OSError: no file b\n"
+        "[0] in this folder\ncollective launch: ranks 1, 2 wrote instead:\n[1] OSError: no file b\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_rank_that_raises_the_same_a_little_later_is_named(ranks):
     job.write(2, error())
     job.job.end()
     assert (
-        job.take() == "collective.launch: ranks 1, 2: the error of rank 0, too: ValueError: wrong\n"
+        job.take() == "collective launch: ranks 1, 2: the error of rank 0, too: ValueError: wrong\n"
     )
 
 
@@ -547,3 +547,65 @@ def test_a_warning_that_comes_again_and_again_is_rank_0s(ranks, lag):
     assert "[1] train.py" not in text and text.count("[0] train.py") == 60
     (occurrences,) = job.job._warnings._occurrences.values()
     assert len(occurrences._recent) < 61
+
+
+NAME = (
+    b"WARNING:tensorflow:From train.py:%d: The name tf.log is deprecated. Please use "
+    b"tf.math.log.\n\n"
+)
+FUNCTION = (
+    b"WARNING:tensorflow:From train.py:%d: dense (from keras) is deprecated and will be removed in "
+    b"a future version.\nInstructions for updating:\nUse keras.layers.Dense instead.\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_deprecations_are_one_line(ranks, size):
+    """Of a TensorFlow that is pinned nothing is removed: nobody can act on them."""
+    job = ranks(size)
+    for rank in range(size):
+        for line in range(30):
+            job.write(rank, NAME % line + FUNCTION % line)
+        job.write(rank, b"step 1\n")
+    job.job.end()
+    shown = job.take()
+    assert "WARNING" not in shown and "Instructions" not in shown and "Dense" not in shown
+    assert shown.count("TensorFlow calls functions of this program deprecated") == 1
+    assert [line for line in shown.splitlines() if "step" in line] == [
+        f"[{rank}] step 1" for rank in range(size)
+    ]
+
+
+def test_a_warning_beside_deprecations_is_shown(ranks):
+    job = ranks(2)
+    for rank in range(2):
+        job.write(rank, FUNCTION % 3 + WARNING + FUNCTION % 4 + b"WARNING:tensorflow:From here\n")
+    job.job.end()
+    shown = job.take()
+    assert shown.count("UserWarning: careful") == 1 and "[0] WARNING:tensorflow:From here" in shown
+
+
+OWN = b"collective.checkpoint.storage.CheckpointStorageError: No checkpoint was written: disk full."
+LIBRARY = b'  File "/x/site-packages/tensorflow/a.py", line 3, in run\n    deep()\n' * 20
+
+
+def test_an_error_that_says_all_comes_without_its_stack(ranks):
+    job = ranks(2)
+    for rank in range(2):
+        job.write(rank, error(OWN, frames=LIBRARY))
+    job.wait(ERROR_PATIENCE)
+    assert job.take() == (
+        "collective launch: on ranks 0, 1 alike; rank 0 wrote:\n"
+        f"[0] {OWN.decode()}\n"
+        "[0]   at train.py, line 7, in main: step()\n"
+        "[0]   (--verbose and --log-dir have the stack)\n"
+    )
+
+
+def test_what_was_handled_meanwhile_keeps_its_stack(ranks):
+    job = ranks(2)
+    handled = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+    job.write(0, error(b"ValueError: mine") + handled + error(OWN, frames=LIBRARY))
+    job.wait(ERROR_PATIENCE)
+    shown = job.take()
+    assert "ValueError: mine" in shown and "site-packages" in shown

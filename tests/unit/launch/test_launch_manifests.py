@@ -654,7 +654,7 @@ def test_what_no_scheduler_takes_is_refused(line: str, words: str, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     (complaint,) = printed.err.splitlines()
-    assert complaint.startswith("collective.launch: ")
+    assert complaint.startswith("collective launch: ")
     assert re.search(words, complaint)
 
 

@@ -128,7 +128,7 @@ def test_what_is_not_there_is_an_error_before_anything_starts(words, options, ca
     monkeypatch.setattr("collective.launch.diagnostics.check", lambda *_: pytest.fail("it checks"))
     assert cli.main([*options, *words]) == 2
     stderr = capsys.readouterr().err
-    assert stderr.startswith("collective.launch: there is no ") and words[-1] in stderr
+    assert stderr.startswith("collective launch: there is no ") and words[-1] in stderr
     assert stderr.count("\n") == 1
 
 

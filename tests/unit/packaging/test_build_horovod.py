@@ -1,4 +1,4 @@
-"""`python -m collective.build_horovod` builds as set-up does, and changes Horovod only."""
+"""`collective build-horovod` builds as set-up does, and changes Horovod only."""
 
 from __future__ import annotations
 

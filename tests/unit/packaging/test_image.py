@@ -80,8 +80,8 @@ def test_the_gpu_image_has_set_ups_cuda_cudnn_and_nccl():
 
 def test_both_images_are_built_alike():
     """What was never run, the GPU's image, differs from what is run in as little as can be."""
-    extras = "[data,gpu]' 'tensorflow[and-cuda]'"
-    gpu = [text.replace("GPU=1 ", "").replace(extras, "[data]'") for text in commands("gpu")]
+    extras = ",gpu]' 'tensorflow[and-cuda]'"
+    gpu = [text.replace("GPU=1 ", "").replace(extras, "]'") for text in commands("gpu")]
     assert gpu == commands("cpu")
 
 
@@ -199,7 +199,7 @@ def test_a_key_alone_opens_a_worker():
 def emits() -> dict[str, list[str]]:
     """Returns the command lines in README.md that print a manifest, by the file that they write."""
     text = (ROOT / "docker" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = re.findall(r"^    python -m collective\.launch (--emit .*) >(\S+)$", text, re.M)
+    lines = re.findall(r"^    collective launch (--emit .*) >(\S+)$", text, re.M)
     return {file: shlex.split(words) for words, file in lines}
 
 

@@ -246,8 +246,9 @@ def test_a_server_that_fails_ends_the_container(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def unneeded() -> set[str]:
+    roots = ("collective-strategy[data,datasets]", "horovod", "pip")
     finished = subprocess.run(
-        [sys.executable, "docker/unneeded_packages.py", "collective[data]", "horovod", "pip"],
+        [sys.executable, "docker/unneeded_packages.py", *roots],
         cwd=DOCKER.parent,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Trains DCN-V2 on clicks by a session, all lookups in one grouped call.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 \\
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 \\
         modelzoo/features/grouped_embedding/dcnv2/train.py
 
 Without the launcher it is one rank. The model is that of Wang et al., DCN V2: Improved Deep & Cross

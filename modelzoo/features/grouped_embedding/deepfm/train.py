@@ -1,6 +1,6 @@
 """Trains DeepFM on clicks by an Estimator, with feature columns.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 \\
+    COLLECTIVE_STRATEGY=hb collective launch -np 2 \\
         modelzoo/features/grouped_embedding/deepfm/train.py
 
 Without the launcher it is one rank. The model is that of Guo et al., DeepFM: A

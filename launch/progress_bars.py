@@ -1,0 +1,45 @@
+"""The progress bars of other ranks than the first are left out: all of them show one progress.
+
+A bar draws itself anew after a carriage return. tqdm's and Keras's end with a newline; then their
+last state is left out, too. What else comes behind a bar in its line is shown.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_LAST_STATE = re.compile(
+    # tqdm:  "train:  50%|#####     | 5/10 [00:01<00:01,  4.9it/s, loss=0.5]"
+    rb"[^|\r\n]*\d+%\|[^|\r\n]*\| *\d[^|\r\n]*\[[^\]\r\n]*\]\s*"
+    # Keras: "64/2000 [>.............] - ETA: 3s - loss: 0.5"
+    rb"|[\x08\s]*\d+/(?:\d+|Unknown) \[[=>.]*\](?!.*Traceback)[^\r\n]*\s*"
+)
+
+
+class ProgressBars:
+    """Leaves the progress bars out of one stream."""
+
+    def __init__(self) -> None:
+        self._after_return = False  # what follows stands where a bar stood
+        self._undecided = b""  # ends with a carriage return, which a newline may follow
+
+    def without(self, data: bytes) -> bytes:
+        """Returns what is left of a piece of output."""
+        data, self._undecided = self._undecided + data, b""
+        shown = bytearray()
+        for match in _SEGMENT.finditer(data):
+            segment = match[0]
+            if segment.endswith(b"\r"):
+                if match.end() == len(data):
+                    self._undecided = segment
+                else:
+                    self._after_return = True
+            elif not segment.endswith(b"\n"):
+                if not self._after_return:
+                    shown += segment
+            else:
+                if not (self._after_return and _LAST_STATE.fullmatch(segment)):
+                    shown += segment
+                self._after_return = False
+        return bytes(shown)

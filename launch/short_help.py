@@ -1,0 +1,50 @@
+"""What `collective launch --help` says: every option in a line. `--help all` is the manual."""
+
+from __future__ import annotations
+
+_TEXT = """\
+usage: {prog} [options] {{script.py | python3 script.py | -m module}} [arguments]
+       {prog} [options] --no-python program [arguments]
+
+Starts the ranks of a job, carries their output, and ends them together.
+
+Ranks
+  -np N, -n N           how many on this host; auto (default): one a visible GPU, else one; gpu; cpu
+  --device WHAT         cpu: hide the GPUs; gpu: insist on them; auto (default)
+  --as FRAMEWORK        run a script of deeprec, hybridbackend, horovod or sok as it is
+  --embedding-scope auto  with --as: make tables of the script's embeddings, without marks in it
+  --no-python           run a program that is no Python script
+Output
+  --log-dir FOLDER      keep it, as FOLDER/rank.N/stdout and stderr
+  --tee RANKS           show these ranks only: 0, 0,2-3, all (default), none
+  --verbose             show every line: warnings, stacks, and what ranks write alike
+Failures
+  --max-restarts K      start all again, up to K times, from the latest checkpoint (default: 0)
+  --restart-pause TIME  before the first restart; then twice as long each time (default: 1)
+  --elastic, --min-np A  restart with the ranks that are left, at least A
+  --stall-timeout TIME  how long ranks may wait for one another (default: 10m; 0: for ever)
+  --grace TIME          from TERM to KILL (default: 5, and 60 for ranks that save)
+  --preempt-signal SIG  a signal at which all ranks save and stop, beside TERM
+Several hosts
+  -H H1:K,H2:K, --hostfile FILE   start the job on these hosts by ssh, from here;
+      --ssh-port, --ssh-identity-file
+  --nnodes M, --node-rank I, --master-addr HOST, --master-port P   or a launcher on each host
+  --standalone          one host, whatever the environment says
+  --network-interface NAME, --start-timeout TIME, --host-timeout TIME, --secret-file FILE
+Schedulers
+  --emit KIND           print a manifest: trainjob, mpijob, slurm, compose; made by --job-name,
+      --image, --replicas, --gpus-per-replica, --cpus-per-replica, --memory-per-replica,
+      --volume, --volume-size, --secret, --own-runtime, --env NAME=VALUE
+Before the start
+  --dry-run             print the plan, start nothing
+  --check               print what is installed, what is missing, and what is in the job's way
+  --version             print the version of this package
+  --help all            the manual: every option in full, environment, output, exit codes, restarts
+
+TIME is in seconds, or as 90s, 10m, 2h. Example: {prog} -np 2 train.py --epochs 3
+"""
+
+
+def short_help(prog: str) -> str:
+    """Returns the text for a launcher that is called `prog`; it fits on two small screens."""
+    return _TEXT.format(prog=prog)
