@@ -93,6 +93,8 @@ def run(
         **environment_of(library),
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
+        # Its copies have nothing to do with each other.
+        **({"COLLECTIVE_INDEPENDENT": "1"} if name == "plain" else {}),
         **(environment or {}),
     }
     with open(folder / f"{name}.log", "w+") as log:

@@ -2,6 +2,8 @@
 
     collective launch -np 2 benchmarks/overhead_program.py {collective|plain} FOLDER
 
+Copies of `plain` have nothing to do with each other: add --independent.
+
 FOLDER has the data (`step_workload.write`). overhead.py starts this program, and the clock starts
 with its first line: importing TensorFlow and the library are the first phases.
 """

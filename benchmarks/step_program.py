@@ -2,6 +2,8 @@
 
     collective launch -np 2 benchmarks/step_program.py {step|plain|wire|replicated} FOLDER
 
+Copies of `plain` have nothing to do with each other: add --independent.
+
 FOLDER has the data (`step_workload.write`); the rank's measurements go to FOLDER/PROGRAM.RANK.json.
 """
 

@@ -2,7 +2,8 @@
 
 There is no extension point for these. `collective.patching` applies the list when the first scope()
 opens, and undoes it when the last one closes. To find a row, search for the name of what it
-replaces. The reason of a row says what would go wrong without it.
+replaces. The reason of a row says what would go wrong without it. What is replaced before a scope
+opens, in ranks that may never load this library: `collective.launch.training_apart.REPLACED`.
 """
 
 from __future__ import annotations

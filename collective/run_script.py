@@ -17,11 +17,13 @@ from pathlib import Path
 
 from collective.compat.framework import Framework, say_once
 from collective.compat.script_modules import INSTALLATION
+from collective.launch import training_apart
 from collective.scope import SCOPES
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the script, in this process, as `__main__`."""
+    training_apart.allow()  # How such a script trains on several ranks is its framework's.
     options, command = _parse(arguments)
     importlib.import_module(f"collective.compat.{options.framework}")
     framework = INSTALLATION.frameworks[-1]

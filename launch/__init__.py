@@ -41,6 +41,7 @@ Environment, read
   PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NPROC_PER_NODE, NODE_RANK,
   MASTER_ADDR, MASTER_PORT
                            as of torchrun, where an option is missing
+  COLLECTIVE_INDEPENDENT   1: the ranks are independent processes, as with --independent
   CUDA_VISIBLE_DEVICES     the devices: indices, UUIDs (GPU-...) or MIG ids (MIG-...), in order;
                            empty means none
   NVIDIA_VISIBLE_DEVICES   all, none, void or a list: how many GPUs a container was given
@@ -67,6 +68,9 @@ Environment, given to each rank; the launcher's value always wins
                            how often the job was started again so far, and may be
   COLLECTIVE_PREEMPT_SIGNAL
                            the name of the signal that means TERM, too
+  COLLECTIVE_INDEPENDENT   1 with --independent
+  PYTHONPATH               first a folder with a sitecustomize, by which several ranks refuse to
+                           train apart; it leaves the path again, and runs the next sitecustomize
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
                            then also
   COLUMNS                  the terminal's width less the prefix
@@ -137,6 +141,11 @@ Exit codes
                can't take part
 
 What happens when
+  ranks train apart        An optimizer updates variables outside of strategy.scope(), and the
+                           script hasn't called Horovod's init(): each rank would train a model of
+                           its own, and all would save into one folder. That is an error on each of
+                           several ranks, also of scripts that never import this package.
+                           --independent allows it. So does --as.
   a rank fails             (a code that isn't 0, or a signal) the others get TERM and after --grace
                            seconds KILL. The report on the root cause comes last: where in the
                            script, and 20 lines of its stderr (stdout if only that tells why), from
@@ -183,7 +192,8 @@ Restarts
   sets the first). --log-dir goes on with the same files. There is no restart
     of a job that was told to stop, or of which a rank was: by Ctrl-C, TERM or --preempt-signal
     at the second failure in a row after the same step, with no newer checkpoint; a script that
-      trains outside of scope() shows no steps, and fails "before the first step"
+      trains outside of scope() (by Horovod, or with --independent) shows no steps, and fails
+      "before the first step"
     of a program that can't be started, or that ends before its first step with exit code 2, a
       SyntaxError or an ImportError
   With --elastic the restart has the ranks that are left, at least --min-np: of CPU ranks one less,

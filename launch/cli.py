@@ -71,6 +71,7 @@ class LauncherOptions(ManifestOptions):
     stall_timeout: float
     verbose: bool
     no_python: bool
+    independent: bool
     framework: str | None
     embedding_scope: str
     dry_run: bool
@@ -286,6 +287,7 @@ def make_plan(
         log_dir=options.log_dir,
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
+        independent=options.independent,
     )
 
 
@@ -407,6 +409,11 @@ def _parser(prog: str) -> _Parser:
         "--no-python",
         action="store_true",
         help="run a program that is no Python script, as it is",
+    )
+    add(
+        "--independent",
+        action="store_true",
+        help="let each rank train a model of its own, such as in a sweep: else that is an error",
     )
     add(
         "--as",

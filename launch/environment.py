@@ -7,11 +7,12 @@ always the launcher's, and an outer job's identity (of another launcher's rank, 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 
 from . import milestones as milestone_board
-from . import preempt_signals, progress_board, secret
+from . import preempt_signals, progress_board, secret, training_apart
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
@@ -19,6 +20,9 @@ LOOPBACK = "127.0.0.1"
 # debugger.
 PATIENCE = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
 HASH_SEED = "PYTHONHASHSEED"
+PYTHON_PATH = "PYTHONPATH"
+# Python imports `sitecustomize` from here when a rank starts.
+STARTUP_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup_hook")
 
 # An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
 # servers, which Estimator would try to join.
@@ -82,6 +86,7 @@ def rank_environment(
         **_attempt(plan, milestones),
         **_terminal(plan, inherited),
         **_preload(plan, inherited),
+        **_watch(plan, inherited),
     }
 
 
@@ -119,6 +124,17 @@ def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
         "COLLECTIVE_GLOO_ADDRESS": plan.gloo_address,
         "LD_PRELOAD": f"{others}:{plan.gloo_library}" if others else plan.gloo_library,
     }
+
+
+def _watch(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has ranks refuse to train apart (`training_apart`), or lets them."""
+    if plan.independent:
+        return {training_apart.VARIABLE: "1"}
+    if plan.size == 1 or training_apart.is_independent(inherited):
+        return {}
+    others = inherited.get(PYTHON_PATH)
+    folders = [folder for folder in (others or "").split(os.pathsep) if folder != STARTUP_HOOK]
+    return {PYTHON_PATH: os.pathsep.join([STARTUP_HOOK, *(folders if others else [])])}
 
 
 def _attempt(plan: LaunchPlan, milestones: str) -> dict[str, str]:

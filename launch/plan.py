@@ -40,6 +40,7 @@ class LaunchPlan:
       interface: the network interface that leads to the other hosts.
       gloo_address: where the ranks of this host listen for others; "" for where Horovod decides.
       gloo_library: the library that makes them do so.
+      independent: the ranks are to be independent processes, each with a training of its own.
     """
 
     command: tuple[str, ...]
@@ -65,6 +66,7 @@ class LaunchPlan:
     interface: str = "lo"
     gloo_address: str = ""
     gloo_library: str = ""
+    independent: bool = False
 
     @property
     def size(self) -> int:

@@ -46,6 +46,6 @@ def split_name(name: str) -> tuple[str, str]:
         if match[4]:  # The gradient of a gradient goes the way of the rows.
             return (GRADIENTS if match[4].count("gradient") % 2 else ROWS), subject
         return match[2], subject
-    if re.match(r"dense_gradients\.|.*\.gradient_(values|indices)(\.\d+)?$", base):
+    if re.match(r"(dense|sparse)_gradients\.", base):
         return DENSE, ""
     return (AGREEMENT if base.partition(".")[0] == "agreement" else OTHER), ""

@@ -30,7 +30,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
-from collective.launch import adoption
+from collective.launch import adoption, training_apart
 from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library, nccl
 from collective.ops.collective_names import PREFIX, near
 from collective.ops.device_scopes import beside
@@ -66,11 +66,11 @@ def init() -> None:
         collective.launch.errors.UsageError: mpirun or srun has started this process, and the ranks
             can't find each other.
     """
-    # Each call would register Horovod's shutdown with atexit anew, which then comes before what was
-    # registered since: ranks that leave their sessions at the end need Horovod.
+    # Each call would register Horovod's shutdown anew: before that of sessions, which need Horovod.
     if not hvd.is_initialized():
         adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
         start(hvd.init)
+    training_apart.watch(size(), has_horovod=True)
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
     if carriers.join(process, _words_of_all):
         hierarchy.settle(process, _words_of_all, lambda: _probe(process))

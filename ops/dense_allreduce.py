@@ -124,16 +124,64 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
     return mean(x)
 
 
-def mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
-    """Averages a replicated variable's sparse gradient: every rank gets everyone's slices."""
-    name = x.name.partition(":")[0]
-    zero = opened([gradient.values, gradient.indices])
-    values = collectives.allgather(
-        gradient.values / tf.cast(collectives.size(), gradient.dtype),
-        collectives.unique_name(f"{name}/gradient_values"),
-        zero,
-    )
-    indices = collectives.allgather(
-        gradient.indices, collectives.unique_name(f"{name}/gradient_indices"), zero
-    )
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.IndexedSlices]:
+    """Averages replicated variables' sparse gradients: every rank gets everyone's slices.
+
+    However many there are, their indices travel by one allgather, and their values by one for each
+    type. No slice is added to another: who takes a norm of the slices counts each occurrence, as in
+    plain TensorFlow.
+
+    Args:
+        gradients: (name, slices), in the same order on every rank.
+    """
+    if not gradients:
+        return []
+    every = [slices for _, slices in gradients]
+    zero = opened([x for slices in every for x in (slices.values, slices.indices)])
+    listed = "\n".join(f"{n} {s.values.shape[1:]} {s.values.dtype.name}" for n, s in gradients)
+    digest = hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()
+    name = collectives.unique_name(f"sparse_gradients.{digest}")
+    indices, counts = _everyones_indices(every, f"{name}.indices", zero)
+    by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
+    for i, slices in enumerate(every):
+        by_dtype[slices.values.dtype].append(i)
+    values: dict[int, tf.Tensor] = {}
+    for dtype, places in by_dtype.items():
+        own = [every[i].values / tf.cast(collectives.size(), dtype) for i in places]
+        widths = [tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.int64) for x in own]
+        sizes = tf.gather(counts, places, axis=1) * tf.stack(widths)
+        flat = tf.concat([tf.reshape(x, [-1]) for x in own], 0)
+        received = collectives.allgather(flat, f"{name}.{dtype.name}", zero)
+        for i, x, whole in zip(places, own, _by_gradient(received, sizes, len(places))):
+            values[i] = tf.reshape(whole, tf.concat([[-1], tf.shape(x)[1:]], 0))
+            values[i].set_shape([None, *x.shape[1:].as_list()])
+    return [
+        tf.IndexedSlices(values[i], tf.cast(indices[i], slices.indices.dtype), slices.dense_shape)
+        for i, slices in enumerate(every)
+    ]
+
+
+def _everyones_indices(
+    gradients: Sequence[tf.IndexedSlices], name: str, zero: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns each gradient's indices of all ranks, and how many each rank has, int64 [N, G].
+
+    A rank's message begins with its counts.
+    """
+    own = [tf.cast(slices.indices, tf.int64) for slices in gradients]
+    own_counts = tf.stack([tf.size(x, out_type=tf.int64) for x in own])
+    message = collectives.allgather(tf.concat([own_counts, *own], 0), name, zero)
+    counts, start = [], tf.zeros([], tf.int64)
+    for _ in range(collectives.size()):
+        counts.append(message[start : start + len(own)])
+        start += len(own) + tf.reduce_sum(counts[-1])
+    heads = tf.fill([collectives.size(), 1], tf.constant(len(own), tf.int64))
+    sizes = tf.concat([heads, tf.stack(counts)], 1)
+    return _by_gradient(message, sizes, len(own) + 1)[1:], tf.stack(counts)
+
+
+def _by_gradient(message: tf.Tensor, sizes: tf.Tensor, pieces: int) -> list[tf.Tensor]:
+    """Returns each piece of all ranks' messages; `sizes` [N, pieces] are those of the pieces."""
+    ranks = collectives.size()
+    parts = tf.split(message, tf.reshape(sizes, [-1]), num=ranks * pieces)
+    return [tf.concat(parts[piece::pieces], 0) for piece in range(pieces)]

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from collective.launch import training_apart
+
 NAME = "horovod"
 _TASKS = Path("/proc/self/task")
 
@@ -29,7 +31,8 @@ def start(initialise: Callable[[], object]) -> None:
         name = own.read_bytes()
         own.write_text(NAME)
     try:
-        initialise()
+        with training_apart.starting_horovod():
+            initialise()
     finally:
         with contextlib.suppress(OSError):
             own.write_bytes(name)

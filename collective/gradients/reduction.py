@@ -93,7 +93,7 @@ def reduce_gradients(
     """
     options, tables = SCOPES.options, [_table_of(x) for x in xs]
     gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
-    reduced, dense = list(gradients), []
+    reduced, dense, sparse = list(gradients), [], []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
         if gradient is None or not _is_variable(x):
             continue
@@ -103,11 +103,15 @@ def reduce_gradients(
         elif collectives.size() == 1:
             continue
         elif isinstance(gradient, tf.IndexedSlices):
-            reduced[i] = dense_allreduce.mean_slices(gradient, x)
+            sparse.append(i)
         else:
             dense.append(i)
     # By name: ranks may have made their variables in any order.
-    dense.sort(key=lambda i: str(xs[i].name))
+    for places in (dense, sparse):
+        places.sort(key=lambda i: str(xs[i].name))
+    everyones = dense_allreduce.mean_slices([(str(xs[i].name), gradients[i]) for i in sparse])
+    for i, slices in zip(sparse, everyones):
+        reduced[i] = slices
     means = dense_allreduce.over_ranks(
         "dense_gradients",
         [(str(xs[i].name), gradients[i]) for i in dense],

@@ -141,10 +141,20 @@ def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
             first = synced[0][1].op.name
             _warn(f"Variables ('{first}' and others) are updated in a branch that", DRIFTS)
         return synced
+    sparse = []
     for i, (gradient, variable) in enumerate(synced):
         if is_replicated(variable) and _is_rank_local(gradient, analysis):
             _warn(f"The gradient of the replicated variable '{variable.op.name}' depends on", MEAN)
-            synced[i] = _mean_gradient(gradient, variable, analysis), variable
+            if isinstance(gradient, tf.IndexedSlices) and analysis.is_rank_local(
+                [gradient.indices]
+            ):
+                sparse.append(i)
+            else:
+                synced[i] = _mean_gradient(gradient, variable), variable
+    sparse.sort(key=lambda i: str(synced[i][1].name))
+    everyones = [(str(synced[i][1].name), synced[i][0]) for i in sparse]
+    for i, slices in zip(sparse, dense_allreduce.mean_slices(everyones)):
+        synced[i] = slices, synced[i][1]
     return synced
 
 
@@ -167,11 +177,9 @@ def _is_rank_local(gradient: Any, analysis: ReplicationAnalysis) -> bool:
     return isinstance(tensors[0], tf.Tensor) and analysis.is_rank_local(tensors)
 
 
-def _mean_gradient(gradient: Any, variable: Any, analysis: ReplicationAnalysis) -> Any:
+def _mean_gradient(gradient: Any, variable: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return mean_over_ranks(variable, gradient)
-    if analysis.is_rank_local([gradient.indices]):
-        return dense_allreduce.mean_slices(gradient, variable)
     values = mean_over_ranks(variable, gradient.values)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 

@@ -64,18 +64,45 @@ def create_slot_var(
     script makes it before the update, of the whole table's shape. Either has rows of any width. A
     slot that is one number for the whole table is a replicated variable.
 
+    What an open `variable_scope` sets for variables (a partitioner, a regularizer, a getter and so
+    on) is for those of the script: a table's slots come out as without.
+
     Raises:
         TableError: an optimizer's slot of a table has another shape.
     """
+    if not isinstance(primary, (DynamicTable, Sharded)):
+        return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
+    with _scope_without_settings():
+        return _create_slot(original, primary, val, scope, validate_shape, shape, dtype, **kwargs)
+
+
+def _scope_without_settings() -> Any:
+    """Returns a scope of the current one's name, that sets nothing for variables."""
+    current = tf.get_variable_scope()
+    plain = tf.VariableScope(
+        reuse=False, name=current.name, name_scope=current.original_name_scope, use_resource=True
+    )
+    return tf.variable_scope(plain, auxiliary_name_scope=False)
+
+
+def _create_slot(
+    original: Any,
+    primary: Any,
+    val: Any,
+    scope: str,
+    validate_shape: bool,
+    shape: Any,
+    dtype: Any,
+    **kwargs: Any,
+) -> Any:
     slot_shape = tf.TensorShape(val.shape if shape is None else shape)
     if not isinstance(primary, DynamicTable):
         if (
-            not isinstance(primary, Sharded)
-            or slot_shape.rank != 2
+            slot_shape.rank != 2
             # Its shape is the shard's inside apply_gradients.
             or not slot_shape[:1].is_compatible_with(primary.shape[:1])
         ):
-            if isinstance(primary, Sharded) and in_shard_view():
+            if in_shard_view():
                 _refuse_shape(primary, slot_shape)
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
         rows, dim = slot_shape.as_list()
@@ -113,7 +140,6 @@ def create_slot_var(
             use_resource=True,
             dtype=dtype,
             shape=shape if callable(val) else None,
-            partitioner=None,
         )
 
 

@@ -106,6 +106,8 @@ class Configuration:
             more = _OF_GPUS if self.gpu else {}
         return {
             "COLLECTIVE_KERNELS": "cpu",
+            # Cases train in plain TensorFlow, too, to compare.
+            "COLLECTIVE_INDEPENDENT": "1",
             **more,
             "COLLECTIVE_TEST_CONFIGURATION": str(self),
             "COLLECTIVE_STRATEGY": self.backend,

@@ -195,7 +195,7 @@ def test_the_printed_rows_add_up_to_the_step(ranks, exchanges):
         ("collective.host.user.rows", ("rows", "host.user")),
         ("collective.host.keys", ("keys", "host")),
         ("collective.dense_gradients.0a1b2c3d.1", ("dense gradients", "")),
-        ("collective.w.gradient_values", ("dense gradients", "")),
+        ("collective.sparse_gradients.0a1b2c3d.indices", ("dense gradients", "")),
         ("collective.agreement", ("agreement", "")),
         ("collective.agreement.level2", ("agreement", "")),
         ("collective.auc.metric", ("other", "")),

@@ -1,5 +1,7 @@
 """Holds what scope() replaces in other libraries against what it was when it was replaced."""
 
+import functools
+import importlib
 import importlib.metadata
 import inspect
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 from horovod.tensorflow import mpi_ops
 from keras.src.engine.base_layer import Layer
 
+from collective.launch import training_apart
 from collective.patches import PATCHES
 from collective.patching import ReplacedValue
 
@@ -38,7 +41,25 @@ def replaced():
         except (TypeError, ValueError):
             parameters = ["is not there" if original is None else "…"]
         lines.add(f"{place}.{attribute}({', '.join(parameters)})")
-    return sorted(lines)
+    return sorted(lines | set(replaced_before_scopes()))
+
+
+def replaced_before_scopes():
+    for row in (*training_apart.REPLACED, *training_apart.REPLACED_RUNS):
+        try:
+            owner = importlib.import_module(row.module)
+        except ModuleNotFoundError:
+            assert row.module.startswith(
+                "tf_keras."
+            )  # which stands in for keras, in later releases
+            continue
+        original = functools.reduce(getattr, row.name.split("."), owner)
+        parameters = inspect.signature(original, follow_wrapped=False).parameters.values()
+        names = ", ".join(
+            str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
+            for p in parameters
+        )
+        yield f"{row.module}.{row.name}({names})"
 
 
 def test_what_is_replaced_has_not_changed():

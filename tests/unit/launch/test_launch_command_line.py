@@ -111,6 +111,7 @@ def test_options_and_their_defaults():
         "stall_timeout": 600.0,
         "verbose": False,
         "no_python": False,
+        "independent": False,
         "framework": None,
         "embedding_scope": "script",
         "dry_run": False,

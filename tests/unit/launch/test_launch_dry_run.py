@@ -9,6 +9,7 @@ import pytest
 
 from collective.launch.cli import make_plan, parse_options
 from collective.launch.dry_run import describe
+from collective.launch.environment import STARTUP_HOOK
 from collective.launch.host_options import host_list, host_options
 from collective.launch.plan import LaunchPlan
 
@@ -58,6 +59,7 @@ def test_the_whole_text():
           NCCL_SOCKET_IFNAME=lo
           OMP_NUM_THREADS=4
           PYTHONHASHSEED=0
+          PYTHONPATH=<startup hook>
           PYTHONUNBUFFERED=1
           TF_CPP_MIN_LOG_LEVEL=2
           TF_NUM_INTEROP_THREADS=4
@@ -75,7 +77,7 @@ def test_the_whole_text():
           HOROVOD_RANK=1
           LOCAL_RANK=1
           RANK=1"""
-    assert describe(plan) == textwrap.dedent(expected)
+    assert describe(plan) == textwrap.dedent(expected).replace("<startup hook>", STARTUP_HOOK)
 
 
 @pytest.mark.parametrize(

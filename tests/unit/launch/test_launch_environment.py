@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.environment import rank_environment
+from collective.launch.environment import STARTUP_HOOK, rank_environment
 from collective.launch.plan import LaunchPlan
 
 
@@ -150,3 +150,17 @@ def test_a_terminal_is_as_wide_as_the_prefix_leaves():
     assert columns({"COLUMNS": "40"}, 2, terminal=False) == ("0", "40")
     assert columns({}, 2, terminal=False) == ("0", None)
     assert columns({}, 2, width=None) == ("1", None)
+
+
+def test_ranks_of_several_refuse_to_train_apart():
+    assert environment_of(0)["PYTHONPATH"] == STARTUP_HOOK
+    assert environment_of(0, {"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"{STARTUP_HOOK}:/a:/b"
+    assert environment_of(0, {"PYTHONPATH": f"{STARTUP_HOOK}"})["PYTHONPATH"] == STARTUP_HOOK
+    assert "PYTHONPATH" not in environment_of(0, size=1)
+
+
+def test_ranks_that_are_independent_may_train_apart():
+    environment = environment_of(0, independent=True)
+    assert environment["COLLECTIVE_INDEPENDENT"] == "1" and "PYTHONPATH" not in environment
+    assert "PYTHONPATH" not in environment_of(0, {"COLLECTIVE_INDEPENDENT": "1"})
+    assert environment_of(0, {"COLLECTIVE_INDEPENDENT": "0"})["PYTHONPATH"] == STARTUP_HOOK

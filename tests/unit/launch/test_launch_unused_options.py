@@ -34,6 +34,7 @@ OPTIONS = {
     "--tee": ("0", set(), set()),
     "--verbose": (None, set(), set()),
     "--no-python": (None, set(), set()),
+    "--independent": (None, set(), set()),
     "--as": ("horovod", set(), set()),
     "--grace": ("5", set(), set()),
     "--preempt-signal": ("USR1", set(), set()),
