@@ -33,6 +33,7 @@ from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
 from .rank_count import has_ranks_here, rank_count, ranks_here
 from .short_help import short_help
+from .standard_streams import open_standard_streams
 from .unused_options import Mode, check_purpose, check_used
 
 _PROGRAM = "collective launch"
@@ -82,7 +83,7 @@ class LauncherOptions(ManifestOptions):
 
 def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
     """Runs the launcher and returns its exit code; `prog` is how the user called it."""
-    _open_standard_streams()
+    open_standard_streams()
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
         check_purpose(options)
@@ -499,17 +500,3 @@ def _parser(prog: str) -> _Parser:
         help="print the version of this package",
     )
     return parser
-
-
-def _open_standard_streams() -> None:
-    """Opens whichever of stdin, stdout and stderr is closed; else a rank's pipe gets its number."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the kernel gives the lowest free number: this one
-            os.set_inheritable(descriptor, True)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)
