@@ -501,3 +501,32 @@ def test_an_adversarial_perturbation(strategy, rank, size):
             return {"train": table.assign_sub(moved * 1.5).op}
 
     compare(strategy, rank, size, train, rtol=1e-4)
+
+
+def test_a_gradient_beside_what_one_rank_knows_is_refused(strategy, rank, size):
+    """A script scales by its loss, which is another one on each rank; the mean is fine."""
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D)
+        fed = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(table, fed))
+        g = tf.gradients(loss, table)[0]
+        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients(
+            [(with_values(g, g.values / loss), table)]
+        )
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(TableError, match="table 't'.*allreduce"):
+                session.run(train, {fed: [rank]})
+
+
+def test_a_histogram_has_the_rows_of_all_ranks(strategy, size):
+    with strategy.scope(), tf.Graph().as_default():
+        gradient, _ = taken(strategy)
+        summary = tf.summary.histogram("h", gradient.values)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            written = tf.Summary.FromString(session.run(summary))
+    assert written.value[0].histo.num == 3 * D
