@@ -590,3 +590,22 @@ def test_a_histogram_is_said_to_be_one_ranks(strategy, rank, size, caplog):
     said = [r.getMessage() for r in caplog.records if "of_gradient" in r.getMessage()]
     assert len(said) == (rank == 0)
     assert not said or "table 't' that one rank owns" in said[0]
+
+
+def test_a_gradient_beside_what_one_rank_knows_is_refused(strategy, rank, size):
+    """A script scales by its loss, which is another one on each rank; the mean is fine."""
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D)
+        fed = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(table, fed))
+        g = tf.gradients(loss, table)[0]
+        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients(
+            [(with_values(g, g.values / loss), table)]
+        )
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(TableError, match="table 't'.*allreduce"):
+                session.run(train, {fed: [rank]})
