@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.gradients.clipping import TableGradient
+from collective.gradients.table_gradients import TableGradient
 from tests.ranks import grouped, reference
 
 V, D = 11, 3
