@@ -5,18 +5,20 @@ embedding table and its part of every batch: lookups ask the owners of rows by a
 of the model is replicated, and its gradients are averaged. Training takes the same steps on any
 number of ranks as plain TensorFlow takes in one process.
 
-Four lines distribute a TensorFlow 1-style script:
+Six lines and the command distribute a TensorFlow 1-style script:
 
     import tensorflow.compat.v1 as tf
-    from collective import CollectiveStrategy
+    from collective import CollectiveStrategy                      # 1
 
-    strategy = CollectiveStrategy()                           # 1
-    with strategy.scope(), tf.Graph().as_default():           # 2
-        with strategy.embedding_scope():                      # 3
+    strategy = CollectiveStrategy()                                # 2
+    with strategy.scope(), tf.Graph().as_default():                # 3
+        dataset = strategy.shard(dataset)                          # 4: this rank's records
+        dataset = dataset.batch(BATCH // strategy.world_size())    # 5: its part of a batch
+        with strategy.embedding_scope():                           # 6
             table = tf.get_variable('user', [1000000, 16])
-        ...                                                   # the script as it was
+        ...                                                        # the script as it was
 
-    python -m collective.launch -np 2 train.py                # 4
+    collective launch -np 2 train.py                               # 7
 
 Public names, in short:
 
