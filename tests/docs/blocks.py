@@ -15,14 +15,15 @@ A block is fenced, and says its language. Comments, which no reader sees, say th
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 RUN = ("python", "sh")
 
 _PIECE = re.compile(
-    r"^<!-- docs: (?P<comment>.*?)-->$"
-    r"|^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$"
+    r"^ *<!-- docs: (?P<comment>.*?)-->$"
+    r"|^ *```(?P<language>[^\n]*)\n(?P<code>.*?)^ *```$"
     r"|(?<=\n\n)(?P<indented> {4,}\S.*)$",
     re.MULTILINE | re.DOTALL,
 )
@@ -75,7 +76,7 @@ def _read(text: str) -> Iterator[Block]:
             else:
                 said = piece["comment"].strip()
             continue
-        yield _fenced(piece["language"], piece["code"], line, " ".join(said.split()))
+        yield _fenced(piece["language"], textwrap.dedent(piece["code"]), line, " ".join(said.split()))
         said = ""
     if said:
         raise PageError(f"no block follows '{said}'")

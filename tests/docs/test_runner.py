@@ -32,18 +32,20 @@ print(x)
 pass
 ```
 
-<!-- docs: not run: needs
-two hosts -->
-```sh
-ssh b
-```
+- A list:
+
+  <!-- docs: not run: needs
+  two hosts -->
+  ```sh
+  ssh b
+  ```
 """
     assert blocks.read(page) == [
         blocks.Block("python", "x = 1\n", 4),
         blocks.Block("python", "print(x)\n", 8),
         blocks.Block("text", "1\n", 12),
         blocks.Block("file", "pass\n", 18, "a/b.py"),
-        blocks.Block("left out", "ssh b\n", 24, "needs two hosts"),
+        blocks.Block("left out", "ssh b\n", 26, "needs two hosts"),
     ]
 
 
