@@ -4,6 +4,7 @@ A block is fenced, and says its language. Comments, which no reader sees, say th
 
     <!-- docs: file train.py -->            the next block is saved, not run
     <!-- docs: not run: it needs a GPU -->  the next block isn't run, for this reason
+    <!-- docs: raises Preempted -->         the next block ends with this error
     <!-- docs: python                       code that the page leaves out, between two blocks
     strategy = CollectiveStrategy()
     -->
@@ -42,7 +43,7 @@ class Block:
             prints, "left out" is not run.
         code: what stands in it.
         line: of the page, where its code begins.
-        note: the name of a file; why a block isn't run.
+        note: the name of a file; why a block isn't run; the name of an error that Python raises.
     """
 
     kind: str
@@ -72,11 +73,13 @@ def _read(text: str) -> Iterator[Block]:
                 raise PageError(f"line {line - 1}: no block follows '{said}'")
             kind, _, code = piece["comment"].partition("\n")
             if kind.strip() in RUN:
-                yield Block(kind.strip(), code, line)
+                yield Block(kind.strip(), textwrap.dedent(code), line)
             else:
                 said = piece["comment"].strip()
             continue
-        yield _fenced(piece["language"], textwrap.dedent(piece["code"]), line, " ".join(said.split()))
+        yield _fenced(
+            piece["language"], textwrap.dedent(piece["code"]), line, " ".join(said.split())
+        )
         said = ""
     if said:
         raise PageError(f"no block follows '{said}'")
@@ -88,6 +91,8 @@ def _fenced(language: str, code: str, line: int, said: str) -> Block:
         return Block("left out", code, line, said[len("not run: ") :])
     if word == "file" and rest:
         return Block("file", code, line, rest)
+    if word == "raises" and rest and language == "python":
+        return Block("python", code, line, rest)
     if said:
         raise PageError(f"line {line}: nobody knows what '{said}' means")
     if language not in (*RUN, "text"):

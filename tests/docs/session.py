@@ -87,8 +87,12 @@ class Session:
             self._ranks = Ranks(self.folder, self._beside, self._environment)
         answers = self._ranks.run(block.code, f"{self._page}, line {block.line}")
         for rank, answer in enumerate(answers):
-            if answer["error"]:
-                raise self._error(block, f"rank {rank}: {answer['error']}{self._ranks.log()}")
+            last = (answer["error"].splitlines() or [""])[-1]
+            raised = last.partition(":")[0].rpartition(".")[2]
+            if raised != block.note:
+                expected = f" instead of {block.note}" if block.note else ""
+                what = answer["error"] or "no error\n"
+                raise self._error(block, f"rank {rank}{expected}: {what}{self._ranks.log()}")
         return "".join(answer["output"] for answer in answers)
 
     def _compare(self, block: Block, output: str | None) -> None:

@@ -11,7 +11,7 @@ from tests.docs.session import ROOT, Session
 
 IN_TEST = ["README.md", "docs/quick-start.md"]
 IN_TEST += [f"docs/guides/{name}.md" for name in ("tables", "data", "checkpoints", "serving")]
-PAGES = ["README.md", "docs/quick-start.md"]
+PAGES = ["README.md", "docs/quick-start.md", "docs/install.md"]
 PAGES += sorted(
     str(page.relative_to(ROOT))
     for folder in ("guides", "coming-from")

@@ -116,6 +116,11 @@ print(ranks, CollectiveStrategy().rank())
 ```
 """
     shell(tmp_path, page)
-    (tmp_path / "again").mkdir()
+    for name in ("error", "raised", "none"):
+        (tmp_path / name).mkdir()
+    divided = "```python\n1 / 0\n```\n"
     with pytest.raises(blocks.PageError, match="ZeroDivisionError"):
-        shell(tmp_path / "again", "```python\n1 / 0\n```\n")
+        shell(tmp_path / "error", divided)
+    shell(tmp_path / "raised", "<!-- docs: raises ZeroDivisionError -->\n" + divided)
+    with pytest.raises(blocks.PageError, match="instead of KeyError: no error"):
+        shell(tmp_path / "none", "<!-- docs: raises KeyError -->\n```python\n1\n```\n")
