@@ -1,22 +1,22 @@
 """Trains recommendation models on several ranks, with TensorFlow and sharded embedding tables.
 
-A rank is a process, with a GPU of its own or on CPUs. Each holds a part of the rows of every
-embedding table and its part of every batch: lookups ask the owners of rows by all-to-all. The rest
-of the model is replicated, and its gradients are averaged. Training takes the same steps on any
-number of ranks as plain TensorFlow takes in one process.
+A rank is a process, with a GPU of its own or on CPUs. Each holds a part of every table's rows and
+of every batch: lookups ask the owners of rows by all-to-all. The rest of the model is replicated.
+Training takes the same steps on any number of ranks as plain TensorFlow takes in one process.
 
-Four lines distribute a TensorFlow 1-style script:
+Six lines and the command distribute a TensorFlow 1-style script:
 
     import tensorflow.compat.v1 as tf
-    from collective import CollectiveStrategy
+    from collective import CollectiveStrategy                      # 1
 
-    strategy = CollectiveStrategy()                           # 1
-    with strategy.scope(), tf.Graph().as_default():           # 2
-        with strategy.embedding_scope():                      # 3
+    strategy = CollectiveStrategy()                                # 2
+    with strategy.scope(), tf.Graph().as_default():                # 3
+        dataset = strategy.shard(dataset)                          # 4: this rank's records
+        dataset = dataset.batch(BATCH // strategy.world_size())    # 5: its part of a batch
+        with strategy.embedding_scope():                           # 6
             table = tf.get_variable('user', [1000000, 16])
-        ...                                                   # the script as it was
-
-    collective launch -np 2 train.py                # 4
+        ...
+    collective launch -np 2 train.py                               # 7
 
 Public names, in short:
 
@@ -24,16 +24,16 @@ Public names, in short:
     get_embedding_variable           makes a table of open-ended keys
     embedding_sizes                  counts the rows of tables on each rank
     clear_embeddings                 removes the rows of dynamic tables
-    group_embedding_lookup           looks several tables up at once, as in DeepRec
-    group_embedding_lookup_sparse    the same for sparse ids
+    group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
     Table, DynamicTable              the tables that scripts get
     TablePolicy, every_steps         what a table keeps; when rows are evicted
     EmbeddingVariableOption          the same in DeepRec's words, made of:
     InitializerOption                first rows
-    CounterFilter, CBFFilter         which keys are admitted; no effect yet
+    CounterFilter, CBFFilter         which keys are admitted
     GlobalStepEvict, L2WeightEvict   which rows are evicted
     StorageOption, StorageType       where rows are: memory, files
-    CacheType, CheckpointOption      their cache and restoring; no effect yet
+    CacheType                        which rows go to files first: the least recent, always
+    CheckpointOption                 a checkpoint to start from; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
     RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns

@@ -98,7 +98,10 @@ def unknown_names(root: Path, pages: Iterable[Page]) -> list[str]:
         for name in sorted(set(re.findall(r"\bCOLLECTIVE_[A-Z_]+[A-Z]\b", page.text))):
             if name not in variables:
                 found.append(f"{page.source}: no program reads {name}")
-        for name in re.findall(r"(?:^ {4}|`)make ([a-z][\w-]*)", page.text, re.MULTILINE):
+        commands = "".join(re.findall(r"^```sh\n(.*?)^```", page.text, re.MULTILINE | re.DOTALL))
+        targets_of_page = re.findall(r"(?:^ {4}|`)make ([a-z][\w-]*)", page.text, re.MULTILINE)
+        targets_of_page += re.findall(r"^make ([a-z][\w-]*)", commands, re.MULTILINE)
+        for name in targets_of_page:
             if name not in targets:
                 found.append(f"{page.source}: the Makefile has no target {name}")
         found += [f"{page.source}: {line}" for text in page.code for line in _unknown_names(text)]

@@ -33,6 +33,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Coming from",
         (
             "docs/coming-from/tensorflow.md",
+            "docs/coming-from/keras.md",
             "docs/coming-from/deeprec.md",
             "docs/coming-from/hybridbackend-sok.md",
             "docs/coming-from/horovod.md",

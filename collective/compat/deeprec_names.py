@@ -49,13 +49,22 @@ DEEPREC = Framework(
                 "GlobalStepEvict",
                 "L2WeightEvict",
                 "StorageOption",
-                "CheckpointOption",
             )
+        ),
+        no_effect(
+            "tf.CheckpointOption",
+            "a table starts from the job's own checkpoint; tf.train.init_from_checkpoint starts it "
+            "from another one.",
+            "collective.CheckpointOption",
         ),
         works(
             "tensorflow.core.framework.embedding.config_pb2.StorageType", "collective.StorageType"
         ),
-        works("tensorflow.core.framework.embedding.config_pb2.CacheType", "collective.CacheType"),
+        works(
+            "tensorflow.core.framework.embedding.config_pb2.CacheType",
+            "collective.CacheType",
+            "rows go to files by their last use, as with LRU; a warning says so of LFU",
+        ),
         *(
             works(f"tensorflow.python.ops.variables.{option}", f"collective.{option}")
             for option in ("EmbeddingVariableOption", "StorageOption")

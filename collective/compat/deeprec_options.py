@@ -64,6 +64,10 @@ class CacheType(enum.IntEnum):
     LFU = 1
 
 
+# DeepRec's default, as a number: so it is told from a CacheType.LFU that a script names.
+_DEFAULT_CACHE = int(CacheType.LFU)
+
+
 @dataclasses.dataclass(frozen=True)
 class InitializerOption:
     """Says what a key's row starts from.
@@ -243,8 +247,9 @@ class StorageOption:
         storage_path: the folder of those files. Default None.
         storage_size: bytes of each tier, from the fastest. Default 1 GiB each. With DRAM_SSDHASH
             the first is the memory on each rank; files take what they need.
-        cache_strategy: which rows are moved first. Default `CacheType.LFU`. No effect: those that
-            were used longest ago are.
+        cache_strategy: which rows are moved first. Default `CacheType.LFU`, as in DeepRec. The rows
+            that were used longest ago are, as with `CacheType.LRU`: a table warns of LFU where a
+            script names it.
 
     Raises:
         ValueError: an option has a value that it can't have, or files have no folder.
@@ -253,7 +258,13 @@ class StorageOption:
     storage_type: StorageType | None = None
     storage_path: str | None = None
     storage_size: Sequence[int] = (1024**3,)
-    cache_strategy: CacheType = CacheType.LFU
+    cache_strategy: CacheType | int = _DEFAULT_CACHE
+
+    @property
+    def moves_the_least_frequent(self) -> bool:
+        """Tells whether a script asks for files, and for LFU by its name."""
+        in_files = self.storage_type == StorageType.DRAM_SSDHASH
+        return in_files and self.cache_strategy is CacheType.LFU
 
     def __post_init__(self) -> None:
         works = (None, StorageType.DRAM, StorageType.DRAM_SSDHASH)
@@ -347,6 +358,8 @@ class EmbeddingVariableOption:
         idle = {}
         if self.ckpt is not None and self.ckpt != CheckpointOption():
             idle[f"ckpt={self.ckpt!r}"] = "no checkpoint is read for it"
+        if self.storage_option.moves_the_least_frequent:
+            idle["cache_strategy=CacheType.LFU"] = "rows go to files by their last use (LRU)"
         return idle
 
 

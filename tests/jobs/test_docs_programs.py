@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,14 +25,37 @@ def write_program(page: str, script: Path) -> Path:
     return script
 
 
-def test_the_example_of_the_readme(tmp_path: Path):
-    done = launch("-np", 2, write_program("README.md", tmp_path / "train.py"), cwd=tmp_path)
+def test_the_example_of_the_readme_takes_the_steps_of_plain_tensorflow(tmp_path: Path):
+    """Without its numbered lines it is a script for one process, which prints the same loss."""
+    script = write_program("README.md", tmp_path / "train.py")
+    done = launch("-np", 2, script, cwd=tmp_path)
     assert done.returncode == 0
     assert "the plan of 2 ranks" in done.stdout
-    for rank in (0, 1):
-        # All rows are ones at first, and have become smaller a step later.
-        assert f"[{rank}] step 1: this rank's loss is 1.0000" in done.stdout
-        assert re.search(rf"\[{rank}\] step 3: this rank's loss is 0\.\d+", done.stdout)
+    assert "every rank trains on the same records" not in done.stdout
+    losses = re.findall(r"\[[01]\] step 100: this rank's loss is ([\d.]+)", done.stdout)
+    assert len(losses) == 2
+
+    plain = script.read_text(encoding="utf-8")
+    for ours, plain_line in (
+        ("from collective import CollectiveStrategy  # 1\n", ""),
+        ("strategy = CollectiveStrategy()  # 2\n", ""),
+        ("with strategy.scope(), tf.Graph()", "with tf.Graph()"),
+        (
+            "strategy.shard(tf.data.Dataset.from_tensor_slices(data))",
+            "tf.data.Dataset.from_tensor_slices(data)",
+        ),
+        ("BATCH // strategy.world_size()", "BATCH"),
+        ("with strategy.embedding_scope():", "if True:"),
+    ):
+        assert plain.count(ours) == 1
+        plain = plain.replace(ours, plain_line)
+    assert "strategy" not in plain
+    printed = subprocess.run(
+        [sys.executable, "-c", plain], stdout=subprocess.PIPE, encoding="utf-8", check=True
+    ).stdout
+    (alone,) = re.findall(r"^step 100: this rank's loss is ([\d.]+)$", printed, re.MULTILINE)
+    # Each is printed with four digits.
+    assert abs(sum(map(float, losses)) / 2 - float(alone)) <= 1.01e-4
 
 
 def test_the_program_of_the_quick_start(tmp_path: Path):

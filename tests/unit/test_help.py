@@ -6,6 +6,8 @@ import inspect
 import pydoc
 import re
 
+import pytest
+
 import collective
 
 PAGE = collective.__doc__
@@ -14,7 +16,7 @@ PAGE = collective.__doc__
 def test_it_is_a_page():
     lines = PAGE.splitlines()
     assert lines[0].endswith(".") and len(lines) <= 50 and max(map(len, lines)) <= 100
-    for line in range(1, 5):
+    for line in range(1, 8):
         assert f"# {line}" in PAGE
     assert "collective launch -np 2 train.py" in PAGE
     assert "`collective launch --help all`" in PAGE and "docs/" in PAGE
@@ -26,6 +28,26 @@ def test_it_lists_the_public_names_with_a_word_on_each():
     names = {name for names in described for name in names.split(", ")}
     modules = {f"collective.{name}" for name in (*collective._SUBMODULES, "launch", "options")}
     assert names == {*collective.__all__, *modules}
+
+
+IDLE = {
+    "CounterFilter": {"filter_option": collective.CounterFilter(3)},
+    "CBFFilter": {"filter_option": collective.CBFFilter(3, 100, 0.01)},
+    "GlobalStepEvict": {"evict_option": collective.GlobalStepEvict(5)},
+    "L2WeightEvict": {"evict_option": collective.L2WeightEvict(0.5)},
+    "InitializerOption": {"init_option": collective.InitializerOption(default_value_dim=8)},
+    "StorageOption": {
+        "storage_option": collective.StorageOption(collective.StorageType.DRAM_SSDHASH, "rows")
+    },
+    "CheckpointOption": {"ckpt": collective.CheckpointOption("model.ckpt-1")},
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_it_says_no_effect_of_what_has_none(name: str):
+    (line,) = (line for line in PAGE.splitlines() if re.match(rf"    (\w+, )*{name}\b", line))
+    option = collective.EmbeddingVariableOption(**IDLE[name])
+    assert ("no effect" in line) == bool(option.without_effect())
 
 
 def test_help_shows_it_and_no_class_in_full():

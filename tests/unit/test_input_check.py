@@ -126,6 +126,7 @@ def test_the_warning_names_the_fix(monkeypatch):
     (warning,) = caught
     text = str(warning.message)
     assert "'IteratorGetNext'" in text and "strategy.shard(dataset)" in text
+    assert "dataset.batch(B // strategy.world_size())" in text
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", "every rank trains")

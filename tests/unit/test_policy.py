@@ -317,6 +317,9 @@ def test_storage_becomes_a_policy():
 
 IDLE = {
     "ckpt=CheckpointOption(ckpt_to_load_from='m'": {"ckpt": CheckpointOption("m")},
+    "cache_strategy=CacheType.LFU": {
+        "storage_option": StorageOption(SSD, "f", cache_strategy=CacheType.LFU)
+    },
 }
 
 
@@ -329,7 +332,22 @@ def test_an_option_without_effect_is_warned_of_by_its_name(named: str):
     assert text.startswith("table 't': ev_option: ") and named in text
     assert text.endswith("Leave it out to silence this.")
     others = {"filter_option", "evict_option", "ckpt=", "storage_option", "init_option"}
-    assert sum(other in text for other in others) == 1
+    assert sum(other in text for other in others) == ("ckpt" in IDLE[named])
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        StorageOption(SSD, "f"),
+        StorageOption(SSD, "f", (5,), CacheType.LRU),
+        StorageOption(StorageType.DRAM, cache_strategy=CacheType.LFU),  # there is nothing to move
+    ],
+    ids=str,
+)
+def test_a_cache_that_a_script_does_not_name_or_gets_is_not_warned_of(storage: StorageOption):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy_of(EmbeddingVariableOption(storage_option=storage), "x")
 
 
 class TwoIdleOptions:
