@@ -14,6 +14,7 @@ Ranks
   --as FRAMEWORK        run a script of deeprec, hybridbackend, horovod or sok as it is
   --embedding-scope auto  with --as: make tables of the script's embeddings, without marks in it
   --no-python           run a program that is no Python script
+  --independent         let each rank train a model of its own, as in a sweep
 Output
   --log-dir FOLDER      keep it, as FOLDER/rank.N/stdout and stderr
   --tee RANKS           show these ranks only: 0, 0,2-3, all (default), none

@@ -304,7 +304,9 @@ class _Reading:
         return [
             (op, next(iter(parts.values())), others)
             for op, (verdict, parts) in self._verdicts.items()
+            # What an optimizer of TensorFlow's multiplies by is its rate.
             if (verdict.outputs or verdict.gathered)
+            and not self._noted.is_optimizers(op)
             and (others := [x for x in op.inputs if _is_number_beside(x, self.parts)])
         ]
 

@@ -89,7 +89,8 @@ print('calls', all(f'nccl{{name}}' in called for name in ('Send', 'Recv', 'AllRe
 @pytest.mark.timeout(100)
 def test_a_training_by_nccls_double_has_plain_tensorflows_numbers(tmp_path):
     (tmp_path / "script.py").write_text(TRAINING)
-    environment = {"COLLECTIVE_CARRIER": "nccl"}
+    # Each rank also trains in plain TensorFlow, to compare with.
+    environment = {"COLLECTIVE_CARRIER": "nccl", "COLLECTIVE_INDEPENDENT": "1"}
     done = pool.launch("-np", 2, tmp_path / "script.py", environment=environment)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("calls True") == 2, done.stdout

@@ -87,6 +87,7 @@ def launch(folder, program, *options, **environment):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program",
     [
@@ -116,6 +117,7 @@ def test_an_update_outside_of_scope_is_refused(tmp_path, program):
     assert "with strategy.scope()" in done.stdout and "--independent" in done.stdout
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program, options, environment",
     [

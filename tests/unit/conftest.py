@@ -2,6 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from collective.launch import training_apart
+
+
+@pytest.fixture(autouse=True)
+def _stays_unwatched(monkeypatch: pytest.MonkeyPatch):
+    """Lets cases that stand for several ranks make strategies: nothing is replaced for good."""
+    monkeypatch.setattr(training_apart, "watch", lambda *args, **kwargs: None)
+
 
 @pytest.fixture
 def rank_threads(monkeypatch: pytest.MonkeyPatch):

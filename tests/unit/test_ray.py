@@ -83,7 +83,7 @@ def test_workers_end_after_a_failure(executors: list[Executor]):
     assert executors[0].calls == ["start", "run", "shutdown"]
 
 
-@pytest.mark.parametrize("missing, remedy", [("ray", "pip install ray"), ("horovod", "build_hor")])
+@pytest.mark.parametrize("missing, remedy", [("ray", "pip install ray"), ("horovod", "build-hor")])
 def test_what_is_missing_is_named(
     missing: str, remedy: str, executors: list[Executor], monkeypatch: pytest.MonkeyPatch
 ):
