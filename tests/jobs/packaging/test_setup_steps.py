@@ -51,7 +51,12 @@ def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(read
         ("tools/pins/gpu.txt", "fastrlock==", "fastrlock==9.", []),
         ("tools/setup.sh", "# Makes .venv", "# Fills .venv", []),
         ("pyproject.toml", "[tool.mypy]", "[tool.mypy]  # types", []),
-        ("pyproject.toml", 'name = "collective"', 'name = "collective2"', ["package"]),
+        (
+            "pyproject.toml",
+            'name = "collective-strategy"',
+            'name = "collective-strategy2"',
+            ["package"],
+        ),
         ("ops/keymap.cc", "extern", "extern ", ["package"]),
         ("ops/keymap.h", "class KeyMap", "class  KeyMap", ["package"]),
         ("ops/native/hear.cc", "class HearOp", "class  HearOp", ["package"]),
