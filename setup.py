@@ -8,10 +8,19 @@ pyproject.toml.
 import glob
 import os
 import re
+import sys
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, SetupError
+
+# pip looks for a TensorFlow of another Python before it reads `requires-python`.
+if not (3, 9) <= sys.version_info[:2] < (3, 12):
+    sys.exit(
+        f"collective needs Python 3.9, 3.10 or 3.11, for which there is a TensorFlow 2.15; this is "
+        f"Python {sys.version.split()[0]}. Make an environment of one of them, or run `make setup` "
+        "in the checkout, which fetches one"
+    )
 
 SUBPACKAGES = ["launch", "strategies", "ops"]
 OPTIMIZED = ["-std=c++17", "-O3", "-g0"]

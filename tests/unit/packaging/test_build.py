@@ -31,6 +31,15 @@ def test_a_build_without_tensorflow_ends_and_says_how_to_have_one(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_python_without_a_tensorflow_is_told_so(tmp_path: Path):
+    """Else pip says that there is no matching distribution of TensorFlow, and not why."""
+    newer = f"import sys; sys.version_info = (3, 12, 1)\n{WITHOUT_TENSORFLOW}"
+    command = [sys.executable, "-c", newer, "egg_info", "--egg-base", str(tmp_path)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 1
+    assert "collective needs Python 3.9, 3.10 or 3.11" in finished.stderr
+
+
 def test_metadata_need_no_tensorflow(tmp_path: Path):
     finished = build("egg_info", "--egg-base", tmp_path)
     assert finished.returncode == 0, finished.stderr
