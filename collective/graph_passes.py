@@ -26,17 +26,13 @@ from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded
 
 
-def fetch_whole_tables(fetches: Any) -> None:
+def fetch_whole_tables(leaves: Iterable[Any]) -> None:
     """Looks up all rows of tables that are fetched as one value.
 
     It comes first: these lookups are grouped with the others. They are made by the tables' names:
     ranks may fetch in any order.
     """
-    tables = [
-        leaf
-        for leaf in graph_analysis.flatten(fetches)
-        if isinstance(leaf, Sharded) and leaf.rows is not None
-    ]
+    tables = [leaf for leaf in leaves if isinstance(leaf, Sharded) and leaf.rows is not None]
     for table in sorted(tables, key=lambda table: str(table.op.name)):
         table.to_be_fetched()
 
@@ -140,19 +136,16 @@ PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
 )
 
 
-def prepare_run(graph: tf.Graph, fetches: Any = None) -> Any:
+def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
     """Prepares a graph that a session is about to run, once for each version of the graph.
 
     Args:
         graph: the session's.
         fetches: of the run, if they are known.
-
-    Returns:
-        What the session is to fetch in their place.
     """
-    if fetches is not None:
-        fetch_whole_tables(fetches)
-        fetches = rank_parts.fetched(graph, fetches)
+    leaves = [] if fetches is None else graph_analysis.flatten(fetches)
+    fetch_whole_tables(leaves)
+    rank_parts.gather_fetched(graph, leaves)
     options, state = SCOPES.options, state_of(graph)
     if state.prepared_version != (graph.version, options):
         # A script may run a graph that isn't the default one, and TensorFlow is eager there.
@@ -160,9 +153,7 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> Any:
             for graph_pass in PASSES:
                 graph_pass(graph, options)
         state.prepared_version = (graph.version, options)
-    if fetches is not None:
-        metric_reads.reduce_fetches(graph, fetches)
-    return fetches
+    metric_reads.reduce_fetched(graph, leaves)
 
 
 def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:

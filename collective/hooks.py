@@ -47,8 +47,7 @@ def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    fetches, args = (args[0], args[1:]) if args else (kwargs.pop("fetches"), ())
-    args = (graph_passes.prepare_run(session.graph, fetches), *args)
+    graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
     with memory_report.adding_table_sizes(session.graph):
         observer = run_observer.of_options(SCOPES.options)
         return session_runs.run(observer, original, session, *args, **kwargs)

@@ -51,7 +51,7 @@ class GraphState:
             names.
         metric_reads: the metrics' states of this rank, by the tensors' names
             (`collective.replication.metric_reads`).
-        reduced_reads: the states of all ranks by the names of tensors with those of this rank
+        reduced_reads: what all ranks have, by the names of tensors with what is this rank's
             (`collective.coordination.reduced_reads`).
         refused_reads: why operations must not be run, or tensors not be fetched (by their names).
         refusals: how often these have changed.

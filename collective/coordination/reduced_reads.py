@@ -1,6 +1,7 @@
 """Fetches what all ranks have in the place of what is a rank's own.
 
-Layers above say which tensors these are (`collective.replication.metric_reads`).
+Layers above say which tensors these are (`collective.replication.metric_reads`: states of metrics;
+`collective.gradients.rank_parts`: rows of tables' gradients), and what no run may need.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 from collective.coordination.run_extension import RewrittenFetches
+from collective.errors import TableError
 from collective.ops import graph_analysis
 from collective.ops.graph_state import state_of
 
@@ -43,8 +45,13 @@ def refuse(graph: tf.Graph, operations: Iterable[tf.Operation], leaves: Iterable
         leaves: its fetches.
 
     Raises:
+        TableError: names the operation, the table, and what to do.
         ValueError: names the operation, the variable, and what it needs.
     """
+    operations = set(operations)
+    of_parts = state_of(graph).refused_operations
+    for op in sorted(of_parts.keys() & operations, key=lambda op: op._id):
+        raise TableError(of_parts[op])
     refused = state_of(graph).refused_reads
     if not refused:
         return

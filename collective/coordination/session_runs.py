@@ -33,7 +33,6 @@ from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
-from collective.errors import TableError
 from collective.ops import (
     collectives,
     file_systems,
@@ -375,7 +374,6 @@ def _prepared_run(
             except Exception:
                 return None
             _refuse_shards(graph, leaves)
-            _refuse_operations(graph, footprint)
             reduced_reads.refuse(graph, footprint.operations, leaves)
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
@@ -401,17 +399,6 @@ def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
         op = op if isinstance(op, tf.Operation) else op.op
         if op.type == "ReadVariableOp" and op.inputs[0].op in tables:
             tables[op.inputs[0].op].refuse("Fetching the value")
-
-
-def _refuse_operations(graph: tf.Graph, footprint: RunFootprint) -> None:
-    """Refuses operations that would compute with this rank's part of what all ranks have.
-
-    Raises:
-        TableError: the run needs one.
-    """
-    refused = state_of(graph).refused_operations
-    for op in sorted(refused.keys() & footprint.operations, key=lambda op: op._id):
-        raise TableError(refused[op])
 
 
 def _identity(leaf: Any) -> Any:

@@ -59,7 +59,7 @@ def of_owners(table: Sharded, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tenso
     opened = gates.beside([ids, rows]).zero
     of_ranks = collectives.allgather(ids, name, opened)
     rows = collectives.allgather(rows, f"{name}.rows", opened)
-    is_owned = tf.equal(of_ranks % collectives.size(), collectives.rank())
+    is_owned = tf.equal(table.owners(of_ranks), collectives.rank())
     return tf.boolean_mask(of_ranks, is_owned), tf.boolean_mask(rows, is_owned)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -92,29 +92,26 @@ class GradientParts:
         reading.follow(gradients.values())
         self._parts, self._work, self._version = reading.parts, reading.work, version
         self._mixed, self._same = reading.mixed, reading.same
-        state_of(self._graph).refused_operations.update(reading.refused)
+        # What was refused before may have become clear, as a graph grows.
+        state_of(self._graph).refused_operations = reading.refused
         return self._work
 
-    def fetched(self, fetches: Any) -> Any:
-        """Returns `fetches`, with the rows of all ranks in the place of this rank's."""
-        leaves = graph_analysis.flatten(fetches)
-        if not any(self.part_of(leaf) for leaf in leaves):
-            return fetches
+    def gather_fetched(self, leaves: Iterable[Any]) -> None:
+        """Has a session fetch the rows of all ranks in the place of this rank's."""
+        whole = state_of(self._graph).reduced_reads
+        parts = [
+            (leaf, part)
+            for leaf in leaves
+            if (part := self.part_of(leaf)) is not None and leaf.name not in whole
+        ]
+        if not parts:
+            return
         with self._changing():
-            return tf.nest.map_structure(self._of_all_ranks_if_part, fetches)
-
-    def _of_all_ranks_if_part(self, leaf: Any) -> Any:
-        if isinstance(leaf, tf.IndexedSlices):
-            values, indices = map(self._of_all_ranks_if_part, (leaf.values, leaf.indices))
-            return tf.IndexedSlices(values, indices, leaf.dense_shape)
-        part = self.part_of(leaf)
-        if part is None:
-            return leaf
-        if part.kind in SIZES:
-            return self._count_of_all_ranks(leaf, part)
-        if part.kind in (Kind.ROWS, Kind.IDS):
-            return self._of_all_ranks(leaf, part)
-        raise TableError(_refusal(leaf.op, part, "it has places among these"))
+            for x, part in parts:
+                if part.kind not in (*SIZES, Kind.ROWS, Kind.IDS):
+                    raise TableError(_refusal(x.op, part, "it has places among these"))
+                of_all = self._count_of_all_ranks if part.kind in SIZES else self._of_all_ranks
+                whole[x.name] = of_all(x, part)
 
     def check_function(self) -> None:
         """Refuses rows that come together in the graph of a function, where no exchange can be.
@@ -249,14 +246,20 @@ def settle(graph: tf.Graph) -> None:
         parts_of(graph).settle()
 
 
-def fetched(graph: tf.Graph, fetches: Any) -> Any:
-    """Returns what a session is to fetch: the rows of all ranks in the place of this rank's.
+def gather_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
+    """Has a session fetch the rows of all ranks in the place of this rank's.
 
     One rank's rows come below the other's, so the values and the ids of a gradient fit.
+
+    Args:
+        graph: the session's.
+        leaves: what a run fetches.
+
+    Raises:
+        TableError: one of them has places among this rank's rows.
     """
-    if collectives.size() == 1 or not _has_gradients(graph):
-        return fetches
-    return parts_of(graph).fetched(fetches)
+    if collectives.size() > 1 and _has_gradients(graph):
+        parts_of(graph).gather_fetched(leaves)
 
 
 def part_of(tensor: Any) -> Part | None:

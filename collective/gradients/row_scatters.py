@@ -103,7 +103,7 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
         if part is None:
             ids, updates = _flat(table, ids, updates)
             waits.append(_checked(table, ids, updates))
-            is_owned = tf.equal(ids % collectives.size(), collectives.rank())
+            is_owned = tf.equal(table.owners(ids), collectives.rank())
             ids, updates = tf.boolean_mask(ids, is_owned), tf.boolean_mask(updates, is_owned)
         elif given_rows.owns(part, table):
             waits.append(dense_view.agreed(table, f"scatter_{how}"))

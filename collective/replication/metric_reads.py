@@ -102,13 +102,13 @@ def reduce_reads(graph: tf.Graph) -> None:
     known.version = graph.version
 
 
-def reduce_fetches(graph: tf.Graph, fetches: Any) -> None:
+def reduce_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
     """Reduces the states that are fetched as they are."""
     known: MetricReads | None = state_of(graph).metric_reads
     if known is None or not known.by_name:
         return
     reduced, reads = state_of(graph).reduced_reads, {}
-    for leaf in graph_analysis.flatten(fetches):
+    for leaf in leaves:
         try:
             x = graph.as_graph_element(leaf)
         except (TypeError, ValueError, KeyError):
