@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -46,8 +46,7 @@ def over_ranks(
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
         for i, mean in zip(indices, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
-            replicated = state_of(graphs.outermost(mean.graph)).replicated_operations
-            replicated.update((mean.op, out[i].op))
+            _note_replicated((mean, out[i]))
     return out
 
 
@@ -155,10 +154,18 @@ def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.In
         for i, x, whole in zip(places, own, _by_gradient(received, sizes, len(places))):
             values[i] = tf.reshape(whole, tf.concat([[-1], tf.shape(x)[1:]], 0))
             values[i].set_shape([None, *x.shape[1:].as_list()])
-    return [
+    out = [
         tf.IndexedSlices(values[i], tf.cast(indices[i], slices.indices.dtype), slices.dense_shape)
         for i, slices in enumerate(every)
     ]
+    _note_replicated(x for slices in out for x in (slices.values, slices.indices))
+    return out
+
+
+def _note_replicated(tensors: Iterable[tf.Tensor]) -> None:
+    """Notes that all ranks have the same."""
+    for x in tensors:
+        state_of(graphs.outermost(x.graph)).replicated_operations.add(x.op)
 
 
 def _everyones_indices(

@@ -38,7 +38,7 @@ def independent(
                 ready.append((op, part))
         by_key: dict[Any, list[tuple[tf.Operation, Part]]] = {}
         for op, part in ready:
-            key = (sorted(part.takings), _travels_as(op.inputs[0].dtype).name)
+            key = (sorted(part.calls), _travels_as(op.inputs[0].dtype).name)
             by_key.setdefault(str(key), []).append((op, part))
         yield from by_key.values()
         done = {op for op, _ in ready}

@@ -71,11 +71,11 @@ class Part:
     Attributes:
         kind: what it says of this rank's rows.
         table: the table's name.
-        takings: the numbers of the `tf.gradients` that it comes from.
+        calls: the numbers of the calls of `tf.gradients` that it comes from.
         owners: which rank owns a key: the same for all static tables (`owners_of`).
     """
 
     kind: Kind
     table: str
-    takings: frozenset[int]
+    calls: frozenset[int]
     owners: str

@@ -339,7 +339,7 @@ class _Reading:
             part = Part(
                 Kind.ROWS,
                 str(known.table.op.name),
-                frozenset({known.taking}),
+                frozenset({known.call}),
                 owners_of(known.table),
             )
             self._note(known.values, part)
@@ -359,7 +359,7 @@ class _Reading:
         before = self.parts.get(tensor.name)
         if before is not None:
             # A gradient's own tensors stay what they are; rows with one rank are ids.
-            part = dataclasses.replace(before, takings=before.takings | part.takings)
+            part = dataclasses.replace(before, calls=before.calls | part.calls)
             if part == before:
                 return
         self.parts[tensor.name] = part
@@ -421,12 +421,12 @@ class _Reading:
         self.refused.pop(op, None)
         if verdict.refused and not is_lenient:
             self.refused[op] = _refusal(op, part, verdict.refused)
-        takings = frozenset().union(*(each.takings for each in parts.values()))
+        calls = frozenset().union(*(each.calls for each in parts.values()))
         owners = {each.owners for each in parts.values()}
         for i, kind in verdict.outputs.items():
             if kind is Kind.IDS and len(owners) > 1:
                 kind = Kind.ROWS  # One key may be on two ranks.
-            part = Part(kind, part.table, takings, min(owners) if len(owners) == 1 else "")
+            part = Part(kind, part.table, calls, min(owners) if len(owners) == 1 else "")
             self._note(op.outputs[i], part)
 
 

@@ -123,10 +123,10 @@ def reduce_gradients(
         for i, (gradient, x) in enumerate(zip(reduced, xs)):
             if gradient is not None and _is_variable(x):
                 reduced[i] = accumulation.proxy_of(gradient)
-    taking = table_gradients.next_taking(tf.get_default_graph())
+    call = table_gradients.next_call(tf.get_default_graph())
     for i, table in enumerate(tables):
         if table is not None and reduced[i] is not None:
-            reduced[i] = table_gradients.present(reduced[i], table, taking)
+            reduced[i] = table_gradients.present(reduced[i], table, call)
     return reduced
 
 

@@ -60,11 +60,11 @@ class GradientRows:
         table: the table.
         rows: [K] int64, where they are in the shard.
         values: [K, D], the gradient as it was taken.
-        taking: the number of the `tf.gradients` that took it.
+        call: the number of the call of `tf.gradients` that took it.
     """
 
-    def __init__(self, table: Sharded, rows: tf.Tensor, values: tf.Tensor, taking: int):
-        self.table, self.rows, self.values, self.taking = table, rows, values, taking
+    def __init__(self, table: Sharded, rows: tf.Tensor, values: tf.Tensor, call: int):
+        self.table, self.rows, self.values, self.call = table, rows, values, call
         self._ids: tf.Tensor | None = None
 
     @property
@@ -95,9 +95,9 @@ class GradientRows:
             return self.table.ids_of_rows(self.rows)
 
 
-def next_taking(graph: tf.Graph) -> int:
+def next_call(graph: tf.Graph) -> int:
     """Returns the number of the next `tf.gradients` in `graph`."""
-    return 1 + max((known.taking for known in state_of(graph).table_gradients.values()), default=0)
+    return 1 + max((known.call for known in state_of(graph).table_gradients.values()), default=0)
 
 
 def of_rows(values: tf.Tensor, rows: tf.Tensor) -> ShardGradient:
@@ -106,16 +106,16 @@ def of_rows(values: tf.Tensor, rows: tf.Tensor) -> ShardGradient:
     return ShardGradient(values, shard_gradients.mark_distinct(rows))
 
 
-def present(gradient: tf.IndexedSlices, table: Sharded, taking: int = 0) -> TableGradient:
+def present(gradient: tf.IndexedSlices, table: Sharded, call: int = 0) -> TableGradient:
     """Returns the gradient of a table as a script is to see it.
 
     Args:
         gradient: of the shard.
         table: the table.
-        taking: the number of the `tf.gradients` that took it, in its graph.
+        call: the number of the call of `tf.gradients` that took it, in its graph.
     """
     values, rows = gradient.values, gradient.indices
-    known = GradientRows(table, rows, values, taking)
+    known = GradientRows(table, rows, values, call)
     state_of(rows.graph).table_gradients[rows.name] = known
     shape = None
     if table.rows is not None:

@@ -154,7 +154,6 @@ def test_tapes(strategy, rank, size, wrap):
         ({"op": hvd.Sum}, "leave op out"),
         ({"op": hvd.Adasum}, "leave op out"),
         ({"backward_passes_per_step": 4}, r"scope\(local_steps=4\)"),
-        ({"sparse_as_dense": True}, "IndexedSlices"),
         ({"process_set": "one"}, "all ranks train together"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
