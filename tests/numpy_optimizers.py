@@ -70,17 +70,25 @@ def adagrad_decay(rate: float, initial: float, every: int, decay: float) -> Refe
 
 
 def adam(
-    rate: float, beta1: float, beta2: float, epsilon: float, lazy: bool, decay: float = 0.0
+    rate: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    lazy: bool,
+    decay: float = 0.0,
+    decays_by_rate: bool = False,
 ) -> Reference:
+    """Describes Adam, whose weights decay first: by `decay`, or by this times the step's rate."""
+
     def start(dim: int) -> State:
         return {"m": np.zeros(dim), "v": np.zeros(dim)}
 
     def row(w: np.ndarray, state: State, g: np.ndarray, step: int, present: bool) -> None:
+        corrected = rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
         if present:
-            w -= decay * w
+            w -= decay * (corrected if decays_by_rate else 1.0) * w
         state["m"][:] = beta1 * state["m"] + (1 - beta1) * g
         state["v"][:] = beta2 * state["v"] + (1 - beta2) * g * g
-        corrected = rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
         w -= corrected * state["m"] / (np.sqrt(state["v"]) + epsilon)
 
     return Reference(start, row, all_rows=not lazy)
@@ -96,18 +104,29 @@ def rmsprop_of_adam_async(rate: float, beta1: float, beta2: float, epsilon: floa
 
 
 def ftrl(
-    rate: float, power: float, l1: float, l2: float, shrinkage: float, beta: float, group: bool
+    rate: float,
+    power: float,
+    l1: float,
+    l2: float,
+    shrinkage: float,
+    beta: float,
+    group: bool,
+    sees_shrinkage: bool = False,
 ) -> Reference:
-    """Describes FTRL with l1 of a row's norm, or of each element."""
+    """Describes FTRL with l1 of a row's norm, or of each element.
+
+    The square that z and w see is that of the gradient, or of the gradient with its shrinkage.
+    """
 
     def start(dim: int) -> State:
         return {"accum": np.full(dim, 0.1), "linear": np.zeros(dim)}
 
     def row(w: np.ndarray, state: State, g: np.ndarray, step: int, present: bool) -> None:
         n, z = state["accum"], state["linear"]
-        new_n = n + g * g
-        z += g + 2 * shrinkage * w - (new_n**-power - n**-power) / rate * w
-        n[:] = new_n
+        shrunk = g + 2 * shrinkage * w
+        new_n = n + (shrunk if sees_shrinkage else g) ** 2
+        z += shrunk - (new_n**-power - n**-power) / rate * w
+        n += g * g
         size = np.full(len(z), np.sqrt((z * z).sum())) if group else np.abs(z)
         divisor = new_n**-power / rate + 2 * l2 + beta / rate
         for i in range(len(w)):

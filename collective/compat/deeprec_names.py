@@ -11,6 +11,9 @@ from collective.compat.framework import Framework, no_effect, refused, same_numb
 
 _HERE = "collective.compat.deeprec_functions"
 _STRATEGY = "tensorflow.python.distribute.group_embedding_collective_strategy"
+_RULES = "collective.compat.deeprec_optimizers"
+OF_BATCH = "on embedding variables `collective.train.LazyAdamOptimizer`: rows of the batch move"
+WHOLE_ROWS = "on embedding variables `collective.train.GroupLassoFtrlOptimizer`, of whole rows"
 _FUSED = "lookups share exchanges and are compiled operations anyway."
 _STAGE = (
     "datasets prefetch by `prefetch()`; scope(prefetch_keys=True) overlaps the exchange of keys."
@@ -172,13 +175,22 @@ DEEPREC = Framework(
         ),
         # Optimizers.
         *(
-            same_numbers(f"tf.train.{optimizer}", f"collective.train.{optimizer}")
-            for optimizer in (
-                "AdamAsyncOptimizer",
-                "AdagradDecayOptimizer",
-                "AdagradDecayOptimizerV2",
-                "AdamWOptimizer",
+            same_numbers(f"{module}.{optimizer}", f"{_RULES}.{optimizer}", note)
+            for name, optimizer, note in (
+                ("adam", "AdamOptimizer", OF_BATCH),
+                ("ftrl", "FtrlOptimizer", WHOLE_ROWS),
+                ("weight_decay_optimizers", "AdamWOptimizer", f"{OF_BATCH}, and all of them decay"),
             )
+            for module in ("tf.train", f"tensorflow.python.training.{name}")
+        ),
+        *(
+            same_numbers(f"{module}.{optimizer}", f"collective.train.{optimizer}")
+            for name, optimizer in (
+                ("adam_async", "AdamAsyncOptimizer"),
+                ("adagrad_decay", "AdagradDecayOptimizer"),
+                ("adagrad_decay_v2", "AdagradDecayOptimizerV2"),
+            )
+            for module in ("tf.train", f"tensorflow.python.training.{name}")
         ),
         # Pipelines.
         no_effect("tf.staged", _STAGE, "collective.compat.no_effect.first"),

@@ -6,20 +6,19 @@ Source: the packages of `hybridbackend.tensorflow` and its tutorials.
 from __future__ import annotations
 
 from collective.compat.contrib_names import CONTRIB
-from collective.compat.deeprec_names import DEEPREC, READS
+from collective.compat.deeprec_names import DEEPREC, OF_BATCH, READS, WHOLE_ROWS
 from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.hybridbackend_functions"
 _DATA = "collective.compat.hybridbackend_data"
 _EVALUATION = "collective.compat.hybridbackend_evaluation"
+_RULES = "collective.compat.deeprec_optimizers"
 _NO_EFFECT = "collective.compat.no_effect"
 _TF = "tensorflow.compat.v1"
 _OPTIMIZERS = (
     "AdadeltaOptimizer",
     "AdagradDAOptimizer",
     "AdagradOptimizer",
-    "AdamOptimizer",
-    "FtrlOptimizer",
     "GradientDescentOptimizer",
     "MomentumOptimizer",
     "ProximalAdagradOptimizer",
@@ -75,6 +74,8 @@ HYBRIDBACKEND = Framework(
         works("hb.metrics.auc", f"{_TF}.metrics.auc", "of all ranks' records"),
         refused("hb.metrics.gauc", "predict(gather=True) gives rank 0 all predictions."),
         *(works(f"hb.train.{name}", f"{_TF}.train.{name}") for name in _OPTIMIZERS),
+        same_numbers("hb.train.AdamOptimizer", f"{_RULES}.AdamOptimizer", OF_BATCH),
+        same_numbers("hb.train.FtrlOptimizer", f"{_RULES}.FtrlOptimizer", WHOLE_ROWS),
         works("hb.train.Saver", f"{_TF}.train.Saver"),
         works("hb.train.export", f"{_HERE}.export"),
         refused("hb.train.export_all", "call hb.train.export for each signature."),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import importlib
 import logging
 import re
 import sys
@@ -194,8 +193,9 @@ class Installation:
         tf.disable_v2_behavior()
         logger.setLevel(level)
         # Version 1 has a module `compat`, too, with other functions than tensorflow.compat.v1 has.
-        compat = importlib.import_module("tensorflow").compat
-        vars(self.module("tensorflow")).update(__version__=VERSION, VERSION=VERSION, compat=compat)
+        script = self.module("tensorflow")
+        self.module("tensorflow.compat").v1 = script  # type: ignore[attr-defined]
+        vars(script).update(__version__=VERSION, VERSION=VERSION)
         self._import = builtins.__import__
         builtins.__import__ = self._import_for_scripts
 
@@ -230,6 +230,8 @@ class Installation:
         if level or not is_theirs or not is_script(globals):
             return self._import(name, globals, locals, fromlist, level)
         top = self.module(package)
+        if f"{name}.".startswith("tensorflow.compat.v1."):
+            name = name.replace("tensorflow.compat.v1", "tensorflow", 1)
         if fromlist and name in self._modules:
             if name.startswith(_INNER):
                 # `from package import module` loads the module.

@@ -129,17 +129,22 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
             decay() if callable(decay) else decay, name="weight_decay"
         )
 
+    def _decays(self, variable: Any) -> bool:
+        return self._decayed is None or any(variable is other for other in self._decayed)
+
+    def _decay(self, rows: Rows) -> tf.Tensor:
+        """Returns the part of `rows` that an update takes away."""
+        return rows.cast(self._weight_decay_tensor)
+
     @contextlib.contextmanager
     def _after_decay(self, rows: Rows) -> Iterator[None]:
         """Lets the operations inside wait until `rows` have decayed."""
-        variable = rows.variable
-        if self._decayed is not None and not any(variable is other for other in self._decayed):
+        if not self._decays(rows.variable):
             yield
             return
         # Nobody may still have to read the weights as they were.
         with tf.control_dependencies([rows.gradient]):
-            amounts = rows.cast(self._weight_decay_tensor) * rows.read(variable)
-            decayed = rows.subtract(amounts)
+            decayed = rows.subtract(self._decay(rows) * rows.read(rows.variable))
         with tf.control_dependencies([decayed]):
             yield
 

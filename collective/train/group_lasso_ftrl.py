@@ -83,6 +83,11 @@ class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):
             beta,
         )
 
+    def _seen(self, gradient: tf.Tensor, shrunk: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient whose square the update sees, of that and the one with shrinkage."""
+        del shrunk
+        return gradient
+
     def _update(self, rows: Rows) -> Any:
         accum = self.get_slot(rows.variable, "accum")
         linear = self.get_slot(rows.variable, "linear")
@@ -97,16 +102,16 @@ class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):
             )
         )
         weights, squares, gradient = rows.read(rows.variable), rows.read(accum), rows.gradient
-        new_squares = squares + tf.square(gradient)
-        inverse_rate = tf.pow(new_squares, -power) / rate
+        shrunk = gradient + 2 * shrinkage * weights
+        inverse_rate = tf.pow(squares + tf.square(self._seen(gradient, shrunk)), -power) / rate
         sigma = inverse_rate - tf.pow(squares, -power) / rate
-        z = rows.read(linear) + gradient + 2 * shrinkage * weights - sigma * weights
+        z = rows.read(linear) + shrunk - sigma * weights
         norm = tf.sqrt(rows.sum(tf.square(z)))
         is_kept = norm > l1
-        shrunk = 1 - l1 / tf.where_v2(is_kept, norm, tf.ones_like(norm))
-        new_weights = tf.where_v2(is_kept, -z * shrunk / (inverse_rate + 2 * l2), tf.zeros_like(z))
+        kept = 1 - l1 / tf.where_v2(is_kept, norm, tf.ones_like(norm))
+        new_weights = tf.where_v2(is_kept, -z * kept / (inverse_rate + 2 * l2), tf.zeros_like(z))
         return tf.group(
-            rows.write(accum, new_squares),
+            rows.write(accum, squares + tf.square(gradient)),
             rows.write(linear, z),
             rows.write(rows.variable, new_weights),
         )

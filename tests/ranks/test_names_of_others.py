@@ -14,6 +14,7 @@ from collective.compat.hybridbackend_names import HYBRIDBACKEND
 from collective.compat.sok_names import SOK
 from collective.coordination import barrier
 from collective.scope import SCOPES
+from tests import numpy_optimizers
 from tests.ranks import grouped, reference
 
 pytestmark = pytest.mark.either_backend
@@ -223,3 +224,83 @@ def test_glorots_initializer_scales_by_the_rows_that_deeprec_draws(strategy, way
     limit = np.sqrt(6 / (rows + 4))
     assert 0.98 * limit < np.abs(values).max() <= limit
     assert abs(values.mean()) < 0.1 * limit
+
+
+SHRINKING = {
+    "l1_regularization_strength": 1.5,
+    "l2_regularization_strength": 0.1,
+    "l2_shrinkage_regularization_strength": 0.2,
+}
+# The optimizer of DeepRec with its arguments; its rule for an embedding variable, by its kernels;
+# and the one of every other variable.
+RULES = {
+    "adam": (
+        "tf.train.AdamOptimizer",
+        {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "use_locking": True},
+        numpy_optimizers.adam(0.1, 0.8, 0.9, 1e-3, lazy=True),
+        numpy_optimizers.adam(0.1, 0.8, 0.9, 1e-3, lazy=False),
+    ),
+    "adam_w": (
+        "tf.train.AdamWOptimizer",
+        {
+            "weight_decay": 0.2,
+            "learning_rate": 0.1,
+            "beta1": 0.8,
+            "beta2": 0.9,
+            "epsilon": 1e-3,
+        },
+        numpy_optimizers.adam(0.1, 0.8, 0.9, 1e-3, lazy=True, decay=0.2, decays_by_rate=True),
+        numpy_optimizers.adam(0.1, 0.8, 0.9, 1e-3, lazy=False, decay=0.2),
+    ),
+    "ftrl": (
+        "tf.train.FtrlOptimizer",
+        {"learning_rate": 0.3, "l1_regularization_strength": 1.5, "use_locking": True},
+        numpy_optimizers.ftrl(0.3, -0.5, 1.5, 0.0, 0.0, 0.0, group=True),
+        numpy_optimizers.ftrl(0.3, -0.5, 1.5, 0.0, 0.0, 0.0, group=False),
+    ),
+    "ftrl_with_shrinkage": (
+        "tf.train.FtrlOptimizer",
+        {"learning_rate": 0.3, "learning_rate_power": -0.7, **SHRINKING},
+        numpy_optimizers.ftrl(0.3, -0.7, 1.5, 0.1, 0.2, 0.0, group=True, sees_shrinkage=True),
+        numpy_optimizers.ftrl(0.3, -0.7, 1.5, 0.1, 0.2, 0.0, group=False),
+    ),
+}
+
+RARE = ("adam_w", "ftrl_with_shrinkage")
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize(
+    "name",
+    ["adam", "ftrl", *(pytest.param(name, marks=pytest.mark.matrix) for name in RARE)],
+)
+def test_rules_of_embedding_variables(strategy, rank, size, name):
+    """DeepRec's kernels update an embedding variable by rows; static tables keep TensorFlow's."""
+    theirs, arguments, *rules = RULES[name]
+    start = np.tile([0.5, -0.7, 0.9], (V, 1))
+    rng = np.random.default_rng(4)
+    batches = [
+        (rng.choice(V, 2 * size), rng.normal(size=(2 * size, 3)).astype(np.float32))
+        for _ in range(6)
+    ]
+    first = (np.arange(V), np.ones((V, 3), np.float32))  # All keys get their rows.
+    first = tuple(np.repeat(part, size, 0) for part in first)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        ids, factors = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None, 3])
+        of = tf.constant_initializer
+        dynamic = named("tf.get_embedding_variable")("dynamic", 3, initializer=of(start[0]))
+        with strategy.embedding_scope():
+            static = tf.get_variable("static", [V, 3], initializer=of(start))
+        rows = [tf.nn.embedding_lookup(table, ids) for table in (dynamic, static)]
+        loss = size * tf.add_n([tf.reduce_sum(found * factors) for found in rows])
+        update = named(theirs)(**arguments).minimize(loss)
+        found = []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for batch in (first, *batches):
+                mine = (reference.part(part, rank, size) for part in batch)
+                session.run(update, dict(zip((ids, factors), mine)))
+            found = session.run(rows, {ids: np.arange(V), factors: np.ones([V, 3])})
+    for rule, values in zip(rules, found):
+        want, _ = numpy_optimizers.trained(rule, start, [first, *batches])
+        np.testing.assert_allclose(values, want, rtol=1e-4, atol=1e-5)

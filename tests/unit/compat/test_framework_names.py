@@ -97,7 +97,12 @@ except AttributeError as error:
 assert "tensorflow.python.ops.rnn_cell" not in sys.modules
 from tensorflow.python.ops import rnn_cell
 assert rnn_cell is sys.modules["tensorflow.python.ops.rnn_cell"] and rnn_cell.GRUCell
-import tensorflow.compat.v1 as version_1
+import tensorflow.compat.v1 as same
+from tensorflow.compat import v1
+from tensorflow.compat.v1.train import Saver
+import tensorflow.compat.v1.train
+assert same is v1 is tf and Saver is tf.train.Saver and tensorflow is tf
+version_1 = sys.modules["tensorflow"].compat.v1
 here = {{*tf._names, *tf._arguments, "VERSION", "compat"}}
 for name in [name for name in dir(version_1) if not name.startswith("_") and name not in here]:
     found, theirs = getattr(tf, name), getattr(version_1, name)

@@ -83,10 +83,24 @@ PROOFS = {
         }.items()
         for name in names
     },
-    "tf.train.AdamAsyncOptimizer": (_RULE, "AdamAsyncOptimizer"),
-    "tf.train.AdagradDecayOptimizer": (_RULE, "AdagradDecayOptimizer"),
-    "tf.train.AdagradDecayOptimizerV2": (_RULE, "AdagradDecayOptimizerV2"),
-    "tf.train.AdamWOptimizer": (_RULE, "AdamWOptimizer"),
+    **{
+        f"{module}.{optimizer}": (_RULE, optimizer)
+        for name, optimizer in (
+            ("adam_async", "AdamAsyncOptimizer"),
+            ("adagrad_decay", "AdagradDecayOptimizer"),
+            ("adagrad_decay_v2", "AdagradDecayOptimizerV2"),
+        )
+        for module in ("tf.train", f"tensorflow.python.training.{name}")
+    },
+    **{
+        f"{module}.{optimizer}": (f"{_LOOKUPS}::test_rules_of_embedding_variables", optimizer)
+        for modules, optimizer in (
+            ("tf.train hb.train tensorflow.python.training.adam", "AdamOptimizer"),
+            ("tf.train hb.train tensorflow.python.training.ftrl", "FtrlOptimizer"),
+            ("tf.train tensorflow.python.training.weight_decay_optimizers", "AdamWOptimizer"),
+        )
+        for module in modules.split()
+    },
     "tf.estimator.Estimator": (_ESTIMATOR, "estimator"),
     "hb.estimator.Estimator": (_ESTIMATOR, "estimator"),
     "hvd.DistributedOptimizer": (
