@@ -7,47 +7,51 @@ each rank would use all of the input, and has `CollectiveStrategy.estimator` in 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective.compat.estimator_names import INCREMENTS
 from collective.compat.framework import say_once
+from collective.estimator import estimator as collective_estimator
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
 
 
-def _strategy() -> CollectiveStrategy:
-    return CollectiveStrategy()
-
-
 class Estimator(tf.estimator.Estimator):
-    """Is `CollectiveStrategy.estimator` in scope(), and TensorFlow's own outside."""
+    """Is `CollectiveStrategy.estimator` in scope(), and TensorFlow's own outside.
+
+    So is an object of a script's own subclass.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the one or the other; a subclass is TensorFlow's."""
-        if cls is Estimator and SCOPES.is_open:
-            made = _strategy().estimator(*args, **kwargs)
-            exporting = _taking_increments(made.export_saved_model)
-            made.export_saved_model = exporting  # type: ignore[method-assign]
-            return made
-        return super().__new__(cls)
+        """Makes the one or the other."""
+        made: Any = _of_all_ranks(cls) if SCOPES.is_open else cls
+        return super().__new__(made)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if isinstance(self, collective_estimator.Estimator):
+            self.__dict__.update(vars(CollectiveStrategy().estimator(*args, **kwargs)))
+        else:
+            super().__init__(*args, **kwargs)
+
+    def _assert_members_are_not_overridden(self) -> None:
+        """Asserts of a script's own subclass what TensorFlow asserts of it."""
+        estimator_lib._assert_members_are_not_overridden(Estimator, self)
 
     def export_saved_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Exports a model: TensorFlow's function."""
-        return _taking_increments(super().export_saved_model)(*args, **kwargs)
-
-
-def _taking_increments(export: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that takes the argument INCREMENTS, too."""
-
-    @functools.wraps(export)
-    def taking(*args: Any, **kwargs: Any) -> Any:
+        """Exports a model: the function of the one or the other, which takes INCREMENTS, too."""
         if kwargs.pop(INCREMENTS.keyword, False):
             INCREMENTS.use()
-        return export(*args, **kwargs)
+        return super().export_saved_model(*args, **kwargs)
 
-    return taking
+
+@functools.cache
+def _of_all_ranks(cls: Any) -> Any:
+    """Returns a subclass of a script's Estimator whose methods are those of all ranks."""
+    members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
+    return type(cls.__name__, (cls, collective_estimator.Estimator), members)
 
 
 def _ready_made(name: str) -> Any:
@@ -63,7 +67,7 @@ def _ready_made(name: str) -> Any:
                 f"tf.estimator.{name}'s loss is a sum over a batch; an update takes the mean of "
                 "the ranks' sums, each of a batch of its own"
             )
-        return _strategy().estimator(alone.model_fn, alone.model_dir, alone.config)
+        return CollectiveStrategy().estimator(alone.model_fn, alone.model_dir, alone.config)
 
     made = type(name, (original,), {"__new__": new, "__doc__": original.__doc__})
     return made

@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import sys
-from typing import Any, Callable, Literal
+from typing import Any, Literal
 
 # How the tables, and messages, shorten the names of modules; frameworks' scripts do so, too.
 SHORT = {
@@ -197,13 +197,36 @@ def say_once(text: str) -> None:
             print(f"collective: {text}", file=sys.stderr, flush=True)
 
 
-def _refusing(name: Name) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        name.use()
+class _Refusing(type):
+    """Is the class of refused names: each is a class that can be named, but not used.
 
-    refuse.__name__ = refuse.__qualname__ = name.attribute
-    refuse.__doc__ = f"Refuses {name.theirs}: {name.note}"
-    return refuse
+    A script calls it, derives a class from it, or asks whether something is of it.
+    """
+
+    _name: Name
+
+    def __new__(cls, title: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+        for base in bases:
+            if isinstance(base, _Refusing):
+                base._name.use()
+        return super().__new__(cls, title, bases, members)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        cls._name.use()
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        cls._name.use()
+        return False
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        cls._name.use()
+        return False
+
+
+def _refusing(name: Name) -> _Refusing:
+    members = {"__doc__": f"Refuses {name.theirs}: {name.note}", "_name": name}
+    refusing: _Refusing = _Refusing(name.attribute, (), members)
+    return refusing
 
 
 def _saying(name: Name, function: Any) -> Any:

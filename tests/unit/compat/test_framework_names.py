@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -43,10 +44,16 @@ def test_what_is_refused_says_so_when_it_is_used(framework):
     for name in framework.names:
         if name.kind == "refused":
             refusing = name.resolve()  # Naming it is no use of it.
-            with pytest.raises(NotImplementedError) as error:
-                refusing()
-            assert str(error.value).startswith(f"{name.theirs} is not supported: ")
-            assert name.note in str(error.value)
+            for use in (
+                refusing,
+                functools.partial(isinstance, name, refusing),
+                functools.partial(issubclass, int, refusing),
+                functools.partial(type, "Mine", (refusing, object), {}),
+            ):
+                with pytest.raises(NotImplementedError) as error:
+                    use()
+                assert str(error.value).startswith(f"{name.theirs} is not supported: ")
+                assert name.note in str(error.value)
 
 
 def test_the_launcher_knows_the_frameworks():
