@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from collective.compat import script_files
 from collective.compat.framework import Framework, say_once
 from collective.compat.script_modules import INSTALLATION
 from collective.launch import training_apart
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     options, command = _parse(arguments)
     importlib.import_module(f"collective.compat.{options.framework}")
     framework = INSTALLATION.frameworks[-1]
+    script_files.install()
     sys.argv = command[1:] if command[0] == "-m" else command
     with contextlib.ExitStack() as scopes:
         if options.embedding_scope == "auto":

@@ -11,8 +11,8 @@ import os
 import signal
 from collections.abc import Mapping
 
+from . import file_record, preempt_signals, progress_board, secret, training_apart
 from . import milestones as milestone_board
-from . import preempt_signals, progress_board, secret, training_apart
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
@@ -58,6 +58,7 @@ def rank_environment(
     rendezvous_port: str,
     board: str,
     milestones: str = "",
+    script_files: str = "",
     rendezvous_address: str = LOOPBACK,
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
@@ -68,6 +69,7 @@ def rank_environment(
       rendezvous_port: where the rendezvous listens.
       board: the path of the progress board.
       milestones: the path of the milestone board.
+      script_files: the path of the record of the script's files.
       rendezvous_address: what Horovod takes for the address of the rendezvous.
     """
     inherited = {
@@ -84,6 +86,7 @@ def rank_environment(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **_attempt(plan, milestones),
+        file_record.VARIABLE: script_files,
         **_terminal(plan, inherited),
         **_preload(plan, inherited),
         **_watch(plan, inherited),

@@ -14,7 +14,7 @@ from .errors import UsageError
 from .logs import open_logs
 from .milestones import LauncherMilestones
 from .plan import LaunchPlan
-from .progress_board import LauncherBoard
+from .progress_board import LauncherBoard, nameless_file
 from .rendezvous import Entry, Rendezvous, scope_members
 from .signals import SignalPipe
 from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
@@ -64,6 +64,7 @@ class LocalRanks:
         try:
             self.board = LauncherBoard(plan.size)
             self.milestones = LauncherMilestones(plan.size)
+            self._script_files = nameless_file("collective.script_files")
             pipes = {rank: (os.pipe(), os.pipe()) for rank in self.ranks}
         except OSError as error:
             raise UsageError(
@@ -79,6 +80,7 @@ class LocalRanks:
                 rendezvous_port=str(self.rendezvous.port),
                 board=self.board.path,
                 milestones=self.milestones.path,
+                script_files=f"/proc/{os.getpid()}/fd/{self._script_files}",
             )
             specs.append(RankSpec(plan.command, environment, stdout[1], stderr[1]))
         self.supervisor: Supervisor | None = None
@@ -123,6 +125,7 @@ class LocalRanks:
             self.supervisor.close()
         self.board.close()
         self.milestones.close()
+        os.close(self._script_files)
 
     @staticmethod
     def wait_for_threads() -> None:

@@ -6,7 +6,6 @@ each rank would use all of the input, and has `CollectiveStrategy.estimator` in 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -47,7 +46,6 @@ class Estimator(tf.estimator.Estimator):
         return super().export_saved_model(*args, **kwargs)
 
 
-@functools.cache
 def _of_all_ranks(cls: Any) -> Any:
     """Returns a subclass of a script's Estimator whose methods are those of all ranks."""
     members = {"__doc__": cls.__doc__, "__module__": cls.__module__}

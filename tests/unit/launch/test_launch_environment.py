@@ -11,7 +11,7 @@ from collective.launch.plan import LaunchPlan
 def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
     """Returns the environment of one rank of a job on the same device everywhere."""
     job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
-    boards = {"board": "/proc/1/fd/2", "milestones": "/proc/1/fd/3"}
+    boards = {"board": "/proc/1/fd/2", "milestones": "/proc/1/fd/3", "script_files": "/proc/1/fd/4"}
     return rank_environment(job, rank, rendezvous_port="4711", **boards)
 
 
@@ -28,6 +28,7 @@ def test_identity():
         "COLLECTIVE_PREEMPT_SIGNAL": "SIGTERM",
         "COLLECTIVE_PROGRESS": "/proc/1/fd/2",
         "COLLECTIVE_RESTART_COUNT": "0",
+        "COLLECTIVE_SCRIPT_FILES": "/proc/1/fd/4",
         "COLLECTIVE_TERMINAL": "0",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "RANK": "2",

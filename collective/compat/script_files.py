@@ -1,0 +1,285 @@
+"""Lets a script that runs as it is make, move, remove and write its files on all ranks at once.
+
+Every rank runs the whole script, and so makes its folders and opens its log. What a script's own
+code does by these functions is done once, by the rank that comes first; a file that all ranks write
+is the lowest rank's, and the others write to `<file>.rank<number>` (`FileRecord`). What this
+library, TensorFlow and Horovod do is as ever.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import io
+import os
+import pathlib
+import shutil
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from collective.compat.script_modules import is_script
+from collective.launch.file_record import MADE, VARIABLE, FileRecord
+
+# Frames of these between a script and a function are not the script's doing.
+_LIBRARIES = ("collective", "tensorflow", "tensorflow_estimator", "keras", "horovod", "tensorboard")
+# Functions of TensorFlow that a script calls are made of each other.
+_TRANSPARENT = ("tensorflow.python.lib.io.file_io", "tensorflow.python.platform.gfile")
+_APIS_OF_FILES = (
+    "tensorflow.compat.v1.gfile",
+    "tensorflow.compat.v1.io.gfile",
+    "tensorflow.io.gfile",
+)
+_inside = threading.local()
+
+
+def install() -> None:
+    """Has this process, if it is one of several ranks, share its script's files with the others."""
+    size, path = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get(VARIABLE, "")
+    if size > 1 and path:
+        local_rank, rank = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK"))
+        several_hosts = int(os.environ["LOCAL_WORLD_SIZE"]) < size
+        _Replacements(FileRecord(path, rank, several_hosts, rank == local_rank), rank).install()
+
+
+class _Replacements:
+    """Has a function for each that is replaced: it takes the original, and a caller's arguments."""
+
+    def __init__(self, record: FileRecord, rank: int):
+        self._record, self._rank = record, rank
+
+    def install(self) -> None:
+        """Puts the functions in place."""
+        by_owner: list[tuple[Any, dict[str, Callable[..., Any]]]] = [
+            (os, {"mkdir": self._make, "symlink": self._link, "link": self._link}),
+            (os, {"rmdir": self._remove, "remove": self._remove, "unlink": self._remove}),
+            (os, {"rename": self._rename, "replace": self._rename}),
+            (os, {"listdir": self._list, "scandir": self._scan}),
+            (shutil, {"rmtree": self._remove, "move": self._move, "copyfile": self._copy}),
+            (builtins, {"open": self._open}),
+        ]
+        for owner, replacements in by_owner:
+            for name, replacement in replacements.items():
+                original = getattr(owner, name)
+                replaced = self._replacing(original, replacement)
+                setattr(owner, name, replaced)
+                accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.9 and 3.10
+                if getattr(accessor, name, None) is original:
+                    setattr(accessor, name, staticmethod(replaced))
+        io.open = builtins.open
+        self._install_for_tensorflow()
+
+    def _install_for_tensorflow(self) -> None:
+        from tensorflow.python.lib.io import file_io
+
+        from collective.compat.framework import find
+
+        replaced: dict[Any, Any] = {}
+        for name, replacement in (
+            ("create_dir_v2", self._make),
+            ("recursive_create_dir_v2", self._make),
+            ("delete_file_v2", self._remove),
+            ("delete_recursively_v2", self._remove),
+            ("rename_v2", self._rename),
+            ("copy_v2", self._copy),
+            ("list_directory_v2", self._list),
+            ("get_matching_files_v2", self._match),
+        ):
+            original = getattr(file_io, name)
+            replaced[original] = self._replacing(original, replacement)
+            setattr(file_io, name, replaced[original])
+        for path in _APIS_OF_FILES:
+            module = find(path)
+            for name, value in list(vars(module).items()):
+                if isinstance(value, types.FunctionType) and value in replaced:
+                    setattr(module, name, replaced[value])
+        opening = self._replacing(file_io.FileIO.__init__, self._open_for_tensorflow)
+        file_io.FileIO.__init__ = opening
+
+    def _replacing(self, original: Any, replacement: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_inside, "now", False) or not _is_by_script():
+                return original(*args, **kwargs)
+            return replacement(original, *args, **kwargs)
+
+        return replaced
+
+    # -- folders, links, whole files
+
+    def _make(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        local = _local(path, kwargs)
+        if local is None:
+            return original(path, *args, **kwargs)
+        with _passing():
+            self._record.make(local, lambda: original(path, *args, **kwargs))
+        return None
+
+    def _link(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        self._make(lambda path, **given: original(src, path, *args, **given), dst, **kwargs)
+
+    def _remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        local = _local(path, kwargs)
+        if local is None:
+            return original(path, *args, **kwargs)
+        with _passing():
+            is_gone = self._record.remove(local, lambda: original(path, *args, **kwargs))
+        if not is_gone:
+            self._say_once(
+                "what another rank has made stays",
+                f"rank {self._rank} leaves {path}, which another rank has made meanwhile",
+            )
+        return None
+
+    def _rename(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        def rename(source: str, target: str) -> str:
+            original(source, target, *args, **kwargs)
+            return target
+
+        local, local_target = _local(src, kwargs), _local(dst)
+        if local is None or local_target is None:
+            original(src, dst, *args, **kwargs)
+            return
+        with _passing():
+            self._record.move(local, local_target, rename)
+
+    def _move(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        def move(source: str, target: str) -> str:
+            return os.path.abspath(original(source, target, *args, **kwargs))
+
+        with _passing():
+            return self._record.move(os.path.abspath(src), os.path.abspath(dst), move) or dst
+
+    def _copy(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        local, local_target = _local(src), _local(dst)
+        if local is None or local_target is None:
+            return original(src, dst, *args, **kwargs)
+        own = self._record.reading(local)
+        with _passing():
+            if own != local:
+                with self._record.writing(local_target, "w") as (file, _):
+                    original(own, file, *args, **kwargs)
+            else:
+                copy = functools.partial(original, src, dst, *args, **kwargs)
+                self._record.make(local_target, copy, f"{MADE} of {local}")
+        return dst
+
+    # -- files that are written and read
+
+    def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        local = _local(file)
+        if local is None or kwargs.get("opener") is not None:
+            return original(file, mode, *args, **kwargs)
+        with self._opening(local, file, mode) as (own, mode):
+            return original(own, mode, *args, **kwargs)
+
+    def _open_for_tensorflow(
+        self, original: Any, file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any
+    ) -> None:
+        local = _local(name)
+        if local is None:
+            original(file, name, mode, *args, **kwargs)
+            return
+        with self._opening(local, name, mode) as (own, mode):
+            original(file, own, mode, *args, **kwargs)
+            if mode[0] in "wa":
+                file.write("")  # It is opened now, before it is given another name.
+
+    @contextlib.contextmanager
+    def _opening(self, local: str, path: Any, mode: str) -> Iterator[tuple[Any, str]]:
+        if not set(mode) & set("wax+"):
+            own = self._record.reading(local)
+            yield (path if own == local else own), mode
+            return
+        with _passing():
+            with self._record.writing(local, mode) as (own, mode):
+                yield (path if own == local else own), mode
+            for rank, other in [*self._record.others(local).items()][:1]:
+                self._say_once(
+                    "ranks write files of their own",
+                    "a file that all ranks write is rank 0's, and the others write files of their "
+                    f"own: rank {rank} writes {other}",
+                )
+
+    # -- listings
+
+    def _list(self, original: Any, path: Any = ".") -> Any:
+        """Leaves out the files of other names that ranks write; the next two do so, too."""
+        names, hidden = original(path), self._record.hidden()
+        if not hidden or isinstance(path, int):
+            return names
+        folder = os.path.abspath(os.fsdecode(path))
+        return [name for name in names if os.path.join(folder, os.fsdecode(name)) not in hidden]
+
+    def _match(self, original: Any, pattern: Any) -> Any:
+        paths, hidden = original(pattern), self._record.hidden()
+        return [path for path in paths if os.path.abspath(path) not in hidden]
+
+    def _scan(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._record.hidden()
+        return _Scan(original(*args, **kwargs), hidden) if hidden else original(*args, **kwargs)
+
+    def _say_once(self, kind: str, text: str) -> None:
+        """Writes a line to stderr, if no rank of this host has written one of its kind."""
+        if self._record.says(kind):
+            print(f"collective: {text}", file=sys.stderr, flush=True)
+
+
+class _Scan:
+    """Stands for what os.scandir returns, without the files of other ranks."""
+
+    def __init__(self, entries: Any, hidden: set[str]):
+        self._entries, self._hidden = entries, hidden
+        self.close = entries.close
+
+    def __iter__(self) -> _Scan:
+        return self
+
+    def __next__(self) -> Any:
+        for entry in self._entries:
+            if os.path.abspath(os.fsdecode(entry.path)) not in self._hidden:
+                return entry
+        raise StopIteration
+
+    def __enter__(self) -> _Scan:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _passing() -> Iterator[None]:
+    """Lets everything within be done by the originals."""
+    before = getattr(_inside, "now", False)
+    _inside.now = True
+    try:
+        yield
+    finally:
+        _inside.now = before
+
+
+def _is_by_script() -> bool:
+    """Tells whether the caller's caller acts for a script, by way of Python's library or others."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if is_script(frame.f_globals):
+            return True
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] in _LIBRARIES and module not in _TRANSPARENT:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _local(path: Any, arguments: Any = None) -> str | None:
+    """Returns the whole path of a local file; None for others, and for descriptors."""
+    if any(value is not None for name, value in (arguments or {}).items() if "dir_fd" in name):
+        return None
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return None
+    name = os.fsdecode(path)
+    return None if "://" in name or name.startswith("/dev/") else os.path.abspath(name)

@@ -1,0 +1,313 @@
+"""The record of the files and folders that a script handles on all ranks alike.
+
+A script for one process makes folders, removes them, moves and writes files. Run as it is, every
+rank does so, and the second one to come finds that the first has done it. In the record each rank
+notes what it has done, so that a rank knows what another one has done in its place:
+
+    rank 0: mkdir a    ──▶  0 made a       rank 1: mkdir a     made: nothing is left to do
+    rank 0: rmtree a   ──▶  0 removed a    rank 1: rmtree a    removed: nothing is left to do
+    rank 0: open(f, w) ──▶  0 writes f     rank 1: open(f, w)  writes f.rank1
+
+What a rank does the k-th time with a path is what another rank has done the k-th time. The record
+is a journal in memory without a name, a line for each deed, locked while a rank reads what is new
+in it, does something, and notes that.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+VARIABLE = "COLLECTIVE_SCRIPT_FILES"  # the environment variable that holds the record's path
+MADE, REMOVED = "made", "removed"
+_MADE_AGAIN, _REMOVED_AGAIN = "made again", "removed again"
+_WRITES, _SAID = "writes", "said"
+
+
+class FileRecord:
+    """Opens the record, in a rank.
+
+    Args:
+        path: the launcher's, by which it is opened.
+        rank: this process's number.
+        is_of_several_hosts: ranks of other hosts don't see this record, but maybe these files.
+        has_rank_0: whether rank 0 is on this host.
+
+    Attributes:
+        written: the paths that this rank has opened for writing, as the script names them.
+    """
+
+    def __init__(
+        self, path: str, rank: int, is_of_several_hosts: bool = False, has_rank_0: bool = True
+    ):
+        self.written: set[str] = set()
+        self._path, self._rank = path, rank
+        self._several_hosts, self._has_rank_0 = is_of_several_hosts, has_rank_0
+        self._begin = time.time()
+        self._lock = threading.RLock()
+        self._process, self._descriptor, self._offset = 0, -1, 0
+        self._deeds: dict[str, list[str]] = collections.defaultdict(list)
+        # How many of a path's deeds this rank has done, or found done.
+        self._position: dict[str, int] = collections.defaultdict(int)
+        # What a rank that lags behind has made again, of what another one has moved or removed.
+        self._again: set[str] = set()
+        # For each path that is written, the file of each rank that does; and its size before.
+        self._files: dict[str, dict[int, str]] = collections.defaultdict(dict)
+        self._sizes: dict[str, int] = {}
+        self._said: set[str] = set()
+
+    # -- folders, and files that are whole
+
+    def make(self, path: str, do: Callable[[], None], deed: str = MADE) -> None:
+        """Makes something, unless another rank has made it in this rank's place.
+
+        Args:
+            path: where.
+            do: makes it, or sees that it is there; its errors are the script's.
+            deed: what else than MADE is noted: copies say of what.
+        """
+        with self._held():
+            ahead = self._ahead(path)
+            if deed in ahead:
+                self._position[path] += ahead.index(deed) + 1
+                if not os.path.lexists(path):  # Another rank is done with it: this one isn't yet.
+                    do()
+                    self._append(self._rank, _MADE_AGAIN, path)
+                return
+            was_there = os.path.lexists(path)
+            try:
+                do()
+            except FileExistsError:
+                if path not in self._again and not self._is_of_another_host(path):
+                    raise
+            if deed != MADE or not was_there or path in self._again:
+                self._note(deed, path)
+
+    def remove(self, path: str, do: Callable[[], None]) -> bool:
+        """Removes something, unless another rank has removed it in this rank's place.
+
+        What another rank has made meanwhile, which to this rank isn't there yet, stays.
+
+        Returns:
+            False where it stays.
+        """
+        with self._held():
+            own = self._files[path].get(self._rank)
+            if own is not None and own != path:
+                self._forget(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(own)
+                return True
+            ahead = self._ahead(path)
+            if REMOVED in ahead:
+                self._position[path] += ahead.index(REMOVED) + 1
+                if path in self._again:
+                    self._append(self._rank, _REMOVED_AGAIN, path)
+                    do()
+                return True
+            if ahead or not self._deeds[path] and self._is_of_another_host(path):
+                return False
+            if self._several_hosts and not self._has_rank_0:
+                with contextlib.suppress(FileNotFoundError):
+                    do()
+            else:
+                do()
+            self._note(REMOVED, path)
+            self._forget(path)
+            return True
+
+    def move(self, source: str, target: str, do: Callable[[str, str], str]) -> str | None:
+        """Moves something, unless another rank has moved it in this rank's place.
+
+        Args:
+            source, target: as the script names them.
+            do: is called with both, and returns where it is now.
+
+        Returns:
+            where it is now; None if another rank has moved it.
+        """
+        with self._held():
+            own = self._files[source].get(self._rank)
+            if own is not None:
+                is_folder = os.path.isdir(target)
+                path = os.path.join(target, os.path.basename(source)) if is_folder else target
+                with self.writing(path, "w") as (file, _):
+                    do(own, file)
+                if own == source:
+                    self._note(REMOVED, source)
+                self._forget(source)
+                return path
+            ahead = self._ahead(source)
+            is_gone = self._deeds[source][-1:] == [REMOVED] and not os.path.lexists(source)
+            if REMOVED in ahead or is_gone:
+                self._position[source] = len(self._deeds[source])
+                self._position[target] = len(self._deeds[target])
+                if source in self._again:
+                    self._append(self._rank, _REMOVED_AGAIN, source)
+                    if not any(files for _, _, files in os.walk(source)):
+                        shutil.rmtree(source)
+                return None
+            moved = do(source, target)
+            self._note(REMOVED, source)
+            self._note(MADE, moved)
+            return moved
+
+    # -- files that are written
+
+    @contextlib.contextmanager
+    def writing(self, path: str, mode: str) -> Iterator[tuple[str, str]]:
+        """Gives this rank a file to write; it is opened within.
+
+        Args:
+            path: as the script names it.
+            mode: of Python's open.
+
+        Yields:
+            the file, and the mode, to open.
+        """
+        with self._held():
+            files = self._files[path]
+            is_new = self._rank not in files
+            own, moved = self._file_of(path, mode) if is_new else (files[self._rank], None)
+            if moved is not None:
+                self._append(moved, _WRITES, path, files[moved], 0)
+            yield own, mode.replace("x", "w") if own != path else mode
+            self.written.add(path)
+            if is_new:
+                self._append(self._rank, _WRITES, path, own, self._sizes.get(path, 0))
+                if MADE not in self._ahead(path):
+                    self._append(self._rank, MADE, path)
+                self._position[path] = len(self._deeds[path])
+
+    def reading(self, path: str) -> str:
+        """Returns the file in which this rank has written what it reads back."""
+        if path not in self.written:
+            return path
+        with self._held():
+            own = self._files[path].get(self._rank, path)
+            return own if os.path.lexists(own) else path
+
+    def others(self, path: str) -> dict[int, str]:
+        """Returns the files of other names that ranks write instead of a path."""
+        with self._held():
+            return {rank: file for rank, file in self._files[path].items() if file != path}
+
+    def hidden(self) -> set[str]:
+        """Returns all files of other names: a folder's listing has none."""
+        with self._held():
+            return {
+                own for path, files in self._files.items() for own in files.values() if own != path
+            }
+
+    def says(self, text: str) -> bool:
+        """Tells whether this rank is the first of its host to say something."""
+        with self._held():
+            if text in self._said:
+                return False
+            self._append(self._rank, _SAID, text)
+            return True
+
+    def _file_of(self, path: str, mode: str) -> tuple[str, int | None]:
+        """Chooses the file that this rank writes: the lowest rank that does has the path itself.
+
+        Returns:
+            the file, and the rank whose file has made way for it, if one had to.
+        """
+        files = self._files[path]
+        keeps = "a" in mode or "r" in mode
+        holder = next((rank for rank, file in files.items() if file == path), None)
+        if holder is None:
+            has_size = keeps and os.path.isfile(path)
+            self._sizes[path] = os.path.getsize(path) if has_size else 0
+        own = f"{path}.rank{self._rank}"
+        was_apart = keeps and self._rank > 0 and os.path.lexists(own)
+        if holder is None and not was_apart and self._has_rank_0:
+            return path, None
+        if holder is not None and self._rank < holder:
+            files[holder] = f"{path}.rank{holder}"
+            with contextlib.suppress(FileNotFoundError):
+                # Whoever has it open goes on writing: a file is the same under another name.
+                os.rename(path, files[holder])
+                if keeps:
+                    _copy_beginning(files[holder], path, self._sizes[path])
+            return path, holder
+        if keeps and not os.path.lexists(own) and os.path.isfile(path):
+            _copy_beginning(path, own, self._sizes[path])
+        return own, None
+
+    def _forget(self, path: str) -> None:
+        if self._files[path].pop(self._rank, None) is not None:
+            self.written.discard(path)
+            self._append(self._rank, _WRITES, path, "", 0)
+
+    # -- the journal
+
+    def _ahead(self, path: str) -> list[str]:
+        """Returns what other ranks have done with a path that this one hasn't yet."""
+        return self._deeds[path][self._position[path] :]
+
+    def _is_of_another_host(self, path: str) -> bool:
+        """Tells whether a rank of another host may have made it: it is of this job's time."""
+        if not self._several_hosts:
+            return False
+        with contextlib.suppress(OSError):
+            return os.lstat(path).st_ctime >= self._begin
+        return False
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            if self._process != os.getpid():  # A fork would share the lock.
+                self._process = os.getpid()
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                self._read()
+                yield
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _read(self) -> None:
+        """Takes over what other ranks have noted."""
+        end = os.fstat(self._descriptor).st_size
+        text = os.pread(self._descriptor, end - self._offset, self._offset)
+        self._offset = end
+        for line in text.decode().splitlines():
+            self._apply(*json.loads(line))
+
+    def _apply(self, rank: int, deed: str, path: str, file: str = "", size: int = 0) -> None:
+        if deed == _SAID:
+            self._said.add(path)
+        elif deed in (_MADE_AGAIN, _REMOVED_AGAIN):
+            self._again.add(path) if deed == _MADE_AGAIN else self._again.discard(path)
+        elif deed != _WRITES:
+            self._deeds[path].append(deed)
+            self._again.discard(path)
+        elif not file:
+            self._files[path].pop(rank, None)
+        else:
+            self._files[path][rank] = file
+            self._sizes.setdefault(path, size)
+
+    def _note(self, deed: str, path: str) -> None:
+        self._append(self._rank, deed, path)
+        self._position[path] = len(self._deeds[path])
+
+    def _append(self, rank: int, deed: str, path: str, *more: Any) -> None:
+        line = json.dumps([rank, deed, path, *more]) + "\n"
+        self._offset += os.pwrite(self._descriptor, line.encode(), self._offset)
+        self._apply(rank, deed, path, *more)
+
+
+def _copy_beginning(source: str, target: str, size: int) -> None:
+    """Copies what was in a file before any rank of the job wrote to it."""
+    shutil.copyfile(source, target)
+    os.truncate(target, min(size, os.path.getsize(target)))
