@@ -64,6 +64,7 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
                            empty if nobody looks (--stall-timeout 0, or one rank)
   COLLECTIVE_MILESTONES    where it posts how far it has trained, and its checkpoints: memory, too
+  COLLECTIVE_SCRIPT_FILES  memory in which ranks note, with --as, what they do with files
   COLLECTIVE_RESTART_COUNT, COLLECTIVE_MAX_RESTARTS
                            how often the job was started again so far, and may be
   COLLECTIVE_PREEMPT_SIGNAL

@@ -22,7 +22,8 @@ def describe(
     if hosts is not None:
         plan = _with_hosts(plan, hosts)
     environments = [
-        rank_environment(plan, rank, _PORT, _MEMORY, _MEMORY, _ADDRESS) for rank in plan.local_ranks
+        rank_environment(plan, rank, _PORT, _MEMORY, _MEMORY, _MEMORY, _ADDRESS)
+        for rank in plan.local_ranks
     ]
     changed = {
         name

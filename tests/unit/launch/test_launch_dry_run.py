@@ -41,6 +41,7 @@ def test_the_whole_text():
           COLLECTIVE_PREEMPT_SIGNAL=SIGTERM
           COLLECTIVE_PROGRESS=<memory of the launcher>
           COLLECTIVE_RESTART_COUNT=0
+          COLLECTIVE_SCRIPT_FILES=<memory of the launcher>
           COLLECTIVE_TERMINAL=0
           CUDA_CACHE_MAXSIZE=4294967296
           GLIBC_TUNABLES=glibc.malloc.hugetlb=1
