@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import inspect
 import io
 import os
 import pathlib
@@ -264,7 +265,8 @@ def _passing() -> Iterator[None]:
 
 def _is_by_script() -> bool:
     """Tells whether the caller's caller acts for a script, by way of Python's library or others."""
-    frame: Any = sys._getframe(2)
+    frame: Any = inspect.currentframe()
+    frame = frame.f_back.f_back
     while frame is not None:
         if is_script(frame.f_globals):
             return True
