@@ -16,6 +16,8 @@ from typing import Any, Callable, Literal, Protocol, TypeVar, Union, cast, get_a
 
 from collective.policy import TablePolicy
 
+__all__ = ["EmbeddingOptions", "ScopeOptions"]
+
 # The default of every parameter of scope() and embedding_scope().
 INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 

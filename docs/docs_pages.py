@@ -1,31 +1,39 @@
-"""Reads the Markdown pages of the repository, and writes them as the pages of a site.
+"""Reads the Markdown pages of the repository, as the pages of a site.
 
 A link to another page leads to its page of the site. A link to another file of the repository leads
-to a copy of the file, which is written, too. Code that names a part of the API links to it.
+to a copy of the file. Code that names a part of the API links to it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import posixpath
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jinja2
 import markdown
-import pygments
-import pygments.formatters
-import pygments.lexers
 from markdown.extensions.codehilite import CodeHiliteExtension
 from markdown.extensions.toc import TocExtension
 from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 
-API = "api/collective.html"
+import docs_layout
+
+# What users import; the rest of the package is documented in its files.
+PUBLIC_MODULES = (
+    "collective",
+    "collective.checkpoint",
+    "collective.data",
+    "collective.feature_column",
+    "collective.launch",
+    "collective.options",
+    "collective.serving",
+    "collective.train",
+)
 # The sections of the list of pages: a title, and what is in it.
 NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("docs/index.md", "docs/quick-start.md", "docs/install.md")),
@@ -63,7 +71,8 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Examples",
         ("modelzoo/README.md", "modelzoo/movielens/README.md", "modelzoo/hashed_ids/README.md"),
     ),
-    ("Reference", (API, "docs/equal-to-tensorflow.md", "SECURITY.md", "CHANGELOG.md")),
+    ("Reference", ("docs/equal-to-tensorflow.md", "SECURITY.md", "CHANGELOG.md")),
+    ("API", PUBLIC_MODULES),
     (
         "How it is built",
         (
@@ -76,6 +85,8 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+# The page that is made of messages and what to do.
+MESSAGES = "docs/troubleshooting.md"
 FOLDERS = ("docs", "modelzoo", "benchmarks", "docker")
 IMAGES = (".svg", ".png", ".jpg")
 SOURCES = (".py", ".sh", ".md", ".cc", ".h", ".cu", ".cuh", ".toml", ".txt", ".tsv", ".yaml")
@@ -159,6 +170,10 @@ def read(source: str, text: str, sources: Iterable[str], api: Mapping[str, str])
     # After the spans of a block were read, and before headings get their anchors.
     reader.treeprocessors.register(_LinkReader(page, set(sources), api), "links", 10)
     page.body = reader.convert(text)
+    if source == MESSAGES:
+        page.body = re.sub(
+            r'<div class="highlight">(<pre>.*?</pre>)', _message, page.body, flags=re.S
+        )
     for heading in _all_headings(reader.toc_tokens):
         page.anchors.add(heading["id"])
         if heading["level"] == 1 and not page.title:
@@ -166,6 +181,13 @@ def read(source: str, text: str, sources: Iterable[str], api: Mapping[str, str])
         if heading["level"] == 2:
             page.headings.append((heading["id"], heading["name"]))
     return page
+
+
+def _message(block: re.Match[str]) -> str:
+    """Gives a message that a page quotes an anchor, which a search leads to."""
+    text = html.unescape(re.sub(r"<[^>]*>", "", block[1]))
+    anchor = re.sub("-+", "-", anchor_of(" ".join(text.split()))[:60].strip("-"))
+    return f'<div class="highlight part" id="{anchor}">{block[1]}'
 
 
 def target_of(source: str) -> str:
@@ -227,9 +249,7 @@ class _LinkReader(Treeprocessor):
         for parent in root.iter():
             if parent.tag not in ("a", "pre", "h1", "h2", "h3", "h4"):
                 self._link_code(parent)
-        for cell in root.iter("td"):
-            for element in [cell, *cell.iter("code")]:
-                _let_names_break(element)
+        docs_layout.lay_out(root)
 
     def _link_in_site(self, link: str) -> str:
         if re.match(r"[a-z]+:", link):
@@ -259,16 +279,6 @@ class _LinkReader(Treeprocessor):
                 link.append(child)
 
 
-def _let_names_break(element: ElementTree.Element) -> None:
-    """Lets a narrow column break a long name behind its dots and underlines."""
-    parts = re.split(r"(?<=[_.:/])(?=\w)", element.text or "")
-    element.text = parts[0]
-    for position, part in enumerate(parts[1:]):
-        mark = ElementTree.Element("wbr")
-        mark.tail = part
-        element.insert(position, mark)
-
-
 def copy_of(place: str) -> str:
     """Returns the file of the site that has a copy of a file of the repository."""
     if place.endswith(IMAGES):
@@ -288,7 +298,7 @@ def problems(root: Path, pages: Sequence[Page]) -> list[str]:
             reason = _broken(root, page, link, by_source)
             if reason:
                 found.append(f"{page.source}: the link {link}: {reason}")
-    listed = {entry for _, entries in NAVIGATION for entry in entries} - {API}
+    listed = {entry for _, entries in NAVIGATION for entry in entries} - set(PUBLIC_MODULES)
     found += [f"{entry}: there is no such page to list" for entry in listed - set(by_source)]
     for page in pages:
         if page.source.startswith("docs/") and page.source not in listed:
@@ -307,147 +317,3 @@ def _broken(root: Path, page: Page, link: str, by_source: Mapping[str, Page]) ->
     if other is None:
         return "only pages have headings"
     return "" if anchor in other.anchors else f"{place} has no heading #{anchor}"
-
-
-# ---- Writing
-
-
-def api_names(folder: Path) -> dict[str, str]:
-    """Maps the names by which pages speak of the API to their places in the site.
-
-    Args:
-        folder: the pages that pdoc has written, in the site's folder `api`.
-    """
-    names: dict[str, str] = {}
-    for file in sorted(folder.rglob("*.html")):
-        path = file.relative_to(folder)
-        module = ".".join(path.with_suffix("").parts)
-        names[module] = f"api/{path.as_posix()}"
-        for anchor in re.findall(r'<(?:section|div) id="([\w.]+)"', file.read_text("utf-8")):
-            target = f"api/{path.as_posix()}#{anchor}"
-            names[f"{module}.{anchor}"] = target
-            owner, _, method = anchor.rpartition(".")
-            if owner == "CollectiveStrategy":
-                names[anchor] = names[f"strategy.{method}"] = target
-            if method.endswith("scope") and module == "collective":
-                names[method] = target
-            if not owner and module == "collective":
-                names[anchor] = target
-    # It stands for TensorFlow's, too.
-    names.pop("Table", None)
-    return names
-
-
-def write(site: Path, root: Path, pages: Sequence[Page]) -> None:
-    """Writes the pages, and the files of the repository that they link to."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root / "docs" / "theme"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    writer = _Writer(site, root, templates.get_template("page.html"), _navigation(pages))
-    sources = {page.source for page in pages}
-    copies = set()
-    for page in pages:
-        writer.write(page.target, page.title, page.body, page.headings)
-        places = [page.place_of(link)[0] for link in page.links]
-        copies |= {x for x in places if x not in sources and f"{x}/README.md" not in sources}
-    writer.copy(copies)
-    style = (root / "docs" / "theme" / "style.css").read_text(encoding="utf-8")
-    (site / "style.css").write_text(style + code_colours(".highlight"), encoding="utf-8")
-
-
-def _navigation(pages: Sequence[Page]) -> list[dict[str, Any]]:
-    titles = {page.source: page.title for page in pages} | {"docs/index.md": "Overview"}
-    targets = {page.source: page.target for page in pages}
-    sections = []
-    for title, sources in NAVIGATION:
-        entries = []
-        for source in sources:
-            text = titles.get(source, "API")
-            entries.append(
-                {
-                    # "Coming from DeepRec" is DeepRec, under this heading.
-                    "title": text.removeprefix(title).strip(),
-                    "target": targets.get(source, API),
-                }
-            )
-        sections.append({"title": title, "entries": entries})
-    return sections
-
-
-class _Writer:
-    """Writes pages in the site's frame."""
-
-    def __init__(
-        self,
-        site: Path,
-        root: Path,
-        template: jinja2.Template,
-        navigation: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self._site, self._root = site, root
-        self._template, self._navigation = template, navigation
-
-    def write(
-        self, target: str, title: str, body: str, headings: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        file = self._site / target
-        file.parent.mkdir(parents=True, exist_ok=True)
-        html = self._template.render(
-            title=title,
-            target=target,
-            body=body,
-            root="../" * target.count("/"),
-            navigation=self._navigation,
-            headings=[{"anchor": anchor, "text": text} for anchor, text in headings],
-        )
-        file.write_text(html, encoding="utf-8")
-
-    def copy(self, places: Iterable[str]) -> None:
-        """Copies files of the repository; of a folder it copies the files in it, and lists them."""
-        for place in sorted(places):
-            path = self._root / place
-            if path.is_dir():
-                inner = sorted(x.name for x in path.iterdir() if x.suffix in SOURCES)
-                self.copy(f"{place}/{name}" for name in inner)
-                self.write(copy_of(place), place, _listing(place, inner))
-            elif place.endswith(IMAGES):
-                target = self._site / copy_of(place)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
-            else:
-                self.write(copy_of(place), place, _highlighted(path, place))
-
-
-def _listing(place: str, names: Iterable[str]) -> str:
-    folder = posixpath.basename(place)
-    entries = [f'<li><a href="{folder}/{name}.html">{name}</a></li>' for name in names]
-    return f"<h1><code>{place}/</code></h1>\n<ul>\n" + "\n".join(entries) + "\n</ul>"
-
-
-def _highlighted(path: Path, place: str) -> str:
-    try:
-        lexer = pygments.lexers.get_lexer_for_filename(path.name)
-    except pygments.util.ClassNotFound:
-        lexer = pygments.lexers.TextLexer()
-    formatter = pygments.formatters.HtmlFormatter(cssclass="highlight")
-    code = pygments.highlight(path.read_text(encoding="utf-8"), lexer, formatter)
-    return f"<h1><code>{place}</code></h1>\n{code}"
-
-
-def code_colours(selector: str) -> str:
-    """Returns the colours of code, for light screens and for dark ones."""
-    light = pygments.formatters.HtmlFormatter(style="friendly", nobackground=True)
-    dark = pygments.formatters.HtmlFormatter(style="github-dark", nobackground=True)
-    return "\n".join(
-        [
-            "",
-            light.get_style_defs(selector),
-            "@media (prefers-color-scheme: dark) {",
-            dark.get_style_defs(selector),
-            "}",
-            f"{selector}, {selector} pre {{ background: var(--code); }}",
-            "",
-        ]
-    )

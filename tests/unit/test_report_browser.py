@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import html
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from collective.report import page, profile
-from tests.unit import test_report
+from tests.unit import browser, test_report
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-
-pytestmark = [
-    pytest.mark.matrix,
-    pytest.mark.skipif(
-        BROWSER is None, reason=f"there is no browser: none of {', '.join(BROWSERS)} is installed"
-    ),
-]
+pytestmark = [pytest.mark.matrix, browser.needed]
 
 # Opens the page in a frame of a given width, and writes what it measures into its own document.
 HARNESS = """<!DOCTYPE html>
@@ -56,15 +46,8 @@ def measured(text: str, width: int, dark: bool, folder: Path) -> dict:
     """Returns what a page measures in a window of a width, in pixels."""
     harness = folder / "harness.html"
     harness.write_text(HARNESS.format(width=width, page=html.escape(text)), encoding="utf-8")
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-        *(f"--user-data-dir={folder / 'browser'}", "--host-resolver-rules=MAP * 127.0.0.1:9"),
-        # 0 is dark, 1 is light.
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        *("--window-size=1600,1000", "--virtual-time-budget=5000", harness.as_uri()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    found = done.stdout.partition('<pre id="measured">')[2].partition("</pre>")[0]
+    document = browser.shown(harness.as_uri(), folder, dark)
+    found = document.partition('<pre id="measured">')[2].partition("</pre>")[0]
     return json.loads(html.unescape(found))
 
 

@@ -140,6 +140,26 @@ def test_lists_are_read_as_on_github():
     assert body.count("<li>") == 3 and body.count("<p>more</p>") == 2 and "<code>code" in body
 
 
+def test_numbers_and_options_stay_in_one_piece_and_names_break():
+    text = "`run --hosts 2`\n\n|a|b|\n|-|-|\n|11.25|`a.long_name.of_some_length` `--network x`|"
+    body = docs_pages.read("docs/a.md", text, [], {}).body
+    assert '<td class="whole">11.25</td>' in body
+    assert "<code>a.<wbr />long_<wbr />name.<wbr />of_<wbr />some_<wbr />length</code>" in body
+    assert '<code><span class="whole">--network</span> x</code>' in body
+    assert '<code>run <span class="whole">--hosts</span> 2</code>' in body
+
+
+def test_a_column_of_tests_folds_away():
+    text = "| What | Gets | Tests |\n|-|-|-|\n| `x` | equal | test_a::test_b, test_c::test_d |"
+    body = docs_pages.read("docs/a.md", text, [], {}).body
+    assert body.count("<th>") == 2
+    cell = body[body.index("<td>equal") : body.rindex("</td>")]
+    cell = re.sub(r"<wbr />|\n", "", cell)
+    assert cell == (
+        "<td>equal<details><summary>tests</summary><p>test_a::test_b, test_c::test_d</p></details>"
+    )
+
+
 @pytest.mark.parametrize(
     "heading, anchor",
     [
