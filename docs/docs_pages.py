@@ -36,7 +36,10 @@ PUBLIC_MODULES = (
 )
 # The sections of the list of pages: a title, and what is in it.
 NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("docs/index.md", "docs/quick-start.md", "docs/install.md")),
+    (
+        "",
+        ("docs/index.md", "docs/quick-start.md", "docs/install.md", "docs/how-fast.md"),
+    ),
     (
         "Coming from",
         (

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
 
 import docs_checks
 import docs_pages
+import speed_pictures
 from collective.compat.framework import find
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -211,6 +212,22 @@ def test_a_name_that_has_no_effect_is_not_said_to_have_the_same():
     assert idle
     for name in idle:
         assert re.search(rf"^\| `{name}` .*\| no effect \|", all_names, re.MULTILINE), name
+
+
+def test_figures_for_who_decides_are_measured_ones():
+    page = (ROOT / "docs" / "how-fast.md").read_text(encoding="utf-8")
+    log = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    figures = set(re.findall(r"\d{4}-\d\d-\d\d|\d[\d,]*\.\d+|\d+,\d{3}", page))
+    assert len(figures) > 15
+    assert {
+        x for x in figures if not re.search(rf"(?<![\d.,]){re.escape(x)}(?![\d])", log)
+    } == set()
+
+
+@pytest.mark.parametrize("name", speed_pictures.PICTURED)
+def test_pictures_show_what_was_measured(name: str):
+    drawn = (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")
+    assert drawn == speed_pictures.PICTURED[name](), "run: python docs/speed_pictures.py"
 
 
 def test_names_are_looked_up_without_a_change_of_the_process():
