@@ -14,20 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 PICTURES = ROOT / "docs" / "pictures"
 
-# In pixels: the picture, the names of groups, the values after bars, a bar, between groups.
-WIDTH, LABELS, VALUES, BAR, GAP = 720, 230, 80, 20, 16
+# In pixels of a picture of WIDTH. A desk's screen shows it as SHOWN, a phone's a bit smaller.
+WIDTH, SHOWN, MARGIN, VALUES, BAR, LINE = 440, 560, 12, 56, 18, 24
 COLOURS = ("first", "second", "third")
 STYLE = """
     svg { --paper: #ffffff; --ink: #1f2933; --first: #2f7fb8; --second: #c97a12;
-          --third: #aab5bf; }
+          --third: #aab5bf; --quiet: #5b6875; }
     @media (prefers-color-scheme: dark) {
       svg { --paper: #14181d; --ink: #e6eaee; --first: #62aee2;
-            --second: #e8a448; --third: #5b6875; }
+            --second: #e8a448; --third: #5b6875; --quiet: #9fabb7; }
     }
-    text { font: 14px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
            fill: var(--ink); dominant-baseline: middle; }
-    .head { font-size: 16px; font-weight: 600; }
-    .end { text-anchor: end; }
+    .head { font-size: 15px; font-weight: 600; }
+    .quiet { fill: var(--quiet); }
 """
 
 
@@ -59,8 +59,8 @@ def peers() -> str:
     names = ("collective, hb, ms", "TorchRec 1.8 + FBGEMM, table-wise, ms", "plain TensorFlow, ms")
     settings = [f"rows of {dim}, {ids}" for ids in ("1 id", "1-10 ids") for dim in (16, 128)]
     return drawn(
-        "A training step of two CPU ranks, in milliseconds: shorter is better",
-        ("collective", "TorchRec", "plain TensorFlow, half of the batch"),
+        "A training step of two CPU ranks",
+        ("collective", "TorchRec", "plain TensorFlow"),
         [
             Group(setting, tuple(values[name][k] for name in names))
             for k, setting in enumerate(settings)
@@ -71,7 +71,7 @@ def peers() -> str:
 def ranks() -> str:
     """Draws the steps of one rank and of two."""
     return drawn(
-        "A training step of one rank and of two, in milliseconds: shorter is better",
+        "A training step of one rank and of two",
         ("one rank", "two ranks"),
         [
             Group(f"{samples} samples, {size} network", (one, two))
@@ -84,27 +84,30 @@ def ranks() -> str:
 
 def drawn(title: str, names: Sequence[str], groups: Sequence[Group]) -> str:
     """Returns a picture of groups of bars; the longest bar of each group has the same length."""
-    lines = [f'  <text class="head" x="16" y="26">{title}</text>']
-    x = 16
+    lines = [
+        f'  <text class="head" x="{MARGIN}" y="20">{title}</text>',
+        f'  <text class="quiet" x="{MARGIN}" y="42">milliseconds: shorter is better</text>',
+    ]
+    x = MARGIN
     for name, colour in zip(names, COLOURS):
-        lines.append(f'  <rect x="{x}" y="46" width="14" height="14" fill="var(--{colour})"/>')
-        lines.append(f'  <text x="{x + 20}" y="54">{name}</text>')
-        x += 60 + 8 * len(name)
-    y = 80
+        lines.append(f'  <rect x="{x}" y="58" width="12" height="12" fill="var(--{colour})"/>')
+        lines.append(f'  <text x="{x + 18}" y="65">{name}</text>')
+        x += 44 + 7 * len(name)
+    y = 82
     for group in groups:
-        middle = y + BAR * len(group.values) / 2
-        lines.append(f'  <text class="end" x="{LABELS - 12}" y="{middle:g}">{group.name}</text>')
+        lines.append(f'  <text x="{MARGIN}" y="{y + LINE / 2:g}">{group.name}</text>')
+        y += LINE
         for value, colour in zip(group.values, COLOURS):
-            length = (WIDTH - LABELS - VALUES) * float(value) / max(map(float, group.values))
+            length = (WIDTH - MARGIN - VALUES) * float(value) / max(map(float, group.values))
             lines += [
-                f'  <rect x="{LABELS}" y="{y + 2}" width="{length:.1f}" height="{BAR - 4}"'
+                f'  <rect x="{MARGIN}" y="{y + 2}" width="{length:.1f}" height="{BAR - 4}"'
                 f' fill="var(--{colour})"/>',
-                f'  <text x="{LABELS + length + 8:.1f}" y="{y + BAR / 2:g}">{value}</text>',
+                f'  <text x="{MARGIN + length + 6:.1f}" y="{y + BAR / 2:g}">{value}</text>',
             ]
             y += BAR
-        y += GAP
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img"
-     aria-labelledby="title">
+        y += LINE // 4
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}"
+     width="{SHOWN}" height="{SHOWN * y // WIDTH}" role="img" aria-labelledby="title">
   <title id="title">{title}</title>
   <style>{STYLE}  </style>
   <rect width="{WIDTH}" height="{y}" rx="8" fill="var(--paper)"/>
