@@ -88,7 +88,7 @@ def test_the_shown_readme_has_links_that_hold_everywhere(metadata: email.message
     payload = metadata.get_payload()
     text = payload if isinstance(payload, str) and payload.strip() else metadata["Description"]
     links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert len(links) > 30 and all(link.startswith("https://") for link in links)
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)
     homepage = project()["urls"]["Homepage"]
     raw = homepage.replace("github.com", "raw.githubusercontent.com")
     for link in links:
