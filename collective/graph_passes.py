@@ -12,7 +12,13 @@ import tensorflow.compat.v1 as tf
 
 from collective import strategies
 from collective.gradients import rank_parts
-from collective.ops import function_copies, graph_analysis, library_operations, native_library
+from collective.ops import (
+    function_copies,
+    fused_reductions,
+    graph_analysis,
+    library_operations,
+    native_library,
+)
 from collective.ops.counting import counted
 from collective.ops.exchange import Wire
 from collective.ops.graph_state import state_of
@@ -56,6 +62,14 @@ def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
     """Makes means over ranks of rank-local values that are assigned to replicated variables."""
     assignments.sync_assignments(graph)
+
+
+def fuse_reductions(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Lets reductions over ranks share collectives.
+
+    It comes after the passes that give operations the values of all ranks.
+    """
+    fused_reductions.fuse(graph)
 
 
 def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -128,6 +142,7 @@ PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
     settle_gradient_parts,
     reduce_metrics,
     sync_assignments,
+    fuse_reductions,
     copy_called_functions,
     group_lookups,
     connect_step,

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import device_scopes, native_library
+from collective.ops import device_scopes, graph_analysis, native_library
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import outermost
 
@@ -236,7 +236,7 @@ class GraphGates:
 
     def level(self, op: tf.Operation) -> int:
         """Returns the highest level of a gate upstream of `op`, 0 for none."""
-        return _level(op, self._levels, {})
+        return graph_analysis.level(op, self._levels)
 
     def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
         """Returns the levels of the gates of exchanges that are still to be built.
@@ -246,7 +246,7 @@ class GraphGates:
                 provide.
         """
         levels = self._known_levels()
-        return [_level(op, levels, exchanges) for op in exchanges]
+        return [graph_analysis.level(op, levels, exchanges) for op in exchanges]
 
     def changed(self) -> None:
         """Forgets levels, because operations of the graph wait for something else now."""
@@ -255,35 +255,6 @@ class GraphGates:
     def _known_levels(self) -> dict[tf.Operation, int]:
         gates = filter(None, [*self.gates, self.prefetch_gate])
         return {gate.zero.op: gate.level for gate in gates}
-
-
-def _level(
-    op: tf.Operation,
-    levels: dict[tf.Operation, int],
-    exchanges: Mapping[tf.Operation, Sequence[tf.Operation]],
-) -> int:
-    """Returns the level of `op`, and adds the levels upstream of it to `levels`.
-
-    This is no plain walk of the graph: an operation's level is known after those of its inputs.
-    """
-    stack, entered = [op], set()
-    while stack:
-        top = stack[-1]
-        upstream = (
-            list(exchanges[top])
-            if top in exchanges
-            else [x.op for x in top.inputs] + list(top.control_inputs)
-        )
-        if top not in levels and top not in entered:
-            entered.add(top)
-            stack.extend(o for o in upstream if o not in levels and o not in entered)
-            continue
-        # An input without a level by now comes by the back edge of a loop, and is on the stack.
-        levels.setdefault(
-            top, max((levels.get(o, 0) for o in upstream), default=0) + (top in exchanges)
-        )
-        stack.pop()
-    return levels[op]
 
 
 def gates_of(graph: tf.Graph) -> GraphGates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Callable
 
@@ -245,3 +246,37 @@ def walk(
                 reached.add(producer)
                 stack.append(producer)
     return reached
+
+
+def level(
+    op: tf.Operation,
+    levels: dict[tf.Operation, int],
+    exchanges: Mapping[tf.Operation, Sequence[tf.Operation]] = types.MappingProxyType({}),
+) -> int:
+    """Returns the level of `op`: the highest one of its inputs, one more if it is an exchange.
+
+    This is no plain walk of the graph: an operation's level is known after those of its inputs.
+
+    Args:
+        op: the operation.
+        levels: those that are known; the ones upstream of `op` are added.
+        exchanges: the operations that each exchange waits for, by the operation that provides it.
+    """
+    stack, entered = [op], set()
+    while stack:
+        top = stack[-1]
+        upstream = (
+            list(exchanges[top])
+            if top in exchanges
+            else [x.op for x in top.inputs] + list(top.control_inputs)
+        )
+        if top not in levels and top not in entered:
+            entered.add(top)
+            stack.extend(o for o in upstream if o not in levels and o not in entered)
+            continue
+        # An input without a level by now comes by the back edge of a loop, and is on the stack.
+        levels.setdefault(
+            top, max((levels.get(o, 0) for o in upstream), default=0) + (top in exchanges)
+        )
+        stack.pop()
+    return levels[op]

@@ -43,6 +43,8 @@ class GraphState:
             (`collective.coordination.initial_broadcast`).
         run_extension: what takes part in the graph's runs beside the script
             (`collective.coordination.run_extension.extension_of`).
+        reduced_values: values that become those of all ranks, by the operations that give these
+            (`collective.ops.fused_reductions`).
         metric_updates: this rank's own updates, by the operations that give their sums over ranks
             (`collective.replication.metrics`).
         metric_variables: the variables of Keras's metrics, which are in no collection, and of an
@@ -120,6 +122,7 @@ class GraphState:
     seen_by_session: int = 0
     broadcasts: dict[tuple[str, ...], list[tf.Operation]] = dataclasses.field(default_factory=dict)
     run_extension: Any = None
+    reduced_values: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
     metric_variables: list[Any] = dataclasses.field(default_factory=list)
     metric_obstacles: dict[str, str] = dataclasses.field(default_factory=dict)

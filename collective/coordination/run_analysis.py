@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import answered_exchange, collectives, graph_analysis
+from collective.ops import answered_exchange, collectives, fused_reductions, graph_analysis
 from collective.ops.gate import Check, GraphGates, gates_of
 from collective.strategies.grouped_exchange import groups_of, required_operations
 from collective.tables.table import Table
@@ -50,7 +50,8 @@ class RunFootprint:
         signature: 63 bits of these names, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. Other runs are evaluations.
-        empty_feeds: the values it is fed with for the lookups of its groups that it doesn't need.
+        empty_feeds: the values it is fed with for what shares its exchanges, and isn't needed:
+            lookups, and values to be reduced over ranks.
         broadcasts: whether all that it writes are values that one rank has broadcast: it trains,
             but is no step of training.
     """
@@ -133,8 +134,15 @@ class RunFootprint:
             if collectives.collective_name(op) and not answered_exchange.awaits_rows(op)
         )
         feeds = self._idle_feeds(gates, exchanges)
-        states = [pair for name in self.shared for pair in gates.states.get(name, ())]
-        required = graph_analysis.upstream(exchanges, {x.name for x, _ in [*feeds, *states]})
+        not_needed = {x.name for x, _ in self.empty_feeds}
+        states = [
+            (x, state)
+            for name in self.shared
+            for x, state in gates.states.get(name, ())
+            if x.name not in not_needed
+        ]
+        fed = {x.name for x, _ in [*feeds, *states]} | not_needed
+        required = graph_analysis.upstream(exchanges, fed)
         if self._exchanges_inside_control_flow(exchanges):
             return None
         if any(_is_source_before_gates(op, gates) for op in required):
@@ -203,7 +211,9 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         elif element.name not in fed_names:
             fetched.append(element.op)
     groups = [group for group in groups_of(graph) if not group.prefetched]
-    operations, empty_feeds = required_operations(fetched, fed_names, groups)
+    operations, empty_feeds = required_operations(
+        fetched, fed_names, groups, fused_reductions.fused_values(graph)
+    )
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)
     shared = _shared_names(graph, operations, {x.name for x, _ in empty_feeds})
@@ -229,7 +239,7 @@ def _shared_names(
     Args:
         graph: the graph.
         operations: those that a run executes.
-        not_needed: the names of tensors that are fed for lookups that the run doesn't need.
+        not_needed: the names of tensors that are fed for what the run doesn't need.
     """
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
@@ -254,6 +264,11 @@ def _shared_names(
             exchange = group.name.removeprefix(collectives.PREFIX).replace(".keys", "")
             kind = "tables" if len(used) > 1 else "table"
             names.append(f"rows of {kind} {tables} (exchange {exchange})")
+    names += [
+        each.described
+        for each in fused_reductions.fused_values(graph)
+        if each.flat.op in operations and each.flat.name not in not_needed
+    ]
     requests = gates_of(graph).key_requests
     for name in collectives_used:
         if name in requests and requests[name].description:

@@ -398,7 +398,7 @@ def _exchange_plan(
     phase, of = split_name(name)
     kind, dtype = graph_analysis.collective_kind(str(op.type)), _wire_dtype(op.inputs[0])
     sent = op.inputs if kind == "Allreduce" else op.inputs[:1]
-    sizes = [x.shape.num_elements() for x in sent]
+    sizes = [_given(x).shape.num_elements() for x in sent]
     elements = None if None in sizes else sum(sizes)
     plan = ExchangePlan(
         name=name,
@@ -411,7 +411,8 @@ def _exchange_plan(
         members=0,
         dtype=dtype.name,
         bytes=None if elements is None else elements * dtype.size,
-        exact=elements is not None,
+        # A run leaves out what it doesn't need.
+        exact=elements is not None and all(x is _given(x) for x in sent),
     )
     carried = carried_by_name.get(of)
     if phase not in (KEYS, ROWS, GRADIENTS) or carried is None:
@@ -461,6 +462,11 @@ def _wire_dtype(sent: tf.Tensor) -> tf.DType:
     while sent.op.type == "Identity":
         sent = sent.op.inputs[0]
     return sent.op.inputs[0].dtype if sent.op.type == "Bitcast" else sent.dtype
+
+
+def _given(sent: tf.Tensor) -> tf.Tensor:
+    """Returns what is sent if nothing else is fed."""
+    return sent.op.inputs[0] if sent.op.type == "PlaceholderWithDefault" else sent
 
 
 def _most_bytes(

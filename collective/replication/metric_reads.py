@@ -8,27 +8,33 @@ A script reads a state to compute the metric's value, and to update it:
              └──────── read ◄──────┘
 
 Before a session runs the graph, what computes a value is given the reduced states in the place of
-this rank's. Those that make one value share a collective. What updates the state keeps taking this
-rank's. Where ranks' states can't become one, whatever looks at them is refused when it is run.
+this rank's. What updates the state keeps taking this rank's. Where ranks' states can't become one,
+whatever looks at them is refused when it is run.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, device_scopes, gate, graph_analysis, graphs
+from collective.ops import (
+    collectives,
+    device_scopes,
+    fused_reductions,
+    gate,
+    graph_analysis,
+    graphs,
+)
+from collective.ops.fused_reductions import Reduction, of_all_ranks
 from collective.ops.graph_state import state_of
-from collective.replication import metric_states
+from collective.replication import metric_states, metrics
 from collective.replication.analysis import has_replicas, takes_data
-from collective.replication.metric_states import MetricState, Reduction
+from collective.replication.metric_states import MetricState
 
-# Names what reduces states here, and in `collective.replication.metrics`.
-SCOPE, SCOPE_OF_SUMS = "collective/states", "collective/metric"
+SCOPE = "collective/states"
 NEEDS = (
     "A metric over all ranks needs a state that is a sum from 0 (assign_add, scatter_add), a "
     "largest value (v.assign(tf.maximum(v, x))) or a smallest one (tf.minimum). Or use a metric of "
@@ -88,10 +94,8 @@ def reduce_reads(graph: tf.Graph) -> None:
             _warn_of_saves(known, each)
             wanted += _reducible(graph, refused, each, uses, too_early)
     with _adding_to(graph):
-        for together in _by_value(wanted, known):
-            _reduce(together, known)
         for use in wanted:
-            use.op._update_input(use.place, state.reduced_reads[use.read.name])
+            use.op._update_input(use.place, _reduced(use.read, known))
         for each in states:
             if each.reduction is Reduction.SUM:
                 _start_on_rank_0(graph, refused, each)
@@ -120,12 +124,10 @@ def reduce_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
     if not reads:
         return
     with _adding_to(graph):
-        by_kind: dict[Any, list[tf.Tensor]] = collections.defaultdict(list)
-        for x in reads.values():
-            by_kind[_kind(x, known)].append(x)
-        for _, together in sorted(by_kind.items(), key=lambda item: str(item[0])):
-            _reduce(together, known)
-        gate.gates_of(graph).changed()
+        # Ranks may fetch in any order.
+        for _, x in sorted(reads.items()):
+            _reduced(x, known)
+    fused_reductions.fuse(graph)
 
 
 def refusal_of(values: Iterable[Any]) -> str | None:
@@ -147,7 +149,7 @@ def refusal_of(values: Iterable[Any]) -> str | None:
 
 
 def _is_ours(op: tf.Operation) -> bool:
-    return SCOPE in op.name
+    return SCOPE in op.name or fused_reductions.SCOPE in op.name
 
 
 def _uses(each: MetricState) -> list[_Use]:
@@ -180,7 +182,7 @@ def _reducible(
     for use in uses:
         if use.read.op._get_control_flow_context() is not None:
             continue
-        if SCOPE_OF_SUMS in use.op.name:
+        if metrics.SCOPE in use.op.name:
             if each.reduction is not Reduction.SUM:
                 _refuse_use(refused, use.op, each, "is no sum, but is summed there")
         elif use.op in too_early:
@@ -233,7 +235,7 @@ def _refuse_others(
 
     before = graph_analysis.walk([own], control=False)
     for op in _computed_by([use.op]):
-        if graph_analysis.is_of_carrier(op.type):
+        if metric_states.is_of_all_ranks(op):
             continue
         if op in before:
             refused.update((x.name, words(x.name)) for x in op.outputs)
@@ -368,58 +370,13 @@ def _adding_to(graph: tf.Graph) -> Iterator[None]:
         yield
 
 
-def _kind(read: tf.Tensor, known: MetricReads) -> tuple[Any, ...]:
-    """Returns what reads must have in common that share a collective.
-
-    That is the type, the reduction, and the data and updates that they wait for: a run that needs
-    some of them takes no other data for it, and changes nothing else.
-    """
-    sources = sorted(
-        str(op.name)
-        for op in graph_analysis.upstream([read.op])
-        if takes_data(op) or graph_analysis.WRITES.match(op.type)
-    )
-    reduction = known.by_name[read.name].reduction
-    assert reduction is not None
-    return read.dtype.base_dtype.name, reduction.value, tuple(sources)
-
-
-def _by_value(wanted: Iterable[_Use], known: MetricReads) -> list[list[tf.Tensor]]:
-    """Groups the reads that aren't reduced yet: those that make one value share a collective."""
-    reads: dict[str, tf.Tensor] = {}
-    uses: dict[str, set[tf.Operation]] = collections.defaultdict(set)
-    for use in wanted:
-        if use.read.name not in state_of(use.op.graph).reduced_reads:
-            reads[use.read.name] = use.read
-            uses[use.read.name].add(use.op)
-    values = {name: _computed_by(uses[name]) for name in reads}
-    groups: list[tuple[tuple[Any, ...], set[tf.Operation], list[tf.Tensor]]] = []
-    for name, read in reads.items():
-        kind, computed, together = _kind(read, known), set(values[name]), [read]
-        others = []
-        for group in groups:
-            if group[0] == kind and not computed.isdisjoint(group[1]):
-                computed |= group[1]
-                together = group[2] + together
-            else:
-                others.append(group)
-        groups = [*others, (kind, computed, together)]
-
-    def place(read: tf.Tensor) -> tuple[str, int]:
-        return known.by_name[read.name].name, read.op._id
-
-    # Ranks have these in one order, by which they name their collectives.
-    grouped = [sorted(together, key=place) for _, _, together in groups]
-    return sorted(grouped, key=lambda together: place(together[0]))
-
-
 def _computed_by(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns `operations` and what is computed of them, up to collectives and texts."""
     reached = set(operations)
     stack = list(reached)
     while stack:
         last = stack.pop()
-        for x in last.outputs if not graph_analysis.is_of_carrier(last.type) else ():
+        for x in last.outputs if not metric_states.is_of_all_ranks(last) else ():
             for op in x.consumers() if x.dtype != tf.string else ():
                 if op not in reached:
                     reached.add(op)
@@ -427,43 +384,22 @@ def _computed_by(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
-def _reduce(reads: Sequence[tf.Tensor], known: MetricReads) -> None:
-    """Reduces states of one kind by one collective."""
-    graph = reads[0].graph
-    states = [known.by_name[read.name] for read in reads]
-    gates, pairs, values = gate.gates_of(graph), [], []
-    for read, each in zip(reads, states):
+def _reduced(read: tf.Tensor, known: MetricReads) -> tf.Tensor:
+    """Returns what all ranks have of a state in the place of `read`, what this rank has of it."""
+    graph = read.graph
+    reduced = state_of(graph).reduced_reads
+    if read.name not in reduced:
+        each = known.by_name[read.name]
+        assert each.reduction is not None
         value = tf.identity(read) if read.dtype._is_ref_dtype else read
-        if len(graph_analysis.upstream([read.op])) > 2:
-            # It may wait for data. A rank without any gives the state that it has.
-            value = tf.placeholder_with_default(value, value.shape)
-            pairs.append((value, tf.convert_to_tensor(each.variable)))
-        values.append(value)
-    name, opened = collectives.unique_name(f"{states[0].name}/state"), gates.beside(values).zero
-    reduction = states[0].reduction
-    if reduction is Reduction.SUM:
-        reduced = list(collectives.allreduce_sum(values, name, opened))
-        shared = f"{name}.parts" if collectives.in_order() else name
-    else:
-        reduced, shared = _extremes(reduction, values, name, opened), name
-    if pairs:
-        gates.states[shared] = pairs
-    for read, whole in zip(reads, reduced):
-        whole = tf.identity(whole)
+        # A read that waits for data can't be one of a rank without any, which has a state, though.
+        waits = len(graph_analysis.upstream([read.op])) > 2
+        state = tf.convert_to_tensor(each.variable) if waits else None
+        whole = of_all_ranks(f"{each.name}/state", value, each.reduction, state)
         whole.set_shape(read.shape)
-        state_of(graph).reduced_reads[read.name] = whole
+        reduced[read.name] = whole
         state_of(graph).metric_updates[whole.op] = read.op
-
-
-def _extremes(
-    reduction: Reduction | None, values: Sequence[tf.Tensor], name: str, opened: tf.Tensor
-) -> list[tf.Tensor]:
-    """Returns the largest, or smallest, of the ranks' values, element by element."""
-    flat = tf.concat([tf.reshape(x, [-1]) for x in values], 0)
-    everyones = collectives.allgather(flat[None], name, opened)
-    choose = tf.reduce_max if reduction is Reduction.MAX else tf.reduce_min
-    pieces = tf.split(choose(everyones, 0), [tf.size(x) for x in values], num=len(values))
-    return [tf.reshape(piece, tf.shape(x)) for piece, x in zip(pieces, values)]
+    return reduced[read.name]
 
 
 def _start_on_rank_0(graph: tf.Graph, refused: dict[Any, str], each: MetricState) -> None:

@@ -8,7 +8,6 @@ read off the graph: pure, no session involved.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
@@ -16,18 +15,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import graph_analysis
+from collective.ops.fused_reductions import Reduction
 from collective.ops.graph_state import state_of
 from collective.replication.analysis import is_fed
 from collective.replication.pending_syncs import analysis_of
-
-
-class Reduction(enum.Enum):
-    """Says by what the states of all ranks become one."""
-
-    SUM = "sum"
-    MAX = "max"
-    MIN = "min"
-
 
 # What an operation that writes keeps of the variable.
 _WRITES = {
@@ -177,10 +168,15 @@ def dependents(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
     stack = list(tensors)
     while stack:
         for op in stack.pop().consumers():
-            if op not in reached and not graph_analysis.is_of_carrier(op.type):
+            if op not in reached and not is_of_all_ranks(op):
                 reached.add(op)
                 stack.extend(op.outputs)
     return reached
+
+
+def is_of_all_ranks(op: tf.Operation) -> bool:
+    """Tells whether `op` gives what ranks have exchanged, or will have."""
+    return graph_analysis.is_of_carrier(op.type) or op in state_of(op.graph).reduced_values
 
 
 def is_aside(op: tf.Operation) -> bool:

@@ -5,16 +5,18 @@ A metric's value, and what its update returns, come of the ranks' states added u
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.ops import collectives, gate, graph_analysis, graphs
+from collective.ops import graph_analysis, graphs
+from collective.ops.fused_reductions import Reduction, of_all_ranks
 from collective.ops.graph_state import state_of
 from collective.replication.analysis import has_replicas
+
+# Names what reduces the states of `tf.metrics`.
+SCOPE = "collective/metric"
 
 
 def aggregate_across_replicas(
@@ -28,10 +30,13 @@ def aggregate_across_replicas(
     """
     if not has_replicas(tf.get_default_graph()):
         return original(metrics_collections, metric_value_fn, *args)
-    flat = tf.nest.flatten(args)
-    with tf.name_scope("collective/metric"), tf.control_dependencies(None):
-        sums = iter(_sums_over_ranks([x for x in flat if isinstance(x, variables.Variable)]))
-    summed = [next(sums) if isinstance(x, variables.Variable) else x for x in flat]
+    with tf.name_scope(SCOPE), tf.control_dependencies(None):
+        summed = [
+            of_all_ranks(f"{x.op.name}/metric", tf.convert_to_tensor(x), Reduction.SUM)
+            if isinstance(x, variables.Variable)
+            else x
+            for x in tf.nest.flatten(args)
+        ]
     return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, summed))
 
 
@@ -57,14 +62,9 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return own_update
     own_update = tf.convert_to_tensor(own_update)
     # The sum waits for nothing but what the update waits for.
-    with tf.name_scope("collective/metric"), tf.control_dependencies(None):
-        own_state = tf.placeholder_with_default(own_update, own_update.shape)
+    with tf.name_scope(SCOPE), tf.control_dependencies(None):
         current = tf.convert_to_tensor(state)
-        gates, name = gate.gates_of(graph), collectives.unique_name(f"{state.op.name}/updated")
-        opened = gates.beside([own_update]).zero
-        total = collectives.allreduce_sum([own_state], name, opened)[0]
-    # (`allreduce_sum` takes two collectives where it must add up in order.)
-    gates.states[f"{name}.parts" if collectives.in_order() else name] = [(own_state, current)]
+        total = of_all_ranks(f"{state.op.name}/updated", own_update, Reduction.SUM, current)
     state_of(graph).metric_updates[total.op] = own_update.op
     return total
 
@@ -104,17 +104,3 @@ def _has_effect(op: tf.Operation) -> bool:
         or graph_analysis.WRITES.match(op.type)
         or graph_analysis.is_of_carrier(op.type)
     )
-
-
-def _sums_over_ranks(states: list[Any]) -> Iterable[tf.Tensor]:
-    """Returns the sums of metrics' states, those of one type by one collective."""
-    by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
-    for i, state in enumerate(states):
-        by_dtype[state.dtype.base_dtype].append(i)
-    sums: dict[int, tf.Tensor] = {}
-    for places in by_dtype.values():
-        values = [tf.convert_to_tensor(states[i]) for i in places]
-        name = collectives.unique_name(f"{states[places[0]].op.name}/metric")
-        opened = gate.gates_of(tf.get_default_graph()).beside(values).zero
-        sums.update(zip(places, collectives.allreduce_sum(values, name, opened)))
-    return [sums[i] for i in range(len(states))]
