@@ -16,7 +16,7 @@ import collections
 import enum
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -124,10 +124,12 @@ def fuse(graph: tf.Graph) -> None:
         tf.control_dependencies(None),
     ):
         for _, values in sorted(by_depth.items()):
-            by_kind: dict[tuple[int, str, str], list[WaitingValue]] = collections.defaultdict(list)
+            by_kind: dict[tuple[Any, ...], list[WaitingValue]] = collections.defaultdict(list)
             for each in values:
-                level = gates.beside([each.value]).level
-                by_kind[level, each.value.dtype.name, each.reduction.value].append(each)
+                level, dtype = gates.beside([each.value]).level, each.value.dtype.name
+                # Runs need what comes of their data, or what is there by now, seldom both.
+                is_there = each.state is None
+                by_kind[level, is_there, dtype, each.reduction.value].append(each)
             for _, together in sorted(by_kind.items()):
                 _fuse(together)
             gates.changed()
