@@ -152,7 +152,7 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
         if not shape.is_fully_defined():
             shape = tf.shape(each.value if each.state is None else each.state)
         each.result.op._update_input(0, tf.reshape(whole, shape))
-        described = f"{reduction.value} over ranks of '{each.name}'"
+        described = f"the ranks' {reduction.value} of '{each.name}'"
         state_of(own.graph).reduced_values[each.result.op] = FusedValue(described, own, each.result)
         if each.state is not None:
             states.append((own, tf.reshape(each.state, [-1])))

@@ -168,5 +168,5 @@ def test_ranks_that_need_different_metrics_are_told(strategy, rank, size):
         with tf.Session() as session:
             initialize(session)
             session.run([first, second])
-            with pytest.raises(RankError, match=r"sum over ranks of 'b/count/updated'"):
+            with pytest.raises(RankError, match=r"the ranks' sum of 'b/count/updated'"):
                 session.run([first, second] if rank == 0 else first)
