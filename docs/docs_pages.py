@@ -172,7 +172,8 @@ def read(source: str, text: str, sources: Iterable[str], api: Mapping[str, str])
     reader.preprocessors.register(_ListIndenter(), "lists", 15)
     # After the spans of a block were read, and before headings get their anchors.
     reader.treeprocessors.register(_LinkReader(page, set(sources), api), "links", 10)
-    page.body = reader.convert(text)
+    # What pages tell their tests, in comments, is for no reader.
+    page.body = reader.convert(re.sub(r"(?ms)^ *<!-- docs: .*?-->\n+", "", text))
     if source == MESSAGES:
         page.body = re.sub(
             r'<div class="highlight">(<pre>.*?</pre>)', _message, page.body, flags=re.S
@@ -216,12 +217,12 @@ def _all_headings(tokens: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 class _ListIndenter(Preprocessor):
     """Indents what belongs to an item of a list by four, where GitHub is content with two.
 
-    An item of several paragraphs ends with an empty line.
+    An item of several paragraphs ends with an empty line. Fenced code of an item becomes indented.
     """
 
     def run(self, lines: list[str]) -> list[str]:
         indented: list[str] = []
-        within, has_paragraphs = 0, False
+        within, has_paragraphs, is_code = 0, False, False
         for line in lines:
             marker = re.match(r"- |\d+\. ", line)
             if marker:
@@ -230,7 +231,12 @@ class _ListIndenter(Preprocessor):
                 within, has_paragraphs = len(marker[0]), False
             elif within and line.startswith(" " * within):
                 has_paragraphs |= not indented[-1]
-                line = " " * (4 - within) + line
+                line = line[within:]
+                if line.startswith("```"):
+                    is_code = not is_code
+                    line = line.replace("```", " " * 8 + ":::") if is_code else ""
+                else:
+                    line = " " * (8 if is_code else 4) + line
             elif line:
                 within, has_paragraphs = 0, False
             indented.append(line)

@@ -54,13 +54,18 @@
     const found = searchIndex.sections.map(section => rated(section, weights))
       .filter(each => words.length && each.count >= enough)
       .sort((a, b) => b.score - a.score);
-    return { words, found };
+    return { words: weights, found };
   }
 
-  // The text around the first word, with all words marked.
+  // The text around the word that tells most, with all words marked; short ones where a word begins.
   function excerpt(text, words) {
-    const pattern = new RegExp(words.map(w => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|"), "giu");
-    const first = Math.max(0, text.search(pattern));
+    const pattern = new RegExp(words.map(({ word }) => {
+      const escaped = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+      return word.length < 4 ? "(?<![\\p{L}\\d])" + escaped + "(?!\\p{L})" : escaped;
+    }).join("|"), "giu");
+    const lower = text.toLowerCase();
+    const places = [...words].sort((a, b) => b.weight - a.weight).map(({ word }) => lower.indexOf(word));
+    const first = places.find(place => place >= 0) ?? 0;
     const start = first < 60 ? 0 : text.indexOf(" ", first - 60) + 1;
     const space = text.indexOf(" ", start + 150);
     const part = text.slice(start, space < 0 ? text.length : space);

@@ -161,6 +161,16 @@ def test_a_column_of_tests_folds_away():
     )
 
 
+def test_code_of_a_list_is_code_and_what_tests_are_told_is_not_shown():
+    comment = "  <!-- docs: python\n  y = 1\n  -->\n\n"
+    code = "  ```python\n  x = [\n      2\n\n  ]\n  ```\n\n"
+    text = f"- one:\n\n{comment}{code}  more\n- two"
+    body = docs_pages.read("docs/a.md", text, [], {}).body
+    shown = re.sub("<[^>]*>", "", body)
+    assert "x = [\n    2\n\n]" in shown and "`" not in body and "docs:" not in body
+    assert body.count("<li>") == 2 and '<div class="highlight">' in body and "<p>more</p>" in body
+
+
 @pytest.mark.parametrize(
     "heading, anchor",
     [
