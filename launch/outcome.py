@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .last_words import UNCAUGHT, ending_error, excerpt
-from .raised_error import RaisedError, lines_without_frames
+from .raised_error import RaisedError, lines_without_frames, tells_of_shared_files
 from .rank_names import rank_names
 from .stderr_lines import (
     is_horovods,
@@ -244,6 +244,11 @@ class JobOutcome:
             ]
             if len(alike) > 1:
                 lines.append(f"  raised by  {rank_names(sorted(alike))} alike")
+            if len(alike) < self._size and tells_of_shared_files(cause.error):
+                lines.append(
+                    "  perhaps    another rank has just made, moved or removed the same, as every "
+                    "rank runs the script: let one do it, by `if strategy.rank() == 0:`"
+                )
         kind = "error on" if shown.is_error else "last lines of"
         lines.append(f"  {kind} its {cause.last_words_from}:")
         return lines + [f"    {line}" for line in shown.lines]

@@ -43,6 +43,15 @@ _IN_COPIED_CODE = re.compile(r"\S+: in user code:$")
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 # A class of the library's own, whose messages say what is wrong and what to do.
 _OWN_ERROR = re.compile(r"collective(?:\.\w+)+: \S")
+# What the second rank to make, move or remove something raises.
+_THERE_ALREADY = re.compile(
+    r"FileExistsError: |OSError: \[Errno (?:17|39)\] |shutil\.Error: .*already exists"
+    r"|tensorflow\.\S*\.AlreadyExistsError: (?!Resource)"
+)
+_GONE_ALREADY = re.compile(r"FileNotFoundError: |tensorflow\.\S*\.NotFoundError: ")
+_REMOVES = re.compile(
+    r"\b(?:rmtree|rmdir|remove|unlink|rename|replace|move|DeleteRecursively|Remove|Rename)\("
+)
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
 # Introduces a stack within a message: of the operation that failed, of its Python function.
@@ -98,6 +107,14 @@ class RaisedError:
     def essence(self) -> tuple[str, ...]:
         """Returns the message as another rank writes it that raises the same."""
         return tuple(without_volatile(line) for line in self.message if not _NODE_NAME.match(line))
+
+
+def tells_of_shared_files(error: RaisedError) -> bool:
+    """Tells whether an error is such as ranks get that handle the same files at once."""
+    own = error.chain[-1]
+    if _GONE_ALREADY.match(own):
+        return _REMOVES.search(error.place) is not None
+    return _THERE_ALREADY.match(own) is not None
 
 
 def begins_error(line: str) -> bool:

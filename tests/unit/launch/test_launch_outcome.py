@@ -316,3 +316,32 @@ def test_a_victim_may_raise_an_error_of_its_own(words):
     assert not outcome.cause_is_certain()
     outcome.add(failed(1, "boom"))
     assert outcome.root_cause().rank == 1
+
+
+@pytest.mark.parametrize(
+    "code, error, is_hinted",
+    [
+        ("os.mkdir('out')", "FileExistsError: [Errno 17] File exists: 'out'", True),
+        ("shutil.rmtree('out')", "OSError: [Errno 39] Directory not empty: 'out'", True),
+        ("shutil.rmtree('out')", "FileNotFoundError: [Errno 2] No such file: 'out/a'", True),
+        ("shutil.move('a', 'b')", "shutil.Error: Destination path 'b/a' already exists", True),
+        ("open('data')", "FileNotFoundError: [Errno 2] No such file: 'data'", False),
+        ("os.mkdir('a/b')", "FileNotFoundError: [Errno 2] No such file: 'a/b'", False),
+    ],
+)
+def test_a_file_that_ranks_handle_at_once(code, error, is_hinted):
+    """One rank was late: what all of them raise alike has another cause."""
+    traceback = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        f"    {code}",
+        error,
+    )
+    for count in (1, 2):
+        outcome = JobOutcome(2)
+        for rank in range(count):
+            outcome.add(RankExit(rank, 1, 1, 5.0, last_words=traceback))
+        if count == 1:
+            outcome.add(RankExit(1, 1, -15, 5.0, requested=True))
+        hinted = "  perhaps    another rank has just made" in outcome.failure_report()
+        assert hinted == (is_hinted and count == 1)
