@@ -340,6 +340,8 @@ def _leaves(fetches: Any) -> Iterator[Any]:
         fetches = list(fetches.values())
     elif hasattr(fetches, "__attrs_attrs__"):
         fetches = [getattr(fetches, field.name) for field in fetches.__attrs_attrs__]
+    elif hasattr(fetches, "values") and hasattr(fetches, "dense_shape"):  # tf.IndexedSlices
+        fetches = [fetches.values, fetches.indices]
     if isinstance(fetches, (list, tuple)):
         for each in fetches:
             yield from _leaves(each)

@@ -80,6 +80,10 @@ def flatten(structure: Any) -> list[Any]:
         ]
     if isinstance(structure, variables.Variable):  # Its component would be its handle.
         return [structure]
+    if isinstance(structure, tf.IndexedSlices):
+        # TensorFlow fetches any tensors by it; to describe them as its type, they have to fit.
+        parts = (structure.values, structure.indices, structure.dense_shape)
+        return [part for part in parts if part is not None]
     return list(tf.nest.flatten(structure, expand_composites=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -31,6 +32,10 @@ class WorkQueue(GatheredState):
     Item i of the queue goes to rank i mod N. DeepRec's goes to whoever asks first; here ranks take
     steps together, none is faster, and a job is the same each time. Training ends when the first
     rank is out of data: let items be of one size, and N divide their number.
+
+    Of fewer items than ranks every rank reads all, and their records are dealt: record i to rank
+    i mod N, where `TextLineDataset`, `TFRecordDataset` or `ParquetDataset` reads them, or
+    `flat_map` or `interleave` of the items' dataset.
 
     The queue is part of checkpoints: a `tf.train.Saver` (of all that is to be saved, as that of
     `MonitoredTrainingSession`) saves the items that no rank has taken. A job that restores it, on
@@ -63,8 +68,7 @@ class WorkQueue(GatheredState):
                 number.
 
         Raises:
-            ValueError: `works` is one string; `num_epochs` is below 1; there are fewer items than
-                ranks: a rank would have none.
+            ValueError: `works` is one string, or has no item; `num_epochs` is below 1.
         """
         del num_slices
         _check(works, num_epochs)
@@ -72,13 +76,7 @@ class WorkQueue(GatheredState):
         self._rank, self._ranks = collectives.rank(), collectives.size()
         self._prefix = prefix or ""
         self._works = [str(work) for work in works]
-        if len(self._works) * num_epochs < self._ranks:
-            raise ValueError(
-                f"WorkQueue has {counted(len(self._works) * num_epochs, 'item')} for "
-                f"{counted(self._ranks, 'rank')}: a rank without one would end training at once. "
-                "Split the data into at least as many files as ranks, or deal records by "
-                "strategy.shard(dataset)."
-            )
+        self._deals_records = len(self._works) < self._ranks
         self._all_items = list(_dealt(self._works, num_epochs, shuffle, seed or 0))
         self._lock = threading.Lock()
         # How many items each rank has taken, where that is about to be saved.
@@ -111,7 +109,8 @@ class WorkQueue(GatheredState):
     def input_dataset(self) -> tf2.data.Dataset:
         """Returns a dataset of this rank's items, which takes them as they are needed."""
         # An Estimator and strategy.shard() know by this name that the items have been dealt.
-        with tf.name_scope(dataset_analysis.OF_WORK_QUEUE):
+        scope = "" if self._deals_records else dataset_analysis.OF_WORK_QUEUE
+        with tf.name_scope(scope or "work_queue_items"):
             dataset = tf2.data.Dataset.from_generator(
                 self._taken_items, output_signature=tf2.TensorSpec([], tf.string)
             )
@@ -119,13 +118,27 @@ class WorkQueue(GatheredState):
         options = tf2.data.Options()
         options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
-        dataset.collective_is_dealt = True
+        if self._deals_records:
+            _deal_records(dataset, self._ranks, self._rank)
+        else:
+            dataset.collective_is_dealt = True
         # So that a file can be looked at for its columns.
         dataset.collective_files = [self._prefix + item for item in self._all_items]
         return dataset
 
     def take(self) -> tf.Tensor:
-        """Returns a tensor that is this rank's next item in each run."""
+        """Returns a tensor that is this rank's next item in each run.
+
+        Raises:
+            ValueError: there are fewer items than ranks: a rank would have none.
+        """
+        if self._deals_records:
+            raise ValueError(
+                f"WorkQueue has {counted(len(self._works), 'item')} for "
+                f"{counted(self._ranks, 'rank')}: a rank without one would end training at once. "
+                "Split the data into at least as many files as ranks, or read them by a dataset "
+                "of input_dataset(), of which records are dealt."
+            )
         return tf.data.make_one_shot_iterator(self.input_dataset()).get_next()
 
     def input_producer(self) -> Any:
@@ -189,6 +202,8 @@ class WorkQueue(GatheredState):
         """Returns the items that no rank has taken."""
         with self._lock:
             taken, self._gathered = self._gathered or [self._taken] * self._ranks, None
+            if self._deals_records:  # Every rank takes all items.
+                taken = [max(taken)]
             ranks = len(taken)
             left = [item for i, item in enumerate(self._items) if i // ranks >= taken[i % ranks]]
         return np.array([item.encode() for item in left], object)
@@ -196,18 +211,54 @@ class WorkQueue(GatheredState):
     def _remaining_part(self) -> np.float32:
         """Returns about how much is left, as this rank sees it."""
         with self._lock:
-            left = max(len(self._items) - self._taken * self._ranks, 0)
+            share = 1 if self._deals_records else self._ranks
+            left = max(len(self._items) - self._taken * share, 0)
         return np.float32(left / len(self._all_items))
 
     def _taken_items(self) -> Iterator[str]:
         while True:
             with self._lock:
-                number = self._taken * self._ranks + self._rank
+                number = self._taken
+                if not self._deals_records:
+                    number = number * self._ranks + self._rank
                 if number >= len(self._items):
                     return
                 self._taken += 1
                 item = self._items[number]
             yield self._prefix + item
+
+
+def _deal_records(items: Any, ranks: int, rank: int) -> None:
+    """Has a dataset of items deal the records that are read of them.
+
+    Args:
+        items: the dataset. TensorFlow's datasets of files call its flat_map.
+        ranks, rank: how many ranks there are, and which this is.
+    """
+
+    def dealing(original: Any) -> Any:
+        @functools.wraps(original)
+        def deal(*args: Any, **kwargs: Any) -> Any:
+            with tf.name_scope(dataset_analysis.OF_WORK_QUEUE):
+                records = original(*args, **kwargs).shard(ranks, rank)
+            records.collective_is_dealt = True
+            return records
+
+        return deal
+
+    def passing_on(original: Any) -> Any:
+        @functools.wraps(original)
+        def passed_on(*args: Any, **kwargs: Any) -> Any:
+            others = original(*args, **kwargs)
+            _deal_records(others, ranks, rank)
+            return others
+
+        return passed_on
+
+    for name in ("flat_map", "interleave"):
+        setattr(items, name, dealing(getattr(items, name)))
+    for name in ("shuffle", "repeat", "prefetch", "map", "filter"):
+        setattr(items, name, passing_on(getattr(items, name)))
 
 
 def _check(works: Any, num_epochs: Any) -> None:
@@ -218,6 +269,8 @@ def _check(works: Any, num_epochs: Any) -> None:
             f"WorkQueue([{path!r}]), or list what a pattern names: "
             f"WorkQueue(sorted(tf.io.gfile.glob({path!r})))."
         )
+    if not len(works):
+        raise ValueError("WorkQueue has no items: give it the files that are to be read.")
     if not (is_whole(num_epochs) and num_epochs >= 1):
         raise ValueError(
             f"WorkQueue(num_epochs={num_epochs!r}): items are dealt a whole number of "

@@ -100,6 +100,16 @@ def test_fetches_are_flattened_and_variables_stay_whole():
     assert leaves[4:] == ["name", None]
 
 
+@pytest.mark.parametrize("dense_shape", [None, [2, 2]])
+@pytest.mark.parametrize("indices", [[1.0, 2.0], [[1, 2], [2, 3]], 1, ["a", "b", "c"]])
+def test_slices_of_any_indices_are_flattened(indices: object, dense_shape: object):
+    """TensorFlow fetches them; values and indices that don't fit have no type of theirs."""
+    shape = None if dense_shape is None else tf.constant(dense_shape)
+    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant(indices), shape)
+    parts = [x for x in (slices.values, slices.indices, shape) if x is not None]
+    assert [leaf.name for leaf in graph_analysis.flatten([slices])] == [x.name for x in parts]
+
+
 @pytest.mark.parametrize("leaf, expected", [("x", ["x:0"]), ("x:1", ["x:1"]), (None, []), (3, [])])
 def test_names_of_what_is_fed(leaf: object, expected: list[str]):
     assert list(graph_analysis.tensor_names(leaf)) == expected

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.data import WorkQueue, resumable
+from collective.compat.parquet import ParquetDataset
+from collective.data import WorkQueue, dataset_analysis, resumable
 from collective.estimator import input_sharding
 from collective.ops import collectives
 
@@ -119,10 +123,47 @@ def test_a_queue_fills_readers_and_summaries():
     assert value.tag.endswith("fraction_of_6_full") and value.simple_value == 0
 
 
-def test_a_rank_without_an_item_is_an_error(queues):
-    with pytest.raises(ValueError, match="has 1 item for 2 ranks: a rank without one would end"):
-        queues(2, works=["a"])
-    with pytest.raises(ValueError, match="has 0 items for 1 rank"):
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("reader", ["lines", "records", "interleave", "parquet"])
+def test_records_of_fewer_items_than_ranks_are_dealt(monkeypatch, tmp_path, ranks, reader):
+    """Each record of each epoch goes to one rank; most scripts have one file."""
+    files = [str(tmp_path / name) for name in ("a", "b")[: ranks - 1]]
+    want = [f"{file[-1]}{i}" for file in files for i in range(7)]
+    for file in files:
+        records = [record for record in want if record[0] == file[-1]]
+        Path(file).write_text("".join(f"{record}\n" for record in records))
+        if reader == "records":
+            with tf.io.TFRecordWriter(file) as writer:
+                for record in records:
+                    writer.write(record.encode())
+        if reader == "parquet":
+            pq.write_table(pa.table({"x": records}), file)
+    read = {
+        "lines": lambda items: tf.data.TextLineDataset(items.shuffle(1)),
+        "records": tf.data.TFRecordDataset,
+        "interleave": lambda items: items.interleave(tf.data.TextLineDataset),
+        "parquet": lambda items: ParquetDataset(items).map(lambda batch: batch["x"][0]),
+    }
+    got = []
+    monkeypatch.setattr(collectives, "size", lambda: ranks)
+    for rank in range(ranks):
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        with tf.Graph().as_default(), tf.Session() as session:
+            queue = WorkQueue(files, num_epochs=2)
+            dataset = read[reader](queue.input_dataset())
+            assert dataset_analysis.is_of_work_queue(dataset)
+            record = tf.data.make_one_shot_iterator(dataset).get_next()
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    got.append(session.run(record).decode())
+            assert queue._remaining_part() == 0 and not len(queue._take_remaining())
+            with pytest.raises(ValueError, match="a rank without one would end training at once"):
+                queue.take()
+    assert sorted(got) == sorted(2 * want)
+
+
+def test_a_queue_has_items(queues):
+    with pytest.raises(ValueError, match="WorkQueue has no items"):
         queues(1, works=[])
     (queue,) = queues(1)
     assert len(queue) == 7 and queue.works == ITEMS
