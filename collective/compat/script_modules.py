@@ -226,6 +226,10 @@ class Installation:
         level: int = 0,
     ) -> Any:
         package = name.partition(".")[0]
+        if package in ("keras", "horovod") and not level and is_script(globals):
+            imported = self._import(name, globals, locals, fromlist, level)
+            _give_sessions_to_keras()
+            return imported
         is_theirs = package == "tensorflow" or package in _BESIDE and package in self._modules
         if level or not is_theirs or not is_script(globals):
             return self._import(name, globals, locals, fromlist, level)
@@ -246,6 +250,14 @@ class Installation:
                 return found if fromlist else top
         imported = self._import(name, globals, locals, fromlist, level)
         return imported if fromlist else top
+
+
+def _give_sessions_to_keras() -> None:
+    """Gives the module that scripts and Horovod import as `keras.backend` what version 1 has."""
+    public, inner = (sys.modules.get(f"keras.{name}") for name in ("backend", "src.backend"))
+    for name in ("get_session", "set_session") if public and inner else ():
+        if not hasattr(public, name):
+            setattr(public, name, getattr(inner, name))
 
 
 def is_script(module_globals: Any) -> bool:
