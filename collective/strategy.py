@@ -466,7 +466,7 @@ class CollectiveStrategy:
                 common.
             checkpoint_dir: Names a folder, of which the latest checkpoint is exported, or a
                 checkpoint by its prefix. With None it is the one that this process saved or
-                restored last.
+                restored last; without any, what the open session has, by a temporary one.
             signature_def_fn: Builds the graph to be served, with the variable names that were
                 trained, and returns its `SignatureDef` (which becomes 'serving_default') or a dict
                 of them. It is called on every rank, in a graph of its own.

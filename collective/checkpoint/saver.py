@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -361,6 +362,7 @@ _postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
 
 
 _last_checkpoint: list[str] = []
+_notes = [True]
 _folders: set[str] = set()  # in which this process has saved or restored checkpoints
 
 
@@ -371,9 +373,21 @@ def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
         prefix: the checkpoint's, or an increment's.
         step: its global step; None: its name tells it.
     """
+    if not _notes[-1]:
+        return
     _last_checkpoint[:] = [prefix]
     _folders.add(_normal(os.path.dirname(prefix)))
     milestones.poster().has_checkpoint(prefix, step)
+
+
+@contextlib.contextmanager
+def without_notes() -> Iterator[None]:
+    """Lets a checkpoint be saved that goes again: it isn't this process's last one."""
+    _notes.append(False)
+    try:
+        yield
+    finally:
+        _notes.pop()
 
 
 def last_checkpoint() -> str | None:

@@ -486,7 +486,7 @@ class Coordinator:
         """Returns this rank's part in `session`, which is numbered when it is first asked for."""
         if session not in self._members:
             state_of_session(session).refuse_if_left()
-            self._sessions += 1
+            state_of_session(session).number = self._sessions = self._sessions + 1
             self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)
         return self._members[session]
 

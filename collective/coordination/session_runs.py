@@ -32,7 +32,7 @@ from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
-from collective.coordination.session_state import state_of_session
+from collective.coordination.session_state import note_run, state_of_session
 from collective.ops import (
     collectives,
     file_systems,
@@ -103,6 +103,7 @@ def run(
     if prepared is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     footprint = prepared.footprint
+    note_run(session)
     PREEMPTION.stop(state_of_session(session), footprint)
     feeds = _with_feeds(footprint, flag, feed_dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
@@ -39,6 +40,8 @@ class SessionState:
         handled_error: the identity of the error that was being handled when the session was made.
         is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
         has_left: whether this rank has closed it, or is about to: it runs nothing more.
+        is_closed: whether this rank has closed it.
+        number: which of the sessions that all ranks share it is; None before they do.
         begun_iterators: the names of the iterators of which batches were taken that are counted
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
@@ -65,6 +68,8 @@ class SessionState:
     handled_error: int | None = None
     is_stopping: bool = False
     has_left: bool = False
+    is_closed: bool = False
+    number: int | None = None
     begun_iterators: set[str] = dataclasses.field(default_factory=set)
     void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
@@ -91,6 +96,7 @@ class SessionState:
 
     def close(self) -> None:
         """Calls what is to be called when the session has been closed."""
+        self.is_closed = True
         while self.at_close:
             self.at_close.popitem()[1]()
 
@@ -101,6 +107,20 @@ def state_of_session(session: Any) -> SessionState:
     if state is None:
         state = session._collective_state = SessionState()
     return state
+
+
+_last_run: list[weakref.ref[Any]] = []
+
+
+def note_run(session: Any) -> None:
+    """Notes that this process runs something in a session."""
+    _last_run[:] = [weakref.ref(session)]
+
+
+def last_open_session() -> Any:
+    """Returns the session in which this process has run something last; None if it is closed."""
+    session = _last_run[0]() if _last_run else None
+    return None if session is None or state_of_session(session).is_closed else session
 
 
 def is_end(error: BaseException) -> bool:

@@ -16,9 +16,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
-from collective.checkpoint import chain, chain_names, commit, consolidate, saver
+from collective.checkpoint import background, chain, chain_names, commit, consolidate, saver
 from collective.checkpoint.storage import StorageFailure
+from collective.coordination import barrier
 from collective.coordination.barrier import Steps
+from collective.coordination.session_state import last_open_session, state_of_session
 from collective.errors import RankError
 from collective.ops import collectives
 from collective.ops.counting import counted
@@ -280,7 +282,41 @@ def from_session_script(
             tf.io.gfile.copy(source, target)
         return path
 
-    return export(folder, checkpoint, base, lambda: _find_prefix(checkpoint), build)
+    with contextlib.ExitStack() as saving:
+        prefix = None if checkpoint else saving.enter_context(_of_open_session(folder))
+        return export(folder, checkpoint, base, lambda: prefix or _find_prefix(checkpoint), build)
+
+
+@contextlib.contextmanager
+def _of_open_session(folder: str) -> Iterator[str | None]:
+    """Saves the open session in a temporary checkpoint, where there is no other checkpoint.
+
+    Args:
+        folder: is to have the SavedModel, and has the checkpoint as long as this is entered.
+
+    Yields:
+        The checkpoint's prefix; None where there is another one, or no session.
+    """
+    session, number = last_open_session(), None
+    if session is not None and saver.last_checkpoint() is None:
+        number = 0 if collectives.size() == 1 else state_of_session(session).number
+    numbers = {told["session"] for told in barrier.exchange(None, "export", {"session": number})}
+    if None in numbers or len(numbers) > 1:
+        yield None
+        return
+    temporary = os.path.join(folder, "collective-temporary-checkpoint")
+    with session.graph.as_default():
+        savers = tf.get_collection(tf.GraphKeys.SAVERS)  # as a finalized graph has one
+        whole = savers[0] if savers else tf.train.Saver()
+    path = os.path.join(temporary, "model.ckpt")
+    try:
+        with saver.without_notes():
+            prefix = whole.save(session, path, write_meta_graph=False, write_state=False)
+            background.settle(session)
+        yield prefix
+    finally:
+        if collectives.rank() == 0:
+            _remove(temporary)
 
 
 def from_estimator(

@@ -1,5 +1,6 @@
 """A session script exports a SavedModel from its checkpoint, or fails on every rank alike."""
 
+import functools
 import os
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
+from collective.checkpoint import saver
 from collective.coordination import barrier
 from tests.ranks import reference
 from tests.ranks.exports import an_output, left_in, one_table, served, signature, trained
@@ -96,11 +98,11 @@ def test_the_last_checkpoint_is_the_last_saved_or_restored(strategy, folder):
         with strategy.embedding_scope():
             one_table()
         step = tf.train.get_or_create_global_step()
-        saver, more = tf.train.Saver(), tf.assign_add(step, 1)
+        saver_, more = tf.train.Saver(), tf.assign_add(step, 1)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             saved = [
-                saver.save(session, os.path.join(folder, "model"), step)
+                saver_.save(session, os.path.join(folder, "model"), step)
                 for _ in range(3)
                 if session.run(more)
             ]
@@ -114,7 +116,7 @@ def test_the_last_checkpoint_is_the_last_saved_or_restored(strategy, folder):
                     os.path.join(folder, "saved"), None, signature(strategy, build)
                 )
             ]
-            saver.restore(session, saved[0])
+            saver_.restore(session, saved[0])
             paths += [
                 strategy.export_saved_model(
                     os.path.join(folder, "restored"), None, signature(strategy, build)
@@ -122,6 +124,37 @@ def test_the_last_checkpoint_is_the_last_saved_or_restored(strategy, folder):
             ]
             assert session.run(step) == 1
     assert [served(path, {"p": [4]})["step"] for path in paths] == [3, 1]
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_without_a_checkpoint_the_open_session_is_exported(
+    strategy, folder, rank, monitored, monkeypatch
+):
+    """Through a temporary checkpoint, which is not the last one that was saved."""
+    monkeypatch.setattr(saver, "_last_checkpoint", [])
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            one_table()
+        step = tf.train.get_or_create_global_step()
+        more = tf.assign_add(step, 1)
+
+        def build():
+            (inputs, outputs), counted = one_table(), tf.train.get_or_create_global_step()
+            return inputs, {**outputs, "step": tf.identity(counted)}
+
+        export = functools.partial(strategy.export_saved_model, folder, None)
+        with tf.train.MonitoredTrainingSession() if monitored else tf.Session() as session:
+            if not monitored:
+                session.run(tf.global_variables_initializer())
+            session.run(more)
+            paths = [export(signature(strategy, build))]
+            session.run(more)
+            paths.append(export(signature(strategy, build)))
+            assert saver.last_checkpoint() is None
+        with pytest.raises(ValueError if rank == 0 else RankError, match="no checkpoint to export"):
+            export(signature(strategy, build))
+    assert sorted(left_in(folder)) == sorted(map(os.path.basename, paths))
+    assert [served(path, {"p": [4]})["step"] for path in paths] == [1, 2]
 
 
 @pytest.mark.parametrize(
