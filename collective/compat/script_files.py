@@ -90,7 +90,9 @@ class _Replacements:
             ("get_matching_files_v2", self._match),
         ):
             original = getattr(file_io, name)
-            replaced[original] = self._replacing(original, replacement)
+            # To make a folder that is there is no error: what TensorFlow makes is noted, too.
+            is_noted = replacement == self._make
+            replaced[original] = self._replacing(original, replacement, is_noted)
             setattr(file_io, name, replaced[original])
         for path in _APIS_OF_FILES:
             module = find(path)
@@ -100,10 +102,12 @@ class _Replacements:
         opening = self._replacing(file_io.FileIO.__init__, self._open_for_tensorflow)
         file_io.FileIO.__init__ = opening
 
-    def _replacing(self, original: Any, replacement: Callable[..., Any]) -> Any:
+    def _replacing(
+        self, original: Any, replacement: Callable[..., Any], is_for_all: bool = False
+    ) -> Any:
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            if getattr(_inside, "now", False) or not _is_by_script():
+            if getattr(_inside, "now", False) or not (is_for_all or _is_by_script()):
                 return original(*args, **kwargs)
             return replacement(original, *args, **kwargs)
 

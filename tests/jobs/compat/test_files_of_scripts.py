@@ -96,3 +96,27 @@ def test_files_of_all_ranks(tmp_path: Path):
         assert [line for line in of_rank if line.startswith(kinds)] == want
     said = [line for line in told["ranks"] if "a file that all ranks write is rank 0's" in line]
     assert len(said) == 1
+
+
+LATE = """
+import os, shutil
+import tensorflow as tf
+
+if os.environ["RANK"] == "0":
+    tf.summary.FileWriter("{folder}/events").close()
+else:
+    while not os.path.exists("{folder}/events"):
+        pass
+    shutil.rmtree("{folder}/events")
+"""
+
+
+@pytest.mark.matrix
+def test_a_late_rank_leaves_what_tensorflow_has_made_for_another(tmp_path: Path):
+    """It would make its folder afresh, and comes as the first rank has its files in there."""
+    script = tmp_path / "train.py"
+    script.write_text(LATE.replace("{folder}", str(tmp_path)))
+    done = pool.launch("-np", 2, "--device", "cpu", "--as", "horovod", script)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "events").is_dir()
+    assert done.stdout.count("collective: rank 1 leaves ") == 1
