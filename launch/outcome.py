@@ -16,12 +16,18 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .last_words import UNCAUGHT, ending_error, excerpt
-from .raised_error import RaisedError, lines_without_frames, tells_of_shared_files
+from .raised_error import (
+    RaisedError,
+    lines_without_frames,
+    tells_of_other_versions,
+    tells_of_shared_files,
+)
 from .rank_names import rank_names
 from .stderr_lines import (
     is_horovods,
@@ -37,6 +43,8 @@ CAUSE_DELAY = 3.0
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 # So many ranks are named one by one.
 _FEW_RANKS = 3
+# In the stack of a script that `--as` runs.
+_RUNS_SCRIPTS = "collective/run_script.py"
 # Of how many last lines without stacks one may say that a peer was lost.
 _VICTIM_LINES = 200
 
@@ -248,6 +256,13 @@ class JobOutcome:
                 lines.append(
                     "  perhaps    another rank has just made, moved or removed the same, as every "
                     "rank runs the script: let one do it, by `if strategy.rank() == 0:`"
+                )
+            is_as_it_is = any(_RUNS_SCRIPTS in line for line in cause.last_words)
+            if is_as_it_is and tells_of_other_versions(cause.error):
+                lines.append(
+                    "  meant for  other versions than Python "
+                    f"{sys.version_info[0]}.{sys.version_info[1]} and TensorFlow 2.15, which raise "
+                    "the same without this library: it is to be mended in the script"
                 )
         kind = "error on" if shown.is_error else "last lines of"
         lines.append(f"  {kind} its {cause.last_words_from}:")

@@ -52,6 +52,14 @@ _GONE_ALREADY = re.compile(r"FileNotFoundError: |tensorflow\.\S*\.NotFoundError:
 _REMOVES = re.compile(
     r"\b(?:rmtree|rmdir|remove|unlink|rename|replace|move|DeleteRecursively|Remove|Rename)\("
 )
+# What a script meets that was written for other versions of Python and of packages. Names of
+# frameworks for which `--as` stands may be missing there alone.
+_FRAMEWORKS = "tensorflow|hybridbackend|sparse_operation_kit|collective"
+_OF_OTHER_VERSIONS = re.compile(
+    r"(?:Name|UnboundLocal|Syntax|Indentation|Tab)Error: "
+    rf"|(?:ModuleNotFound|Import)Error: (?!.*'(?:{_FRAMEWORKS})\b)"
+    rf"|AttributeError: module '(?!(?:{_FRAMEWORKS})\b)[\w.]+' has no attribute "
+)
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
 # Introduces a stack within a message: of the operation that failed, of its Python function.
@@ -115,6 +123,11 @@ def tells_of_shared_files(error: RaisedError) -> bool:
     if _GONE_ALREADY.match(own):
         return _REMOVES.search(error.place) is not None
     return _THERE_ALREADY.match(own) is not None
+
+
+def tells_of_other_versions(error: RaisedError) -> bool:
+    """Tells whether a script has used what this Python, or a package, hasn't."""
+    return _OF_OTHER_VERSIONS.match(error.chain[-1]) is not None
 
 
 def begins_error(line: str) -> bool:

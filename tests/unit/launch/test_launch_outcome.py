@@ -345,3 +345,28 @@ def test_a_file_that_ranks_handle_at_once(code, error, is_hinted):
             outcome.add(RankExit(1, 1, -15, 5.0, requested=True))
         hinted = "  perhaps    another rank has just made" in outcome.failure_report()
         assert hinted == (is_hinted and count == 1)
+
+
+@pytest.mark.parametrize(
+    "error, is_of_other_versions",
+    [
+        ("AttributeError: module 'numpy' has no attribute 'float'", True),
+        ("NameError: name 'xrange' is not defined", True),
+        ("ModuleNotFoundError: No module named 'cPickle'", True),
+        ("ImportError: cannot import name 'Iterable' from 'collections' (x.py)", True),
+        ("AttributeError: module 'hybridbackend.tensorflow' has no attribute 'x'", False),
+        ("ImportError: cannot import name 'x' from 'tensorflow.python.ops' (x.py)", False),
+        ("ValueError: Dimension must be 3", False),
+    ],
+)
+@pytest.mark.parametrize("is_as_it_is", [True, False])
+def test_a_script_of_other_versions(error, is_of_other_versions, is_as_it_is):
+    """It ends alike without the library, which says so where it runs scripts as they are."""
+    runner = ('  File "/x/collective/run_script.py", line 41, in main',) if is_as_it_is else ()
+    frame = '  File "train.py", line 3, in <module>'
+    traceback = ("Traceback (most recent call last):", *runner, frame, error)
+    outcome = JobOutcome(2)
+    for rank in range(2):
+        outcome.add(RankExit(rank, 1, 1, 5.0, last_words=traceback))
+    told = "  meant for  other versions than Python 3." in outcome.failure_report()
+    assert told == (is_of_other_versions and is_as_it_is)
