@@ -1,19 +1,16 @@
-"""Lists everything that scope() replaces in TensorFlow, Keras and Horovod, and why.
+"""Lists everything that scope() replaces in TensorFlow and Keras, and why.
 
 There is no extension point for these. `collective.patching` applies the list when the first scope()
 opens, and undoes it when the last one closes. To find a row, search for the name of what it
 replaces. The reason of a row says what would go wrong without it. What is replaced before a scope
-opens, in ranks that may never load this library: `collective.launch.training_apart.REPLACED`.
+opens, in ranks that may never load this library: `collective.launch.training_apart.REPLACED`. What
+is replaced in Horovod, where that is installed: `collective.horovod_patches`.
 """
 
 from __future__ import annotations
 
-import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from horovod.tensorflow import functions as hvd_functions
-from horovod.tensorflow import gradient_aggregation as hvd_aggregation
-from horovod.tensorflow.mpi_ops import MPI_LIB
 from keras.src import backend
 from keras.src.engine.training import Model
 from keras.src.feature_column.dense_features_v2 import DenseFeatures
@@ -70,6 +67,7 @@ from collective.coordination import session_ends, session_runs
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, reduction, row_scatters
 from collective.ops import control_flow
+from collective.ops.horovod_library import hvd
 from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export, freezing
@@ -77,6 +75,9 @@ from collective.tables import dense_view, fused_updates, optimizer_slots, variab
 from collective.tables.table import Sharded
 from collective.train import composed_rules
 from collective.wrappers import horovod, keras
+
+if hvd:
+    from collective import horovod_patches
 
 # ---- Variables become tables
 
@@ -103,6 +104,7 @@ NOT_REDUCED = "Gradients would be this rank's only, and lookups not grouped."
 WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the shard."
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
+TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 NO_WORKERS = "It would wait for workers that there are none of."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
@@ -136,6 +138,13 @@ GRADIENTS = (
         for name in (
             "tf.keras.optimizers.Optimizer.compute_gradients",
             "tf.keras.optimizers.Optimizer.apply_gradients",
+        )
+    ),
+    *(
+        Patch(OptimizerV2, name, horovod.compute_gradients, TAKEN_APART)
+        for name in (
+            "tf.keras.optimizers.legacy.Optimizer.get_gradients",
+            "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
         )
     ),
     Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
@@ -199,65 +208,6 @@ OPTIMIZERS = (
         Patch(owner, f"tf.train.{owner.__name__}.{method}", update, NO_KERNEL)
         for owner, update in composed_rules.UPDATES.items()
         for method in ("_resource_apply_sparse", "_resource_apply_dense")
-    ),
-)
-
-# ---- What a script does with Horovod
-# Horovod looks these functions up whenever it needs them: a script may have made a wrapper, or
-# imported Horovod's functions, before scope() opens.
-
-REDUCED_TWICE = "Gradients would be reduced once more."
-NO_ADASUM = "Adasum of gradients that are reduced already is no Adasum."
-RANK_0_SHARDS = "A broadcast would give all ranks rank 0's shards."
-UNKNOWN_BRANCH = "It reduces in a branch of which no other rank knows whether it is taken."
-AGREE_FIRST = "A script's own collective would not wait for the ranks' agreement."
-HOROVOD = (
-    Patch(hvd, "hvd._allreduce_cond", horovod.allreduce, REDUCED_TWICE),
-    Patch(hvd, "hvd._grouped_allreduce_cond", horovod.allreduce, REDUCED_TWICE),
-    Patch(
-        hvd._DistributedOptimizer,
-        "hvd.DistributedOptimizer.compute_gradients",
-        horovod.compute_gradients,
-        REDUCED_TWICE,
-    ),
-    *(
-        Patch(OptimizerV2, name, horovod.compute_gradients, REDUCED_TWICE)
-        for name in (
-            "tf.keras.optimizers.legacy.Optimizer.get_gradients",
-            "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
-        )
-    ),
-    *(
-        Patch(hvd._DistributedAdasumOptimizer, name, horovod.adasum, NO_ADASUM)
-        for name in (
-            "hvd._DistributedAdasumOptimizer.compute_gradients",
-            "hvd._DistributedAdasumOptimizer.apply_gradients",
-        )
-    ),
-    Patch(
-        hvd_aggregation.LocalGradientAggregationHelper,
-        "hvd_aggregation.LocalGradientAggregationHelper.compute_gradients",
-        horovod.aggregate,
-        UNKNOWN_BRANCH,
-    ),
-    Patch(
-        hvd_functions,
-        "hvd_functions._make_broadcast_group_fn",
-        horovod.broadcast_group,
-        RANK_0_SHARDS,
-    ),
-    Patch(
-        hvd_functions,
-        "hvd_functions._make_inplace_broadcast_group_fn",
-        horovod.broadcast_groups,
-        RANK_0_SHARDS,
-    ),
-    *(
-        OperationPatch(MPI_LIB, f"MPI_LIB.horovod_{name}", horovod.behind_gate, AGREE_FIRST)
-        for name in (
-            *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
-            *("broadcast", "alltoall", "reducescatter", "grouped_reducescatter"),
-        )
     ),
 )
 
@@ -500,7 +450,7 @@ PATCHES = (
     *GRADIENTS,
     *CLIPPING,
     *OPTIMIZERS,
-    *HOROVOD,
+    *(horovod_patches.HOROVOD if hvd else ()),
     *REPLICATION,
     *DETERMINISM,
     *CONTROL_FLOW,

@@ -9,7 +9,7 @@ from collective import rank0_output
 from collective.checkpoint import ownership
 from collective.coordination.preemption import PREEMPTION
 from collective.determinism import Determinism
-from collective.ops import carriers, collectives, hierarchy, native_library
+from collective.ops import carriers, hierarchy, membership, native_library
 from collective.options import ScopeOptions
 from collective.patches import PATCHES
 from collective.patching import Patches
@@ -25,7 +25,7 @@ _patches = Patches(PATCHES)
 def warn_of_missing_operations() -> None:
     """Warns once on each host, since a host may have an installation of its own."""
     reason = native_library.missing()
-    if reason is not None and collectives.local_rank() == 0:
+    if reason is not None and membership.local_rank() == 0:
         warnings.warn(
             "the compiled operations of collective are missing, so every lookup has an exchange of "
             f"its own and steps are slower; {reason}",

@@ -13,7 +13,7 @@ from collective import options, scope_activation, strategies
 from collective.checkpoint import best
 from collective.coordination import run_analysis
 from collective.estimator import input_sharding
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives, graph_analysis, membership
 from collective.options import (
     INHERIT,
     Carrier,
@@ -62,7 +62,7 @@ class CollectiveStrategy:
 
     Raises:
         ValueError: COLLECTIVE_STRATEGY names no backend, or COLLECTIVE_CARRIER no carrier.
-        ImportError: Horovod isn't installed.
+        ImportError: Horovod is needed (several hosts, no shared memory), and isn't installed.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class CollectiveStrategy:
 
     def local_rank(self) -> int:
         """Returns this rank's number on its host."""
-        return collectives.local_rank()
+        return membership.local_rank()
 
     @options.takes_foreign(*options.names(ScopeOptions))
     def scope(

@@ -263,9 +263,10 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
     horovod, problem = _facts_of_import(_HOROVOD)
     _show("Horovod", _summary(horovod, problem))
     if problem or not horovod["gloo"]:
-        required.append(
-            "Horovod with Gloo, built against the installed TensorFlow; "
-            "`collective build-horovod` builds it, or `make setup` in a checkout"
+        recommended.append(
+            "Horovod with Gloo, built against the installed TensorFlow, for ranks on several hosts "
+            "and scripts that call it; `collective build-horovod` builds it, or `make setup` in a "
+            "checkout"
         )
     elif has_gpus and not horovod["nccl"]:
         recommended.append(

@@ -264,6 +264,12 @@ class JobOutcome:
                     f"{sys.version_info[0]}.{sys.version_info[1]} and TensorFlow 2.15, which raise "
                     "the same without this library: it is to be mended in the script"
                 )
+            if cause.error.lacks_horovod:
+                lines.append(
+                    "  to mend    the script calls Horovod, which only jobs on several hosts need "
+                    "otherwise: `collective build-horovod` builds it against the installed "
+                    "TensorFlow"
+                )
         kind = "error on" if shown.is_error else "last lines of"
         lines.append(f"  {kind} its {cause.last_words_from}:")
         return lines + [f"    {line}" for line in shown.lines]

@@ -60,6 +60,7 @@ _OF_OTHER_VERSIONS = re.compile(
     rf"|(?:ModuleNotFound|Import)Error: (?!.*'(?:{_FRAMEWORKS})\b)"
     rf"|AttributeError: module '(?!(?:{_FRAMEWORKS})\b)[\w.]+' has no attribute "
 )
+_NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod['.]")
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
 # Introduces a stack within a message: of the operation that failed, of its Python function.
@@ -107,6 +108,11 @@ class RaisedError:
     def is_a_sentence(self) -> bool:
         """Tells whether the message says all: what the library raises for what it has caught."""
         return _OWN_ERROR.match(self.chain[-1]) is not None and not self.is_aside
+
+    @property
+    def lacks_horovod(self) -> bool:
+        """Tells whether the program imports Horovod, which isn't installed."""
+        return _NO_HOROVOD.search(self.chain[-1]) is not None
 
     def without_stack(self) -> list[str]:
         """Returns the message, and where in the script it was raised."""

@@ -18,10 +18,11 @@ graph depends on the carrier:
   an UnknownError, too.
 * Sums are formed in the order of the ranks.
 
-Horovod stays beside it, for what scripts reduce by themselves, and carries everything wherever
-memory can't be shared: between hosts, on GPUs. In a job of several hosts the carrier is `mixed`:
-what an all-to-all moves within a host goes through its memory, the rest and all other collectives
-by Horovod. All hosts do so, or none: ranks build the same graphs.
+Horovod, where it is installed, is for what scripts reduce by themselves, and carries everything
+wherever memory can't be shared: between hosts, on GPUs. (GPUs of one host take NCCL where Horovod
+isn't installed.) In a job of several hosts the carrier is `mixed`: what an all-to-all moves within
+a host goes through its memory, the rest and all other collectives by Horovod. All hosts do so, or
+none: ranks build the same graphs.
 
 `nccl` carries them between the GPUs of one host (`ops/native/gpu/nccl_carrier.cc`): ranks exchange
 headers through shared memory, the data go by NCCL on the operations' own stream. It is never chosen
@@ -39,11 +40,11 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import horovod_threads, native_library, nccl, shared_memory
+from collective.ops import horovod_library, horovod_threads, native_library, nccl, shared_memory
+from collective.ops.membership import Process
 
 VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
@@ -60,31 +61,6 @@ _has_memory = _has_nccl = False
 # With which code the process ends, once an error has ended its program.
 _exit_code: int | None = None
 _scope_choice: str | None = None
-
-
-class Process(NamedTuple):
-    """Tells a rank's place in its job.
-
-    Attributes:
-        rank, size: among all ranks.
-        local_rank, local_size: among those of its host.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-    @property
-    def host(self) -> range:
-        """Returns the ranks of its host, if these follow each other."""
-        first = self.rank - self.local_rank
-        return range(first, first + self.local_size)
-
-    @property
-    def on_one_host(self) -> bool:
-        """Tells whether all ranks are on its host."""
-        return self.local_size == self.size
 
 
 def configured() -> str:
@@ -111,6 +87,7 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
         words_of_all: gives all ranks' words, which all ranks say at the same time.
 
     Raises:
+        ImportError: Horovod is needed, and isn't installed.
         ValueError: COLLECTIVE_CARRIER has no such carrier.
         RuntimeError: it is 'nccl', which can't be; it says why, the same on every rank.
     """
@@ -118,17 +95,38 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
     configured()
     if _joined == process:
         return False
-    if configured() == NCCL:
-        _open_nccl(process, f"{VARIABLE}={NCCL}")
+    if not process.on_one_host:
+        _need_horovod(process, "Ranks on several hosts exchange by Horovod")
+    if configured() == HOROVOD:
+        _need_horovod(process, f"{VARIABLE}={HOROVOD} asks for Horovod")
+    if configured() == NCCL or _only_nccl(process):
+        _open_nccl(process, f"{VARIABLE}={configured()}")
         _joined, _unavailable = process, _own_problem() or ""
         return True
     problem = _shared(process, "", _own_problem())
+    if problem:
+        _need_horovod(
+            process, f"The ranks of this host can't share memory ({problem}): they need Horovod"
+        )
     if not process.on_one_host:
         problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
     _joined, _unavailable = process, problem or ""
     if process.size == 1 or of_broadcasts() == SHARED_MEMORY:
         horovod_threads.give_way()
     return True
+
+
+def _only_nccl(process: Process) -> bool:
+    """Tells whether nothing but NCCL can carry what ranks exchange: they have GPUs, and no Horovod.
+
+    It is the same on all ranks of a host.
+    """
+    return bool(
+        horovod_library.missing
+        and process.size > 1
+        and configured() == AUTO
+        and tf.config.list_physical_devices("GPU")
+    )
 
 
 def _open_nccl(process: Process | None, asked: str) -> None:
@@ -226,8 +224,23 @@ def use(choice: str | None) -> None:
     if choice == NCCL:
         _open_nccl(_joined, f"scope(carrier={NCCL!r})")
     if choice == HOROVOD:
+        _need_horovod(_joined, "scope(carrier='horovod') asks for Horovod")
         horovod_threads.compete()
     _scope_choice = choice
+
+
+def _need_horovod(process: Process | None, why: str) -> None:
+    """Refuses a job of several ranks that can't do without Horovod, where it isn't installed.
+
+    Raises:
+        ImportError: it begins with `why`, as in "… asks for Horovod".
+    """
+    if horovod_library.missing and process is not None and process.size > 1:
+        raise ImportError(
+            f"{why}, which isn't installed ({horovod_library.missing}). `make setup` in a checkout "
+            "builds it, `collective build-horovod` anywhere else, against the installed "
+            "TensorFlow. The ranks of one host need none."
+        )
 
 
 def in_force() -> str:
@@ -317,7 +330,7 @@ def explanation() -> str:
 
 
 def _resolved(choice: str) -> str:
-    if choice == NCCL:
+    if choice == NCCL or (choice == AUTO and horovod_library.missing and _has_nccl):
         return NCCL if _has_nccl else HOROVOD
     if choice == HOROVOD or _unavailable:
         return HOROVOD

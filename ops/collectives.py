@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -30,23 +29,22 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
-from collective.launch import adoption, training_apart
-from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library, nccl
+from collective.ops import (
+    carriers,
+    control_flow,
+    graph_analysis,
+    hierarchy,
+    membership,
+    native_library,
+    nccl,
+)
 from collective.ops.collective_names import PREFIX, near
 from collective.ops.device_scopes import beside
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
-from collective.ops.horovod_threads import start
+from collective.ops.horovod_library import hvd
+from collective.ops.membership import Process, rank, size
 from collective.ops.sessions import session_before_scripts
-
-try:
-    import horovod.tensorflow as hvd
-except ImportError as error:
-    raise ImportError(
-        "collective needs Horovod, built against the installed TensorFlow: `make setup` in a "
-        "checkout builds it, `collective build-horovod` anywhere else. The cause: "
-        f"{error}"
-    ) from error
 
 Phase = Literal["other", "rows", "gradients"]
 # Begins the names of operations that all ranks must run, or none, beside collectives.
@@ -66,12 +64,7 @@ def init() -> None:
         collective.launch.errors.UsageError: mpirun or srun has started this process, and the ranks
             can't find each other.
     """
-    # Each call would register Horovod's shutdown anew: before that of sessions, which need Horovod.
-    if not hvd.is_initialized():
-        adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
-        start(hvd.init)
-    training_apart.watch(size(), has_horovod=True)
-    process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
+    process = membership.join()
     if carriers.join(process, _words_of_all):
         hierarchy.settle(process, _words_of_all, lambda: _probe(process))
 
@@ -91,7 +84,7 @@ def _words_of_all(words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
+def _probe(process: Process) -> Iterator[Callable[[bool], None]]:
     """Gives the function by which all ranks send `hierarchy.PROBE` bytes at the same time."""
     ranks, here = process.size, process.local_size
     within_host, to_others = np.zeros(here, np.int32), np.zeros(ranks, np.int32)
@@ -105,18 +98,6 @@ def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
         with session_before_scripts() as session:
             to = [to_others, within_host]
             yield lambda within: session.run(operations[within], {splits: to[within]})
-
-
-def rank() -> int:
-    return int(hvd.rank())
-
-
-def size() -> int:
-    return int(hvd.size())
-
-
-def local_rank() -> int:
-    return int(hvd.local_rank())
 
 
 def unique_name(base: str) -> str:

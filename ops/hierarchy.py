@@ -23,6 +23,7 @@ from typing import Callable, NamedTuple, Union
 from tensorflow.python.framework import config
 
 from collective.ops import carriers, placement
+from collective.ops.membership import Process
 
 AUTO = "auto"
 Choice = Union[str, bool]
@@ -76,7 +77,7 @@ _choice: Choice = AUTO
 
 
 def settle(
-    process: carriers.Process,
+    process: Process,
     words_of_all: Callable[[str], list[str]],
     probe: Callable[[], contextlib.AbstractContextManager[Callable[[bool], None]]],
 ) -> None:

@@ -40,6 +40,7 @@ from collective.ops import (
     embedding_bag,
     exchange,
     gate,
+    membership,
     request_merging,
 )
 from collective.ops.graph_state import state_of
@@ -125,7 +126,7 @@ class TwoLevelExchange:
 
     def _by_owner(self, splits: tf.Tensor) -> tf.Tensor:
         """Returns `splits` [H] for the owners, with 0 for all other ranks: [N]."""
-        hosts, number = self._hosts, collectives.local_rank()
+        hosts, number = self._hosts, membership.local_rank()
         padded = tf.pad(splits[:, None], [[0, 0], [number, hosts.ranks - 1 - number]])
         return tf.reshape(padded, [hosts.number * hosts.ranks])
 

@@ -38,6 +38,7 @@ from collective.ops import (
     file_systems,
     graph_analysis,
     graphs,
+    membership,
     training_flag,
 )
 from collective.ops.gate import GraphGates, gates_of
@@ -286,7 +287,7 @@ def _options_of_own_gpu(asked: tf.GPUOptions) -> tf.GPUOptions:
     if chosen() == "gpu" and not asked.experimental.virtual_devices:
         options.per_process_gpu_memory_fraction = TENSORFLOW_SHARE
     if collectives.size() > 1 and len(tf2.config.list_physical_devices("GPU")) > 1:
-        options.visible_device_list = str(collectives.local_rank())
+        options.visible_device_list = str(membership.local_rank())
     return options
 
 

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
 
-import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
@@ -19,6 +18,7 @@ from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops import collectives, graph_analysis
 from collective.ops.graph_state import state_of
+from collective.ops.horovod_library import hvd
 from collective.ops.sessions import run_unpatched
 from collective.options import ScopeOptions
 from collective.profiling import breakdown, trace
@@ -297,7 +297,7 @@ class Profiler:
     # -- all ranks
 
     def _start_timeline(self) -> None:
-        if collectives.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
+        if hvd and collectives.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
             with _warns_of_errors("Horovod's timeline"):
                 hvd.start_timeline(os.path.join(self.folder, "horovod.json"))
                 self._timeline = True

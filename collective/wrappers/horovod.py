@@ -12,12 +12,12 @@ from __future__ import annotations
 import warnings
 from typing import Any, Callable, NoReturn
 
-import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.table_gradients import is_of_table
 from collective.ops import collectives, control_flow, graphs
 from collective.ops.gate import gates_of
+from collective.ops.horovod_library import hvd
 from collective.tables.table import is_replicated
 
 
@@ -28,14 +28,7 @@ def _refuse(feature: str, advice: str) -> NoReturn:
     )
 
 
-def allreduce(
-    original: Callable[..., Any],
-    gradients: Any,
-    process_set: Any = hvd.global_process_set,
-    op: Any = hvd.Average,
-    compression: Any = hvd.Compression.none,
-    **kwargs: Any,
-) -> Any:
+def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> Any:
     """Stands in for `hvd._allreduce_cond` and `hvd._grouped_allreduce_cond`: reduces nothing.
 
     All of Horovod's wrappers reduce gradients with them. Eagerly they do reduce: scope() refuses
@@ -45,19 +38,18 @@ def allreduce(
         NotImplementedError: the gradients are to be something else than means over all ranks.
     """
     if graphs.is_eager():
-        return original(
-            gradients, process_set=process_set, op=op, compression=compression, **kwargs
-        )
+        return original(gradients, **kwargs)
     if collectives.size() > 1:
-        if op != hvd.Average:
+        if kwargs.get("op", hvd.Average) != hvd.Average:
             _refuse(
                 "op=Sum or op=Adasum",
                 "leave op out. (Sums are N times the gradients of one process with the batches of "
                 "all: if that is meant, multiply the loss by hvd.size().)",
             )
-        if process_set.process_set_id != hvd.global_process_set.process_set_id:
+        every = hvd.global_process_set
+        if kwargs.get("process_set", every).process_set_id != every.process_set_id:
             _refuse("process_set", "all ranks train together; leave it out.")
-        if compression is not hvd.Compression.none:
+        if kwargs.get("compression", hvd.Compression.none) is not hvd.Compression.none:
             warnings.warn(
                 "Horovod's compression has no effect inside strategy.scope(), where gradients "
                 "travel otherwise: strategy.scope(dense_compression='fp16') is what halves their "

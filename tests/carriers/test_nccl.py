@@ -12,13 +12,14 @@ import os, signal, sys, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective.ops import carriers, native_library, nccl
+from collective.ops.membership import Process
 from tests import nccl_double
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
 double = nccl_double.use()
-carriers.join(carriers.Process(rank, ranks, rank, ranks), None)
+carriers.join(Process(rank, ranks, rank, ranks), None)
 assert carriers.in_force() == 'nccl' and carriers.of_agreement() == 'shared_memory'
 ops = native_library.library()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)

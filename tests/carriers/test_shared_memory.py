@@ -11,11 +11,12 @@ import os, signal, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective.ops import carriers, native_library
+from collective.ops.membership import Process
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-carriers.join(carriers.Process(rank, ranks, rank, ranks), None)
+carriers.join(Process(rank, ranks, rank, ranks), None)
 ops, functions = native_library.library(), native_library.functions()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
 

@@ -13,7 +13,9 @@ def launch(ranks, folder, backend):
         environment={"COLLECTIVE_STRATEGY": backend},
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    printed = [(folder / f"rank.{rank}" / "stdout").read_text() for rank in range(ranks)]
+    assert all(printed)
+    return printed
 
 
 @pytest.mark.sample(1)

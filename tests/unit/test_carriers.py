@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import carriers, native_library, nccl, shared_memory
+from collective.ops import carriers, horovod_library, native_library, nccl, shared_memory
+from collective.ops.membership import Process
 from collective.scope import ScopeStack
 
 LAUNCHED = {
@@ -35,7 +36,7 @@ def job(monkeypatch):
 
 def join(rank, size, here, words=None):
     """Joins; `words` are those of all ranks, if there are several hosts."""
-    process = carriers.Process(rank, size, rank % here, here)
+    process = Process(rank, size, rank % here, here)
     carriers.join(process, lambda own: words or [own] * size)
 
 
@@ -229,3 +230,62 @@ def test_a_scope_that_cannot_be_is_not_open():
     with pytest.raises(RuntimeError, match="no GPU"):
         stack.enter({"carrier": "nccl"})
     assert refused and not stack.is_open
+
+
+# ---- Without Horovod
+
+
+@pytest.fixture
+def no_horovod(monkeypatch):
+    monkeypatch.setattr(horovod_library, "missing", "No module named 'horovod'")
+
+
+def test_ranks_of_one_host_need_no_horovod(no_horovod):
+    join(0, 2, 2)
+    assert carriers.in_force() == carriers.of_agreement() == "shared_memory"
+
+
+def test_several_hosts_need_horovod(no_horovod):
+    with pytest.raises(ImportError, match="several hosts exchange by Horovod, which isn't inst"):
+        join(0, 2, 1)
+
+
+def test_ranks_that_share_no_memory_need_horovod(no_horovod, monkeypatch):
+    monkeypatch.setattr(native_library, "missing", lambda: "there is no library")
+    with pytest.raises(ImportError, match=r"can't share memory \(the compiled .* no library\)"):
+        join(0, 2, 2)
+
+
+def test_who_asks_for_horovod_needs_it(no_horovod, monkeypatch):
+    join(0, 2, 2)
+    with pytest.raises(ImportError, match=r"scope\(carrier='horovod'\) asks for Horovod"):
+        carriers.use("horovod")
+    monkeypatch.setattr(carriers, "_joined", None)
+    monkeypatch.setenv(carriers.VARIABLE, "horovod")
+    with pytest.raises(ImportError, match="COLLECTIVE_CARRIER=horovod asks for Horovod"):
+        join(0, 2, 2)
+
+
+def test_one_rank_never_needs_horovod(no_horovod, monkeypatch):
+    monkeypatch.setenv(carriers.VARIABLE, "horovod")
+    join(0, 1, 1)
+    carriers.use("horovod")
+
+
+def test_gpus_of_one_host_take_nccl_where_there_is_no_horovod(no_horovod, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(nccl, "problem", lambda: None)
+    monkeypatch.setattr(nccl, "start", lambda rank, size: "")
+    join(0, 2, 2)
+    assert carriers.in_force() == carriers.of_broadcasts() == "nccl"
+    assert carriers.of_agreement() == "shared_memory"
+
+
+def test_a_place_is_read_of_what_the_launcher_says():
+    assert Process.of({}) == Process(0, 1, 0, 1)
+    said = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    described = {f"HOROVOD_{name}": value for name, value in said.items()}
+    assert Process.of(described) == Process(3, 4, 1, 2)
+    del described["HOROVOD_LOCAL_RANK"]
+    with pytest.raises(ValueError, match="HOROVOD_LOCAL_RANK=None.*Start the job with"):
+        Process.of(described)

@@ -10,12 +10,13 @@ from tensorflow.python.framework import config
 
 from collective.ops import carriers, hierarchy, placement
 from collective.ops.hierarchy import Bandwidths, Hosts, hosts_of
+from collective.ops.membership import Process
 
 
 @pytest.fixture(autouse=True)
 def job(monkeypatch):
     """Makes a rank of a job on two hosts of two ranks each, which share memory."""
-    process = carriers.Process(0, 4, 0, 2)
+    process = Process(0, 4, 0, 2)
     monkeypatch.setattr(carriers, "_joined", process)
     monkeypatch.setattr(carriers, "_unavailable", "")
     monkeypatch.setattr(carriers, "_scope_choice", None)
@@ -120,5 +121,5 @@ def test_deterministic_gradients_are_flat(job, monkeypatch):
 
 
 def test_a_job_on_one_host_says_nothing(job):
-    hierarchy.settle(carriers.Process(0, 2, 0, 2), None, None)
+    hierarchy.settle(Process(0, 2, 0, 2), None, None)
     assert hierarchy.explanation() == "" and hierarchy.of_group() is None

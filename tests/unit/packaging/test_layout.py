@@ -46,6 +46,7 @@ LAYERS = (
     ("estimator",),
     ("integrations",),
     ("determinism", "hooks", "patching", "rank0_output"),
+    ("horovod_patches",),
     ("patches",),
     ("scope_activation",),
     ("strategy",),
