@@ -57,7 +57,7 @@ def test_a_missing_horovod_has_a_command(
     packages: dict[str, str], capsys: pytest.CaptureFixture[str]
 ):
     packages["horovod as module"] = "ModuleNotFoundError: No module named 'horovod'"
-    assert diagnostics.check() == 1
+    assert diagnostics.check() == 0  # the ranks of one host need none
     assert "`collective build-horovod` builds it" in capsys.readouterr().out
 
 
