@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready one-host train bench overhead test test-matrix test-all test-pythons wheel docs image image-check format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons wheel docs image image-check format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -27,10 +27,7 @@ setup:  ## Make .venv: pinned packages, Horovod built against TensorFlow, this p
 ready:
 	@tools/setup.sh --quiet
 
-one-host:
-	@tools/setup.sh --quiet --one-host
-
-train: one-host  ## Train on the census data, its embedding tables sharded over NP ranks
+train: ready  ## Train on the census data, its embedding tables sharded over NP ranks
 	$(python) -m collective.launch -np $(NP) modelzoo/census_income/train.py $(ARGS)
 
 bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables

@@ -54,7 +54,7 @@ _REMOVES = re.compile(
 )
 # What a script meets that was written for other versions of Python and of packages. Names of
 # frameworks for which `--as` stands may be missing there alone.
-_FRAMEWORKS = "tensorflow|hybridbackend|sparse_operation_kit|collective"
+_FRAMEWORKS = "tensorflow|horovod|hybridbackend|sparse_operation_kit|collective"
 _OF_OTHER_VERSIONS = re.compile(
     r"(?:Name|UnboundLocal|Syntax|Indentation|Tab)Error: "
     rf"|(?:ModuleNotFound|Import)Error: (?!.*'(?:{_FRAMEWORKS})\b)"

@@ -2,7 +2,6 @@
 # Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
 #
 #   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
-#   tools/setup.sh --quiet --one-host   all but Horovod, which CPU ranks of one host do without
 #   tools/setup.sh --dependencies       all but this checkout, of which only tools/ is needed: for an image's layers
 #   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
 #
@@ -17,7 +16,7 @@
 # Where no supported Python is found, one is fetched into .python of the checkout: by uv or conda where they are there,
 # else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
 #
-# Four steps: environment, packages, this package, Horovod. Each leaves a stamp in .venv/.setup that names its
+# Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that names its
 # ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
 # another TensorFlow, Horovod or GPU setting. A call that is killed while it installs leaves `unfinished`, and the next
 # one starts from an empty .venv. A lock keeps two calls apart, also for two environments, since both build in the
@@ -31,7 +30,6 @@ readonly root folder venv=$root/$folder pins=$root/tools/pins
 readonly state=$venv/.setup
 readonly fetched=$root/.python FETCHED_VERSION=3.11 UV='uv>=0.8,<1'
 mode=${1-}
-only=${2-}
 
 # Neither the user's settings of Python and pip may lead out of the environment, nor make's job server into Horovod's
 # make.
@@ -355,7 +353,6 @@ case $mode in
         ;;
     *) refuse "$mode is no option: there are --quiet, --dependencies and --pythons" ;;
 esac
-case $only in '' | --one-host) ;; *) refuse "$only is no option after $mode: there is --one-host" ;; esac
 case $folder in
     /* | *..*) refuse "VENV=$folder is no folder in this checkout: name one, like .venvs/3.10, or leave VENV unset" ;;
 esac
@@ -414,13 +411,12 @@ declare -A key=(
     [packages]=$(hash_of "${pin_files[@]}")
     [horovod]="$horovod $tensorflow ${horovod_build[*]}"
 )
-steps=(packages)
+steps=(packages horovod)
 if [ "$mode" != --dependencies ]; then
     steps+=(package)
     # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
     key[package]="$tensorflow, by a link $(hash_of "$root/setup.py" "$root"/ops/keymap.{cc,h} "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 fi
-[ "$only$gpu" = --one-host0 ] || steps+=(horovod)
 
 due=
 if environment_is_due; then
@@ -433,7 +429,7 @@ if [ -z "$due" ]; then
     exit
 fi
 case $due in
-    *horovod* | *package*)
+    *horovod*)
         check_compiler
         [ "$gpu" = 0 ] || check_cuda
         refuse_if_lacking
@@ -455,12 +451,6 @@ echo "$told" >"$state/PYTHON"
 echo "$gpu" >"$state/GPU"
 step environment "a virtual environment of Python $release ($interpreter)" make_environment
 step packages "packages: $tensorflow and what goes with it (one to three minutes)" install_packages
-for name in "${steps[@]:1}"; do
-    case $name in
-        package) step package 'this package, to be used where it lies' install_package ;;
-        horovod) step horovod "$horovod, built against $tensorflow (2 to 5 minutes on two cores)" build_horovod ;;
-    esac
-done
-with=$version
-case " ${steps[*]} " in *' horovod '*) with+=", ${horovod/==/ }" ;; esac
-say "done in $SECONDS s: $folder has Python $with, GPU=$gpu"
+step horovod "$horovod, built against $tensorflow (2 to 5 minutes on two cores)" build_horovod
+[ "$mode" = --dependencies ] || step package 'this package, to be used where it lies' install_package
+say "done in $SECONDS s: $folder has Python $version, ${horovod/==/ }, GPU=$gpu"
