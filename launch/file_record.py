@@ -53,7 +53,7 @@ class FileRecord:
         self._several_hosts, self._has_rank_0 = is_of_several_hosts, has_rank_0
         self._begin = time.time()
         self._lock = threading.RLock()
-        self._process, self._descriptor, self._offset = 0, -1, 0
+        self._descriptor, self._offset = -1, 0
         self._deeds: dict[str, list[str]] = collections.defaultdict(list)
         # How many of a path's deeds this rank has done, or found done.
         self._position: dict[str, int] = collections.defaultdict(int)
@@ -265,15 +265,18 @@ class FileRecord:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         with self._lock:
-            if self._process != os.getpid():  # A fork would share the lock.
-                self._process = os.getpid()
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            if self._descriptor >= 0:  # within itself
+                yield
+                return
+            # Opened each time: a fork would share the lock, and some programs close all files.
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
                 self._read()
                 yield
             finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     def _read(self) -> None:
         """Takes over what other ranks have noted."""
