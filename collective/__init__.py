@@ -26,14 +26,14 @@ Public names, in short:
     clear_embeddings                 removes the rows of dynamic tables
     group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
     Table, DynamicTable              the tables that scripts get
-    TablePolicy, every_steps         what a table keeps; when rows are evicted
+    TablePolicy, FirstRows, every_steps  what a table keeps, starts from, and when rows go
     EmbeddingVariableOption          the same in DeepRec's words, made of:
     InitializerOption                first rows
     CounterFilter, CBFFilter         which keys are admitted
     GlobalStepEvict, L2WeightEvict   which rows are evicted
     StorageOption, StorageType       where rows are: memory, files
     CacheType                        which rows go to files first: the least recent, always
-    CheckpointOption                 a checkpoint to start from; no effect yet
+    CheckpointOption                 a checkpoint from whose rows a table starts
     EmbeddingConfig                  the same in PERSIA's words
     RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from collective.errors import Preempted, RankError, ReplicaError, TableError
     from collective.estimator.run_config import RunConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
-    from collective.policy import TablePolicy, every_steps
+    from collective.policy import FirstRows, TablePolicy, every_steps
     from collective.strategy import CollectiveStrategy
     from collective.tables.dynamic_table import DynamicTable
     from collective.tables.table import Table
@@ -110,6 +110,7 @@ __all__ = [
     "DynamicTable",
     "EmbeddingConfig",
     "EmbeddingVariableOption",
+    "FirstRows",
     "GlobalStepEvict",
     "InitializerOption",
     "L2WeightEvict",
@@ -139,6 +140,7 @@ _MODULES = {
     "DynamicTable": "tables.dynamic_table",
     "EmbeddingConfig": "compat.persia",
     "EmbeddingVariableOption": "compat.deeprec_options",
+    "FirstRows": "policy",
     "GlobalStepEvict": "compat.deeprec_options",
     "InitializerOption": "compat.deeprec_options",
     "L2WeightEvict": "compat.deeprec_options",

@@ -50,6 +50,33 @@ def every_steps(steps: int) -> EverySteps:
 
 
 @dataclasses.dataclass(frozen=True)
+class FirstRows:
+    """Names the rows of another checkpoint from which a table starts.
+
+    Attributes:
+        checkpoint: its prefix, or a folder, whose latest checkpoint it is.
+        name: the table's name there. Default None: the name that it has here.
+
+    Raises:
+        ValueError: an attribute is no text.
+    """
+
+    checkpoint: str | os.PathLike[str]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        path = self.checkpoint
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ValueError(f"FirstRows(checkpoint=…) is a checkpoint or a folder, not {path!r}.")
+        object.__setattr__(self, "checkpoint", os.fspath(path))
+        if self.name is not None and not (isinstance(self.name, str) and self.name):
+            raise ValueError(f"FirstRows(name=…) is a table's name or None, not {self.name!r}.")
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the same'} of {self.checkpoint}"
+
+
+@dataclasses.dataclass(frozen=True)
 class TablePolicy:
     """Says which keys get rows, their first values and bounds, which are evicted, where rows are.
 
@@ -136,6 +163,11 @@ class TablePolicy:
             storage='dram_ssd', in bytes, from 1; the rows of one batch may come on top, and about
             30 bytes for each key, 8 more with steps_to_live or capacity. Default None: 1 GiB.
             DeepRec: the first of `StorageOption(storage_size)`.
+        first_rows: A `collective.FirstRows`: the table starts from the rows of another checkpoint,
+            as by `tf.train.init_from_checkpoint`, on any number of ranks. Slots start fresh, and so
+            do keys that aren't there. A checkpoint of the job's own, which a session restores, goes
+            before it. Default None: every row starts by the initializer. DeepRec:
+            `CheckpointOption(ckpt_to_load_from, tensor_name_in_ckpt)`.
 
     A key that isn't admitted takes no row, and its gradient is dropped. Dynamic tables in the
     host's memory admit keys; static tables have all rows, and in a GPU's memory these options of a
@@ -167,6 +199,7 @@ class TablePolicy:
     storage: str | None = None
     storage_path: str | None = None
     storage_size: int | None = None
+    first_rows: FirstRows | None = None
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not callable(self.initializer):
@@ -192,6 +225,11 @@ class TablePolicy:
                 f"TablePolicy(evict={self.evict}) says when rows go for their age or weights, and "
                 "no option says which: add steps_to_live=… or l2_weight_threshold=…, or leave "
                 "evict out. (capacity is kept after each training run.)"
+            )
+        if not isinstance(self.first_rows, (FirstRows, type(None))):
+            raise ValueError(
+                "TablePolicy(first_rows=…) is a collective.FirstRows or None, not "
+                f"{self.first_rows!r}."
             )
         self._check_admission()
         self._check_storage()
@@ -313,7 +351,8 @@ class TablePolicy:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.compare and value != field.default:
-                given[field.name] = str(value) if isinstance(value, EverySteps) else value
+                is_text = isinstance(value, (EverySteps, FirstRows))
+                given[field.name] = str(value) if is_text else value
         return given
 
 

@@ -54,11 +54,10 @@ DEEPREC = Framework(
                 "StorageOption",
             )
         ),
-        no_effect(
+        works(
             "tf.CheckpointOption",
-            "a table starts from the job's own checkpoint; tf.train.init_from_checkpoint starts it "
-            "from another one.",
             "collective.CheckpointOption",
+            "rows start from it, slots fresh, unless a session restores the job's own checkpoint",
         ),
         works(
             "tensorflow.core.framework.embedding.config_pb2.StorageType", "collective.StorageType"

@@ -3,7 +3,7 @@
 They are checked when they are made. `collective.get_embedding_variable(…, ev_option=)`,
 `collective.feature_column.categorical_column_with_embedding(…, ev_option=)` and
 `strategy.embedding_scope(policy=)` make a `collective.TablePolicy` of them, and warn of those that
-have no effect yet.
+have no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.policy import COUNTER_TYPES, TablePolicy, is_real, is_whole
+from collective.policy import COUNTER_TYPES, FirstRows, TablePolicy, is_real, is_whole
 
 
 def _check(option: Any, name: str, expected: str, is_good: Callable[[Any], bool]) -> None:
@@ -207,23 +207,32 @@ class L2WeightEvict:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOption:
-    """Says from which checkpoint a table starts. No effect yet: `tf.train.init_from_checkpoint`.
+    """Says from the rows of which checkpoint a table starts: `TablePolicy.first_rows`.
 
     Args:
-        ckpt_to_load_from: the checkpoint. Default None.
-        tensor_name_in_ckpt: the table's name in it. Default None.
-        always_load_from_specific_ckpt: whether that checkpoint goes before one of the job's own.
-            Default False.
-        init_data_source: a file of rows. Default None.
+        ckpt_to_load_from: the checkpoint, or a folder, whose latest it is. Default None: the table
+            starts by its initializer.
+        tensor_name_in_ckpt: the table's name in it. Default None: the name that it has here.
+        always_load_from_specific_ckpt: must be false: a checkpoint of the job's own, which a
+            session restores, goes before that one.
+        init_data_source: must be None: rows come from checkpoints, or by `table.import_()`.
 
     Raises:
         ValueError: an option has a value that it can't have.
+        NotImplementedError: it is one of the two that are not supported.
     """
 
     ckpt_to_load_from: str | None = None
     tensor_name_in_ckpt: str | None = None
     always_load_from_specific_ckpt: bool = False
     init_data_source: str | None = None
+
+    @property
+    def first_rows(self) -> FirstRows | None:
+        """Returns where the rows are, as a policy has it."""
+        if self.ckpt_to_load_from is None:
+            return None
+        return FirstRows(self.ckpt_to_load_from, self.tensor_name_in_ckpt)
 
     def __post_init__(self) -> None:
         for name in ("ckpt_to_load_from", "tensor_name_in_ckpt", "init_data_source"):
@@ -234,6 +243,22 @@ class CheckpointOption:
             "True or False",
             lambda x: isinstance(x, bool),
         )
+        if self.tensor_name_in_ckpt is not None and self.ckpt_to_load_from is None:
+            raise ValueError(
+                f"CheckpointOption(tensor_name_in_ckpt={self.tensor_name_in_ckpt!r}) names a table "
+                "of a checkpoint: add ckpt_to_load_from=…, or leave it out."
+            )
+        if self.always_load_from_specific_ckpt:
+            raise NotImplementedError(
+                "CheckpointOption(always_load_from_specific_ckpt=True) is not supported: a "
+                "checkpoint of the job's own goes before the one that is named. Leave it out, and "
+                "train in a new folder (checkpoint_dir, model_dir) to start from that one again."
+            )
+        if self.init_data_source is not None:
+            raise NotImplementedError(
+                f"CheckpointOption(init_data_source={self.init_data_source!r}) is not supported: "
+                "leave it out, and give the table its rows by table.import_(session, keys, rows)."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,14 +318,14 @@ class StorageOption:
 class EmbeddingVariableOption:
     """Holds the options of an embedding variable.
 
-    Of these, `init_option`, `filter_option`, `evict_option` and `storage_option` have their
-    effects. A table warns of each other one that would change something.
+    All of them but the first two have their effects. A table warns of `CacheType.LFU`.
 
     Args:
         ht_type, ht_partition_num: tune DeepRec's hash tables. No effect.
         evict_option: when a row is given up, a `GlobalStepEvict` or an `L2WeightEvict`. Default
             None: never.
-        ckpt: from which checkpoint the table starts, a `CheckpointOption`. Default None.
+        ckpt: from the rows of which checkpoint the table starts, a `CheckpointOption`. Default
+            None: by the initializer.
         filter_option: when a key gets a row, a `CounterFilter` or a `CBFFilter`. Default None: when
             it is first looked up.
         storage_option: where rows are kept, a `StorageOption`. Default: in memory.
@@ -351,16 +376,14 @@ class EmbeddingVariableOption:
             storage="dram_ssd" if in_files else None,
             storage_path=storage.storage_path if in_files else None,
             storage_size=next(iter(storage.storage_size), None) if in_files else None,
+            first_rows=None if self.ckpt is None else self.ckpt.first_rows,
         )
 
     def without_effect(self) -> dict[str, str]:
         """Returns the options that have no effect yet, as they were given, and what that means."""
-        idle = {}
-        if self.ckpt is not None and self.ckpt != CheckpointOption():
-            idle[f"ckpt={self.ckpt!r}"] = "no checkpoint is read for it"
-        if self.storage_option.moves_the_least_frequent:
-            idle["cache_strategy=CacheType.LFU"] = "rows go to files by their last use (LRU)"
-        return idle
+        if not self.storage_option.moves_the_least_frequent:
+            return {}
+        return {"cache_strategy=CacheType.LFU": "rows go to files by their last use (LRU)"}
 
 
 def _admission(filter_option: CounterFilter | CBFFilter | None) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def table_getter(
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default.
     weight_bound.check(policy, dtype, name)
+    made: list[Table] = []
 
     def create(next_creator: Any, **arguments: Any) -> Any:
         del next_creator
@@ -153,6 +154,7 @@ def table_getter(
             rows_in_file.prepare(table)
             admission.prepare(table, arguments.get("collections"))
             eviction.prepare(table, arguments.get("collections"))
+        made.append(table)
         return table
 
     kwargs["use_resource"] = True
@@ -171,6 +173,10 @@ def table_getter(
             f"table '{name}' is there already with {variable.policy}, and is asked for with "
             f"{own_policy}. Give both places the same options."
         )
+    first_rows = policy.first_rows
+    if first_rows is not None and made:
+        name = first_rows.name or variable.op.name
+        tf.train.init_from_checkpoint(first_rows.checkpoint, {name: variable})
     return variable
 
 

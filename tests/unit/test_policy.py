@@ -22,6 +22,7 @@ from collective import (
     CounterFilter,
     EmbeddingConfig,
     EmbeddingVariableOption,
+    FirstRows,
     GlobalStepEvict,
     InitializerOption,
     L2WeightEvict,
@@ -134,6 +135,8 @@ BAD: list[tuple[type, str, list[Any]]] = [
     (L2WeightEvict, "l2_weight_threshold", [-0.5, math.nan, None]),
     (CheckpointOption, "ckpt_to_load_from", [5]),
     (CheckpointOption, "always_load_from_specific_ckpt", [None]),
+    (FirstRows, "checkpoint", ["", 5, None]),
+    (TablePolicy, "first_rows", ["model.ckpt-5", True]),
     (StorageOption, "storage_type", [StorageType.HBM_DRAM, StorageType.INVALID, "DRAM"]),
     (StorageOption, "storage_size", [1024, [0], ["1G"], None]),
     (StorageOption, "cache_strategy", ["LRU", 2]),
@@ -292,6 +295,28 @@ def test_admission_becomes_a_policy():
         assert (policy.counts_keys, policy.draws_keys) == (counts, draws)
 
 
+def test_a_checkpoint_becomes_a_policy():
+    option = CheckpointOption("folder/model", "old/t")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy = policy_of(EmbeddingVariableOption(ckpt=option), "x")
+    assert policy == TablePolicy(first_rows=FirstRows("folder/model", "old/t"))
+    assert policy.options() == {"first_rows": "old/t of folder/model"}
+    own_name = EmbeddingVariableOption(ckpt=CheckpointOption("folder")).to_policy()
+    assert own_name.options() == {"first_rows": "the same of folder"}
+    with pytest.raises(ValueError, match=r"FirstRows\(name=…\) is a table's name or None, not ''"):
+        FirstRows("folder", "")
+    with pytest.raises(ValueError, match="tensor_name_in_ckpt='t'.*: add ckpt_to_load_from="):
+        CheckpointOption(tensor_name_in_ckpt="t")
+    for refused, way in (
+        ({"always_load_from_specific_ckpt": True}, "train in a new folder"),
+        ({"init_data_source": "rows.csv"}, r"by table.import_\(session, keys, rows\)"),
+    ):
+        (name,) = refused
+        with pytest.raises(NotImplementedError, match=rf"{name}=.* is not supported.*{way}"):
+            CheckpointOption("folder", **refused)
+
+
 def test_storage_becomes_a_policy():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -316,7 +341,6 @@ def test_storage_becomes_a_policy():
 
 
 IDLE = {
-    "ckpt=CheckpointOption(ckpt_to_load_from='m'": {"ckpt": CheckpointOption("m")},
     "cache_strategy=CacheType.LFU": {
         "storage_option": StorageOption(SSD, "f", cache_strategy=CacheType.LFU)
     },
@@ -332,7 +356,7 @@ def test_an_option_without_effect_is_warned_of_by_its_name(named: str):
     assert text.startswith("table 't': ev_option: ") and named in text
     assert text.endswith("Leave it out to silence this.")
     others = {"filter_option", "evict_option", "ckpt=", "storage_option", "init_option"}
-    assert sum(other in text for other in others) == ("ckpt" in IDLE[named])
+    assert not any(other in text for other in others)
 
 
 @pytest.mark.parametrize(
@@ -378,13 +402,13 @@ def test_anything_else_is_no_policy(option: Any):
 
 def test_warnings_point_at_the_script():
     """Also that of embedding_scope(), which a decorator wraps."""
-    option = EmbeddingVariableOption(ckpt=CheckpointOption("m"))
+    option = EmbeddingVariableOption(**IDLE["cache_strategy=CacheType.LFU"])
     column = collective.feature_column.categorical_column_with_embedding
-    with pytest.warns(UserWarning, match=r"embedding\('k'\): ev_option: ckpt") as record:
+    with pytest.warns(UserWarning, match=r"embedding\('k'\): ev_option: cache") as record:
         column("k", ev_option=option)
     assert record[0].filename == __file__
     strategy = object.__new__(collective.CollectiveStrategy)
-    with pytest.warns(UserWarning, match=r"embedding_scope\(\): policy: ckpt") as record:
+    with pytest.warns(UserWarning, match=r"embedding_scope\(\): policy: cache") as record:
         strategy.embedding_scope(policy=option)
     assert record[0].filename == __file__
 
