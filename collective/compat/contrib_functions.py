@@ -114,8 +114,16 @@ def embedding_column(
     trainable: bool = True,
     do_fusion: bool = False,
 ) -> Any:
-    """Makes `tf.feature_column.embedding_column`: lookups are fused anyway."""
+    """Makes `tf.feature_column.embedding_column`: lookups are fused anyway.
+
+    By default rows are drawn as in tf.contrib: from a truncated normal distribution of the
+    deviation 1 / √V for V buckets, and 1 for open-ended keys.
+    """
     del do_fusion
+    if initializer is None:
+        buckets = sparse_id_column.num_buckets
+        deviation = buckets**-0.5 if isinstance(buckets, int) else 1.0
+        initializer = tf.truncated_normal_initializer(stddev=deviation)
     return tf.feature_column.embedding_column(
         sparse_id_column,
         dimension,

@@ -15,10 +15,12 @@ from collective.compat.deeprec_options import (
     EmbeddingVariableOption,
     GlobalStepEvict,
     InitializerOption,
+    L2WeightEvict,
 )
 from collective.compat.framework import say_once
 from collective.compat.sok_functions import open_scope
 from collective.data import work_queue
+from collective.policy import TablePolicy, policy_of
 from collective.tables import initializers
 
 # The collections of DeepRec's operations that initialise embedding variables and their slots.
@@ -69,12 +71,15 @@ def get_embedding_variable(
 ) -> Any:
     """Makes a dynamic table: see `collective.get_embedding_variable`.
 
-    Glorot's and other initializers that need a number of rows take `default_value_dim` for it, 4096
-    by default.
+    Without an initializer, rows are drawn from a truncated normal distribution of deviation 1, as
+    DeepRec draws them. Glorot's and other initializers that need a number of rows take
+    `default_value_dim` for it, 4096 by default. An `ev_option` with a `GlobalStepEvict` goes before
+    `steps_to_live`.
 
     Raises:
         NotImplementedError: it is given a regularizer, a getter, a constraint or a source of data,
-            which would change numbers and aren't there.
+            which would change numbers and are not supported.
+        ValueError: rows are to be evicted by `steps_to_live` and by an `L2WeightEvict`.
     """
     del caching_device, validate_shape
     refused = {
@@ -90,8 +95,9 @@ def get_embedding_variable(
                 "add a regularizer's loss of the rows that are looked up, bound weights by "
                 "collective.TablePolicy(weight_bound=…), start from rows by table.import_()."
             )
-    if steps_to_live and ev_option is None:
-        ev_option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
+    ev_option = _with_steps_to_live(
+        ev_option, steps_to_live, f"tf.get_embedding_variable('{name}')"
+    )
     is_theirs = isinstance(ev_option, EmbeddingVariableOption)
     drawn = ev_option.init_option if is_theirs else InitializerOption()
     return embedding_variable.get_embedding_variable(
@@ -99,12 +105,35 @@ def get_embedding_variable(
         embedding_dim,
         key_dtype,
         value_dtype or tf.float32,
-        initializers.of_rows(initializer, drawn.default_value_dim),
+        initializers.of_rows(
+            tf.truncated_normal_initializer() if initializer is None else initializer,
+            drawn.default_value_dim,
+        ),
         trainable,
         collections,
         partitioner,
         _scaled_by_its_rows(ev_option),
     )
+
+
+def _with_steps_to_live(ev_option: Any, steps_to_live: int | None, what: str) -> Any:
+    """Returns an option that has the eviction of an argument beside it, as DeepRec joins them."""
+    option = EmbeddingVariableOption() if ev_option is None else ev_option
+    if not steps_to_live:
+        return ev_option
+    if not isinstance(option, EmbeddingVariableOption):
+        policy = policy_of(option, f"{what}: ev_option", stacklevel=4) or TablePolicy()
+        return dataclasses.replace(policy, steps_to_live=policy.steps_to_live or steps_to_live)
+    evict = option.evict_option
+    if isinstance(evict, L2WeightEvict) and evict.l2_weight_threshold > 0:
+        raise ValueError(
+            f"{what} has steps_to_live={steps_to_live} and {evict}, of which DeepRec takes one: "
+            "leave one out, or give ev_option=collective.TablePolicy(steps_to_live=…, "
+            "l2_weight_threshold=…), which evicts by either."
+        )
+    if isinstance(evict, GlobalStepEvict):
+        return option
+    return dataclasses.replace(option, evict_option=GlobalStepEvict(steps_to_live))
 
 
 def _scaled_by_its_rows(ev_option: Any) -> Any:
@@ -221,6 +250,7 @@ def sparse_column_with_embedding(
 
     Raises:
         NotImplementedError: it is given a source of data.
+        ValueError: rows are to be evicted by `steps_to_live` and by an `L2WeightEvict`.
     """
     del ht_partition_num
     if init_data_source is not None:
@@ -228,9 +258,9 @@ def sparse_column_with_embedding(
             "sparse_column_with_embedding(init_data_source=…) is not supported: start "
             "from rows by table.import_()."
         )
-    option = ev_option or evconfig
-    if steps_to_live and option is None:
-        option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
+    option = _with_steps_to_live(
+        ev_option or evconfig, steps_to_live, f"sparse_column_with_embedding('{column_name}')"
+    )
     return categorical_column_with_embedding(column_name, dtype, partition_num, option)
 
 

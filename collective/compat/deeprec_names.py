@@ -74,8 +74,8 @@ DEEPREC = Framework(
         works(
             "tf.get_embedding_variable",
             f"{_HERE}.get_embedding_variable",
-            "random first values are those of (seed, table, key); Glorot's scale by "
-            "default_value_dim",
+            "random first values are those of (seed, table, key), by default of deviation 1; "
+            "Glorot's scale by default_value_dim",
         ),
         *(
             works(f"{keys}.{key}", f"{_HERE}.{key}", "an empty collection, as none is needed")

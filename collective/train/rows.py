@@ -10,7 +10,7 @@ import abc
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, variables
 
 from collective.ops import sparse_updates
 from collective.tables import row_writes
@@ -123,6 +123,7 @@ class RowOptimizer(tf.train.Optimizer, abc.ABC):
         shape = variable.get_shape()
         row_shape = tf.TensorShape([*shape.as_list()[:1], *[1] * (shape.rank - 1)])
         self._slot_of_shape(variable, name, value, row_shape, dtype)
+        _save_as_part(self.get_slot(variable, name), variable)
 
     def _slot_of_shape(
         self, variable: Any, name: str, value: float, shape: tf.TensorShape, dtype: tf.DType
@@ -143,6 +144,24 @@ class RowOptimizer(tf.train.Optimizer, abc.ABC):
 
     def _resource_apply_sparse(self, gradient: Any, variable: Any, indices: Any) -> Any:
         return self._update(Rows(variable, gradient, indices))
+
+
+def _save_as_part(slot: Any, variable: Any) -> None:
+    """Lets a slot by row of a part of a partitioned variable be saved as the same part.
+
+    TensorFlow gives the slot the whole variable's shape. The slot of a part that has not all
+    columns is saved under its own name.
+    """
+    part = getattr(variable, "_save_slice_info", None)
+    if part is None:
+        return
+    name, columns = slot._save_slice_info.full_name, slot.shape.as_list()[1:]
+    slot._save_slice_info = None
+    if part.var_shape[1:] == part.full_shape[1:]:
+        offsets = [part.var_offset[0], *(0 for _ in columns)]
+        full_shape, shape = ([size[0], *columns] for size in (part.full_shape, part.var_shape))
+        info = variables.Variable.SaveSliceInfo(name, full_shape, offsets, shape)
+        slot._set_save_slice_info(info)
 
 
 def refuse_locking(name: str, use_locking: bool) -> None:

@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow.compat.v1 as tf
 
+import collective
 from collective.compat import sok_functions
 from collective.compat.deeprec_names import DEEPREC
 from collective.compat.hybridbackend_names import HYBRIDBACKEND
@@ -224,6 +225,70 @@ def test_glorots_initializer_scales_by_the_rows_that_deeprec_draws(strategy, way
     limit = np.sqrt(6 / (rows + 4))
     assert 0.98 * limit < np.abs(values).max() <= limit
     assert abs(values.mean()) < 0.1 * limit
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("way", ["table", "column", "buckets"])
+def test_first_rows_are_drawn_as_there(strategy, way):
+    """Without an initializer: of deviation 1, and of 1 / √V where a column has V buckets."""
+    keys, buckets = np.arange(400), 100
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        if way == "table":
+            table = named("tf.get_embedding_variable")("t", 16)
+            found = tf.nn.embedding_lookup(table, tf.constant(keys))
+        else:
+            layers = "tf.contrib.layers"
+            if way == "column":
+                column = named(f"{layers}.sparse_column_with_embedding")("key", dtype=tf.int64)
+            else:
+                column = tf.feature_column.categorical_column_with_identity("key", buckets)
+                keys = keys % buckets
+            columns = [named(f"{layers}.embedding_column")(column, 16)]
+            features = {"key": tf.constant(keys)}
+            found = named(f"{layers}.input_from_feature_columns")(features, columns)
+        train = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_sum(found))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            values = session.run([found, train])[0]
+    deviation = buckets**-0.5 if way == "buckets" else 1
+    # That of a normal distribution which is cut at twice its deviation.
+    assert values.std() == pytest.approx(0.8796 * deviation, rel=0.1)
+    assert deviation < np.abs(values).max() <= 2 * deviation
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("way", ["table", "column"])
+def test_steps_to_live_beside_an_option(strategy, way):
+    """It acts unless the option has a GlobalStepEvict, as in DeepRec."""
+    option, old = named("tf.EmbeddingVariableOption"), named("tf.GlobalStepEvict")
+    small = named("tf.L2WeightEvict")
+
+    def policy(steps, ev_option):
+        if way == "column":
+            make = named("tf.contrib.feature_column.sparse_column_with_embedding")
+            return make("key", steps_to_live=steps, ev_option=ev_option).policy
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            make = named("tf.get_embedding_variable")
+            return make("t", 2, steps_to_live=steps, ev_option=ev_option).policy
+
+    for wanted, steps, ev_option in (
+        (5, 5, None),
+        (5, 5, option()),
+        (5, 5, option(filter_option=named("tf.CounterFilter")(3))),
+        (5, 5, option(evict_option=small())),
+        (5, 5, collective.TablePolicy(weight_bound=1.0)),
+        (3, 5, collective.TablePolicy(steps_to_live=3)),
+        (3, 5, option(evict_option=old(3))),
+        (None, 5, option(evict_option=old())),
+        (None, 0, option()),
+        (3, None, option(evict_option=old(3))),
+    ):
+        made = policy(steps, ev_option)
+        assert (made and made.steps_to_live) == wanted, (steps, ev_option)
+        if isinstance(ev_option, collective.TablePolicy):
+            assert made.weight_bound == ev_option.weight_bound
+    with pytest.raises(ValueError, match=r"steps_to_live=5 and L2WeightEvict\(.*leave one out"):
+        policy(5, option(evict_option=small(0.5)))
 
 
 SHRINKING = {

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import TablePolicy, get_embedding_variable
 from collective.feature_column import categorical_column_with_embedding
+from collective.train import AdagradDecayOptimizer
 from tests.ranks import dynamic_tables, reference
 
 V, D = 11, 3
@@ -142,3 +143,28 @@ def test_a_ready_made_estimator_trains_a_column_of_open_ended_keys(strategy, fol
         estimator.train(data, steps=60)
         last = estimator.evaluate(data, steps=1)["loss"]
     assert last < first
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_slots_by_row_of_a_partitioned_layer_are_saved(strategy, folder, pieces):
+    """A slot with one number for each row isn't of its variable's shape."""
+    partitioner = tf.fixed_size_partitioner(pieces)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        with tf.variable_scope("mlp", partitioner=partitioner):
+            layer = tf.layers.dense(tf.ones([2, 4]), 3)
+        optimizer = AdagradDecayOptimizer(0.1, step, accumulator_decay_step=1)
+        train = optimizer.minimize(tf.reduce_sum(layer), global_step=step)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            values = session.run(tf.global_variables())
+            saver.save(session, f"{folder}/model")
+            session.run(tf.global_variables_initializer())
+            saver.restore(session, f"{folder}/model")
+            for got, want in zip(session.run(tf.global_variables()), values):
+                np.testing.assert_array_equal(got, want)
+    reader = tf.train.load_checkpoint(f"{folder}/model")
+    powers = reader.get_tensor("mlp/dense/kernel/AdagradDecay_1")
+    np.testing.assert_array_equal(powers, np.ones([4, 1]))

@@ -6,7 +6,9 @@ The rules are written once more in NumPy.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -234,3 +236,37 @@ def test_adam_async_counts_the_steps_of_each_variable():
         np.testing.assert_allclose(
             session.run(powers), [0.9**3, 0.999**3, 0.9**2, 0.999**2], rtol=1e-6
         )
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", ["row_wise_adagrad", "adagrad_decay_v2"])
+def test_slots_by_row_of_a_partitioned_variable_are_saved(tmp_path: Path, name: str, axis: int):
+    """As parts of one slot where the variable is cut between rows, else each by its own name."""
+    make, by_row = CASES[name][0], {"row_wise_adagrad": "accumulator"}
+    with tf.Graph().as_default(), tf.Session() as session:
+        with tf.variable_scope("s", partitioner=tf.fixed_size_partitioner(2, axis)):
+            variable = tf.get_variable("w", initializer=tf.constant(START, tf.float32))
+        step, optimizer = global_step(), make()
+        loss = tf.reduce_sum(variable.as_tensor() * tf.constant(START, tf.float32))
+        update, saver = optimizer.minimize(loss, step), tf.train.Saver()
+        slots = [
+            optimizer.get_slot(part, by_row.get(name, "accumulator_decay_power"))
+            for part in variable
+        ]
+        assert [slot.shape.as_list()[1] for slot in slots] == [1, 1]
+        session.run(tf.global_variables_initializer())
+        session.run(update)
+        trained = session.run(slots)
+        saver.save(session, str(tmp_path / "model"))
+        session.run(tf.global_variables_initializer())
+        saver.restore(session, str(tmp_path / "model"))
+        for restored, want in zip(session.run(slots), trained):
+            np.testing.assert_array_equal(restored, want)
+    reader = tf.train.load_checkpoint(str(tmp_path / "model"))
+    saved = [slot.op.name for slot in slots]
+    if axis == 0:
+        (whole,) = {re.sub("/part_[01]", "", slot) for slot in saved}
+        np.testing.assert_array_equal(reader.get_tensor(whole), np.concatenate(trained))
+    else:
+        for slot, want in zip(saved, trained):
+            np.testing.assert_array_equal(reader.get_tensor(slot), want)

@@ -110,6 +110,7 @@ def probes():
     yield tf.train.SecondOrStepTimer(every_steps=1), ["_last_triggered_step"]
     yield tf.float32, ["_is_ref_dtype"]
     yield variable, ["_initial_value", "_initializer_op", "_shared_name"]
+    yield variable, ["_save_slice_info", "_set_save_slice_info"]
     yield variable_scope, ["_get_default_variable_store", "_PartitionInfo"]
     yield variable_scope._get_default_variable_store(), ["_vars"]
     yield variables, ["_all_saveable_objects"]
