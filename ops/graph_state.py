@@ -88,6 +88,7 @@ class GraphState:
         input_is_dealt: whether an Estimator has dealt the batches of its input to the ranks.
         dealt_input: what is known of the datasets that are dealt to the ranks
             (`collective.data.dealt_input`).
+        needs_all_data: why training must not end before all ranks are out of data; '' if it may.
         evicting_tables: the tables of which rows are evicted (`collective.tables.eviction`).
         drawing_tables: the tables that admit keys by chance (`collective.tables.admission`).
         next_step: int64 scalar, the global step to which a run leads
@@ -153,6 +154,7 @@ class GraphState:
     prepared_version: tuple[Any, ...] | None = None
     input_is_dealt: bool = False
     dealt_input: Any = None
+    needs_all_data: str = ""
     evicting_tables: list[Any] = dataclasses.field(default_factory=list)
     drawing_tables: list[Any] = dataclasses.field(default_factory=list)
     next_step: tf.Tensor | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -136,15 +137,50 @@ def embedding_column(
     )
 
 
-def input_from_feature_columns(columns_to_tensors: Any, feature_columns: Any) -> tf.Tensor:
-    """Calls `tf.feature_column.input_layer`."""
-    return tf.feature_column.input_layer(columns_to_tensors, feature_columns)
+def input_from_feature_columns(
+    columns_to_tensors: Any,
+    feature_columns: Any,
+    weight_collections: Any = None,
+    trainable: bool = True,
+    scope: Any = None,
+    cols_to_outs: dict[Any, Any] | None = None,
+) -> tf.Tensor:
+    """Calls `tf.feature_column.input_layer`, in a variable scope if one is named.
+
+    Args:
+        columns_to_tensors: features by name.
+        feature_columns: the columns.
+        weight_collections, trainable: of the weights that are made.
+        scope: the variable scope; None for none.
+        cols_to_outs: is given the output of each column; None for nothing.
+    """
+    with tf.variable_scope(scope) if scope else contextlib.nullcontext():
+        return tf.feature_column.input_layer(
+            columns_to_tensors,
+            feature_columns,
+            weight_collections,
+            trainable,
+            cols_to_output_tensors=cols_to_outs,
+        )
 
 
-def sequence_input_layer(features: Any, feature_columns: Any, **kwargs: Any) -> Any:
-    """Returns (layer [B, T, D], lengths [B]) of columns of sequences."""
-    del kwargs
-    return tf.keras.experimental.SequenceFeatures(feature_columns)(features)
+def sequence_input_layer(
+    features: Any,
+    feature_columns: Any,
+    weight_collections: Any = None,
+    trainable: bool = True,
+) -> Any:
+    """Returns (layer [B, T, D], lengths [B]) of columns of sequences.
+
+    Raises:
+        NotImplementedError: `weight_collections` is given.
+    """
+    if weight_collections:
+        raise NotImplementedError(
+            "tf.contrib.feature_column.sequence_input_layer(weight_collections=…) is not "
+            "supported: add the variables to the collections by tf.add_to_collection."
+        )
+    return tf.keras.experimental.SequenceFeatures(feature_columns, trainable)(features)
 
 
 class Linear:

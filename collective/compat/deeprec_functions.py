@@ -178,15 +178,19 @@ def fused_embedding_lookup_sparse(
     max_norm: float | None = None,
     default_id: int | None = None,
     prune_invalid_ids: bool = False,
+    fill_empty_row: bool = True,
     blocknums: Any = None,
-    **tuning: Any,
 ) -> tf.Tensor:
     """Calls TensorFlow's lookup, the safe one to prune ids or to fill empty samples.
 
     Raises:
-        NotImplementedError: blocknums is given.
+        NotImplementedError: blocknums is given, or fill_empty_row is False.
     """
-    del tuning
+    if not fill_empty_row:
+        raise NotImplementedError(
+            "tf.nn.fused_embedding_lookup_sparse(fill_empty_row=False) is not supported: call "
+            "tf.nn.embedding_lookup_sparse, whose empty samples are zeros."
+        )
     if blocknums is not None:
         raise NotImplementedError(
             "tf.nn.fused_embedding_lookup_sparse(blocknums=…) is not supported: rows of "
@@ -212,12 +216,20 @@ def fused_safe_embedding_lookup_sparse(
     partition_strategy: str = "div",
     max_norm: float | None = None,
     prune: bool = True,
+    blocknums: Any = None,
+    fusion_version: Any = None,
 ) -> tf.Tensor:
     """Calls `tf.nn.safe_embedding_lookup_sparse`, which prunes ids anyway.
 
     Raises:
-        NotImplementedError: prune is False.
+        NotImplementedError: prune is False, or blocknums is given.
     """
+    del fusion_version
+    if blocknums is not None:
+        raise NotImplementedError(
+            "tf.nn.fused_safe_embedding_lookup_sparse(blocknums=…) is not supported: rows of a "
+            "table have one dimension; leave it out."
+        )
     if not prune:
         raise NotImplementedError(
             "tf.nn.fused_safe_embedding_lookup_sparse(prune=False) is not supported: "
@@ -295,3 +307,48 @@ class variable_scope(tf.variable_scope):  # noqa: N801 (TensorFlow's name)
             return tf.cast(get(name, *rest, **{**options, "dtype": dtype}), wanted)
 
         return variable_scope(*args, **{**kwargs, "custom_getter": kept})
+
+
+def staged(
+    features: Any = None,
+    feed_dict: Any = None,
+    capacity: int = 1,
+    num_threads: int = 1,
+    num_clients: int = 1,
+    timeout_millis: int = 300000,
+    closed_exception_types: Any = (tf.errors.OutOfRangeError,),
+    ignored_exception_types: Any = (),
+    feed_generator: Any = None,
+    items: Any = None,
+    **tuning: Any,
+) -> Any:
+    """Returns the features as they are: each run takes the next ones.
+
+    Args:
+        features: a structure of tensors; `items` in older scripts.
+        feed_dict, feed_generator: must be empty: features have their values.
+        capacity, num_threads, num_clients, timeout_millis, tuning: no effect.
+        closed_exception_types: OutOfRangeError alone, as by default.
+        ignored_exception_types: must be empty: no batch is left out for an error.
+
+    Raises:
+        NotImplementedError: one of these would change which values come.
+    """
+    del capacity, num_threads, num_clients, timeout_millis, tuning
+    ends = {tf.errors.OutOfRangeError, tf.errors.OUT_OF_RANGE, StopIteration}
+    refused = {
+        "feed_dict": (feed_dict, "build the features of the tensors that it feeds"),
+        "feed_generator": (feed_generator, "read by tf.data.Dataset.from_generator"),
+        "ignored_exception_types": (
+            ignored_exception_types,
+            "leave broken records out by dataset.apply(tf.data.experimental.ignore_errors())",
+        ),
+        "closed_exception_types": (
+            [kind for kind in closed_exception_types or () if kind not in ends],
+            "leave it out: data end by tf.errors.OutOfRangeError",
+        ),
+    }
+    for argument, (value, way) in refused.items():
+        if value:
+            raise NotImplementedError(f"tf.staged({argument}=…) is not supported: {way}.")
+    return features if items is None else items

@@ -192,7 +192,7 @@ DEEPREC = Framework(
             for module in ("tf.train", f"tensorflow.python.training.{name}")
         ),
         # Pipelines.
-        no_effect("tf.staged", _STAGE, "collective.compat.no_effect.first"),
+        no_effect("tf.staged", _STAGE, f"{_HERE}.staged"),
         no_effect("tf.make_prefetch_hook", _STAGE, "collective.compat.no_effect.hook"),
         no_effect("tf.train.mark_target_node", _STAGE, "collective.compat.no_effect.nothing"),
         *(
@@ -251,9 +251,10 @@ DEEPREC = Framework(
             for module in ("parquet_dataset_ops", "dataframe")
         ),
         # Checkpoints.
-        refused(
+        works(
             "tensorflow.python.training.incremental_saver._get_incremental_saver",
-            "`collective.checkpoint.save_increment` saves one.",
+            "collective.compat.deeprec_increments.get_incremental_saver",
+            "`collective.checkpoint.save_increment`: beside the checkpoint that it follows",
         ),
         no_effect("tf.train.Saver(incremental_save_restore=)", _RESTORED),
         no_effect("tf.train.Scaffold(incremental_save_restore=)", _RESTORED),

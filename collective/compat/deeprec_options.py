@@ -268,7 +268,7 @@ class StorageOption:
     Args:
         storage_type: a `StorageType`. Default None, which is DRAM: memory as tables have it anyway.
             DRAM_SSDHASH moves rows that weren't used for long to files: the policy's
-            `storage='dram_ssd'`. Others aren't there.
+            `storage='dram_ssd'`. Others are not supported.
         storage_path: the folder of those files. Default None.
         storage_size: bytes of each tier, from the fastest. Default 1 GiB each. With DRAM_SSDHASH
             the first is the memory on each rank; files take what they need.

@@ -252,8 +252,14 @@ def _count(batch: Batch) -> tf.Tensor:
 
 
 def rebatch(
-    batch_size: int, drop_remainder: bool = False, fields: Any = None, **tuning: Any
+    batch_size: int, drop_remainder: bool = False, fields: Any = None
 ) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, which makes batches of another size."""
-    del fields, tuning
+    """Returns a function for `dataset.apply`, which makes batches of another size.
+
+    Args:
+        batch_size: how many records a batch has.
+        drop_remainder: whether a last batch of fewer records is left out.
+        fields: no effect.
+    """
+    del fields
     return lambda dataset: dataset.unbatch().batch(batch_size, drop_remainder)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+from keras.src import backend
+from tensorflow.python.ops import variable_scope
 
 from collective.ops import collectives
 
@@ -41,12 +43,42 @@ def _building() -> Iterator[list[Any]]:
         del _initializers[:]
 
 
+@contextlib.contextmanager
+def _names_from_the_start() -> Iterator[None]:
+    """Counts names of layers and scopes that have none anew, and reuses variables by their names.
+
+    So a layer without a name gets the name that it had in the training: `dense`, `dense_1`.
+
+    Raises:
+        ValueError: a variable to be trained is made inside.
+    """
+    graph, known = tf.get_default_graph(), set(tf.trainable_variables())
+    counts = backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
+    try:
+        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+            # The scope gives its counts back when it is left.
+            variable_scope.get_variable_scope_store().variable_scopes_count.clear()
+            yield
+    finally:
+        backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
+        if counts is not None:
+            backend.PER_GRAPH_OBJECT_NAME_UIDS[graph] = counts
+    new = [v.op.name for v in tf.trainable_variables() if v not in known]
+    if new:
+        raise ValueError(
+            f"EvaluationHook: the evaluation makes {', '.join(new)}, which the training doesn't "
+            "have, so nobody trains it. Make the same layers by the same names as the training, "
+            "and a layer of Keras once, outside of the function."
+        )
+
+
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates on all ranks after every so many runs of a session; every record counts once.
 
     Args:
         fn: builds the evaluation, with the variables of the training, and returns
-            {name: (value, update)}. An iterator that it makes by `tf.data` begins anew each time.
+            {name: (value, update)}. Layers and scopes without a name get those of the training, in
+            the same order. An iterator that it makes by `tf.data` begins anew each time.
         steps: how many batches each rank evaluates at most.
         every_n_iter: after how many runs.
         summary_dir: where rank 0 writes the values as summaries; None: nowhere.
@@ -74,13 +106,13 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._start: list[Any] = []
 
     def begin(self) -> None:
-        """Builds the evaluation in the training's graph."""
+        """Builds the evaluation in the training's graph.
+
+        Raises:
+            ValueError: it has variables that the training doesn't have.
+        """
         known = set(tf.local_variables())
-        with (
-            tf.variable_scope(tf.get_variable_scope(), reuse=True),
-            tf.name_scope("evaluation"),
-            _building() as initializers,
-        ):
+        with _names_from_the_start(), tf.name_scope("eval"), _building() as initializers:
             metrics = self._fn()
             self._start = list(initializers)
         new = [variable for variable in tf.local_variables() if variable not in known]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.compat import hybridbackend_evaluation
 from collective.compat.framework import say_once
 from collective.ops import collectives
+from collective.ops.graph_state import state_of
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
 
@@ -25,12 +28,74 @@ def strategy() -> Any:
     return CollectiveStrategy()
 
 
+# Options that change no number here, or none at all.
+_IDLE = frozenset(
+    {
+        "batch_size",
+        "comm_default",
+        "comm_pool_capacity",
+        "comm_pool_name",
+        "keep_checkpoint_every_n_hours",
+        "keep_checkpoint_max",
+        "mode",
+        "model_dir",
+        "pipeline_dense_ga_enabled",
+        "use_hierarchical_embedding_lookup",
+    }
+)
+# Options by whose other values numbers would change, with the value that has no effect, and what
+# to do instead.
+_REFUSED = {
+    "data_batch_count": (1, "scope(local_steps=k) makes one update of k batches"),
+    "comm_wire_dtype": (None, "scope(wire_dtype=…) says in which type rows travel"),
+    "comm_gradient_wire_dtype": (
+        None,
+        "scope(gradient_wire_dtype=…) says in which type gradients travel",
+    ),
+    "grad_lazy_sync": (
+        False,
+        "gradients are means over ranks where they are taken, before they are clipped",
+    ),
+}
+_REMAINDER = "data_sync_drop_remainder"
+
+
+def _use(owner: str, name: str, value: Any) -> None:
+    """Says that an option has no effect, or refuses it.
+
+    Raises:
+        NotImplementedError: it would change numbers, or isn't known.
+    """
+    if name in _REFUSED:
+        neutral, way = _REFUSED[name]
+        if value not in (neutral, None):
+            raise NotImplementedError(
+                f"{owner}.{name} = {value!r} is not supported: {way}. Leave it out."
+            )
+    elif name == _REMAINDER:
+        if value is False:
+            state_of(tf.get_default_graph()).needs_all_data = (
+                f"{owner}.{_REMAINDER} = False asks for all data, and training here ends with the "
+                "first rank that is out of data. Give every rank the same number of batches "
+                "(dataset.repeat() and a StopAtStepHook do), or leave the option out"
+            )
+    elif name in _IDLE:
+        say_once(f"{owner}.{name} has no effect here: it tunes HybridBackend")
+    else:
+        raise NotImplementedError(
+            f"{owner}.{name} is not supported: the options are {', '.join(OPTIONS)}."
+        )
+
+
+OPTIONS = sorted({*_IDLE, *_REFUSED, _REMAINDER, "sharding"})
+
+
 class Options:
     """Takes what tunes HybridBackend, as `hb.context.options` does."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Says once that it has no effect."""
-        say_once(f"hb.context.options.{name} has no effect here: it tunes HybridBackend")
+        """Says once that it has no effect, or refuses it."""
+        _use("hb.context.options", name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -95,10 +160,19 @@ CONTEXT = Context()
 
 @contextlib.contextmanager
 def scope(sharding: bool = False, **options: Any) -> Iterator[Any]:
-    """Opens scope(), or with `sharding` embedding_scope() in it. Tuning has no effect."""
-    idle = sorted(name for name, value in options.items() if value is not None)
-    if idle:
-        say_once(f"hb.scope({', '.join(idle)}) has no effect here: it tunes HybridBackend")
+    """Opens scope(), or with `sharding` embedding_scope() in it.
+
+    Args:
+        sharding: whether it shards the variables that are made inside.
+        options: those of `hb.context.options`. What tunes has no effect. Where ranks have different
+            numbers of batches, `data_sync_drop_remainder=False` is an error when the first is out
+            of data.
+
+    Raises:
+        NotImplementedError: an option would change numbers, or isn't known.
+    """
+    for name, value in options.items():
+        _use("hb.scope", name, value)
     with contextlib.ExitStack() as scopes:
         if not SCOPES.is_open:
             scopes.enter_context(strategy().scope())
@@ -110,6 +184,11 @@ def scope(sharding: bool = False, **options: Any) -> Iterator[Any]:
 def embedding_scope(**options: Any) -> Any:
     """Opens embedding_scope(), in a scope()."""
     return scope(**{"sharding": True, **options})
+
+
+def compute_pipeline() -> Any:
+    """Decorates a function as it is: HybridBackend calls it once for each of its batches, one."""
+    return lambda inner: inner
 
 
 def function(**params: Any) -> Any:
@@ -129,7 +208,7 @@ def function(**params: Any) -> Any:
 def export(
     export_dir_base: str, checkpoint_path: str, signature_def_fn: Any, *args: Any, **kwargs: Any
 ) -> str:
-    """Exports a checkpoint: `CollectiveStrategy.export_saved_model`."""
+    """Exports a checkpoint: `CollectiveStrategy.export_saved_model`; `mode` has no effect."""
     kwargs.pop("mode", None)
     path: str = strategy().export_saved_model(
         export_dir_base, checkpoint_path, signature_def_fn, *args, **kwargs
@@ -138,23 +217,57 @@ def export(
 
 
 def estimator(model_fn: Any, model_dir: Any = None, **kwargs: Any) -> Any:
-    """Makes an Estimator of all ranks: `CollectiveStrategy.estimator`."""
+    """Makes an Estimator of all ranks: `CollectiveStrategy.estimator`.
+
+    Evaluations count every record, whatever `eval_drop_remainder` and `predict_drop_remainder` say.
+
+    Raises:
+        NotImplementedError: `train_drop_remainder` is False.
+    """
+    for name in ("eval_drop_remainder", "predict_drop_remainder"):
+        kwargs.pop(name, None)
+    if not kwargs.pop("train_drop_remainder", True):
+        raise NotImplementedError(
+            "hb.estimator.Estimator(train_drop_remainder=False) is not supported: the records of "
+            "an input_fn are dealt to the ranks. Leave it out."
+        )
     made = strategy().estimator(model_fn, model_dir, **kwargs)
-    own = made.train_and_evaluate
-
-    def train_and_evaluate(train_spec: Any, eval_spec: Any, **evaluation: Any) -> Any:
-        idle = sorted(name for name, value in evaluation.items() if value is not None)
-        if idle:
-            say_once(
-                f"train_and_evaluate({', '.join(idle)}) has no effect here: evaluations come after "
-                "checkpoints; RunConfig(save_checkpoints_steps=…) says when"
-            )
-        return own(train_spec, eval_spec)
-
-    made.train_and_evaluate = train_and_evaluate
+    made.train_and_evaluate = functools.partial(_train_and_evaluate, made)
     return made
 
 
+def _train_and_evaluate(
+    made: Any,
+    train_spec: Any,
+    eval_spec: Any,
+    eval_every_n_iter: int | None = None,
+    eval_history: Any = None,
+) -> Any:
+    """Trains, and evaluates in the training's session after every so many steps, if at all."""
+    hooks = list(train_spec.hooks)
+    if eval_every_n_iter is not None:
+        hooks.append(
+            hybridbackend_evaluation.EvaluationHook(
+                lambda: _evaluation(made, eval_spec.input_fn),
+                eval_spec.steps or sys.maxsize,
+                eval_every_n_iter,
+                made.eval_dir(),
+                eval_history,
+            )
+        )
+    return made.train(train_spec.input_fn, hooks, max_steps=train_spec.max_steps)
+
+
+def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
+    """Builds an Estimator's evaluation; returns its metrics with their updates, by name."""
+    inputs = made._call_input_fn(input_fn, tf.estimator.ModeKeys.EVAL)
+    if hasattr(inputs, "element_spec"):
+        inputs = hybridbackend_evaluation.make_initializable_iterator(inputs).get_next()
+    features, labels = inputs if isinstance(inputs, tuple) else (inputs, None)
+    spec = made._call_model_fn(features, labels, tf.estimator.ModeKeys.EVAL, made.config)
+    return {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
+
+
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, **evaluation: Any) -> Any:
-    """Trains and evaluates, as the estimator's method does."""
+    """Trains and evaluates, as the method of an `hb.estimator.Estimator` does."""
     return estimator.train_and_evaluate(train_spec, eval_spec, **evaluation)

@@ -62,9 +62,10 @@ HYBRIDBACKEND = Framework(
                 "partition_by_dual_modulo_stage_two",
             )
         ),
-        refused(
+        works(
             "hb.pipeline.compute_pipeline",
-            "scope(prefetch_keys=True) overlaps exchanges, scope(local_steps=k) joins batches.",
+            f"{_HERE}.compute_pipeline",
+            "the function as it is; a data_batch_count above 1 is refused",
         ),
         same_numbers("hb.estimator.Estimator", f"{_HERE}.estimator"),
         works("hb.estimator.EstimatorSpec", f"{_TF}.estimator.EstimatorSpec"),

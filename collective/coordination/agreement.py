@@ -236,6 +236,7 @@ def verdict(
     headers: Sequence[Header],
     checks: Sequence[Check],
     exchange_reports: Callable[[], list[dict[str, Any]]],
+    needs_all_data: str = "",
 ) -> BaseException | None:
     """Returns the error that every rank raises for these headers; None if all are well.
 
@@ -246,6 +247,7 @@ def verdict(
         headers: those of ranks 0, 1, ….
         checks: the graph's, to name a table.
         exchange_reports: returns each rank's `report`; called on every rank or on none.
+        needs_all_data: why training must not end before all ranks are out of data; '' if it may.
     """
     if any(h.status == FAILED for h in headers):
         return RankError("A rank failed. " + _descriptions(exchange_reports()))
@@ -275,6 +277,8 @@ def verdict(
         (LEFT, "has left the session"),
     ):
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
+        if ranks and status == ENDED and running and needs_all_data:
+            return RankError(f"Rank {', '.join(ranks)} {state}, others are not: {needs_all_data}.")
         if ranks:
             return tf.errors.OutOfRangeError(
                 None, None, f"rank {', '.join(ranks)} {state}: the step ends on all ranks"

@@ -23,7 +23,6 @@ from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.launch.progress_board import Label, Phase
 from collective.ops import carriers, graph_analysis, nccl
-from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated
 
 ENDING = "ends its session"
@@ -385,6 +384,7 @@ class Coordinator:
             headers,
             member.checks,
             lambda: self.channel.texts(agreement.report(description, shared)),
+            member.needs_all_data,
         )
         member.note(headers, verdict)
         return verdict
@@ -487,7 +487,7 @@ class Coordinator:
         if session not in self._members:
             state_of_session(session).refuse_if_left()
             state_of_session(session).number = self._sessions = self._sessions + 1
-            self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)
+            self._members[session] = Membership.of(self._sessions, session.graph)
         return self._members[session]
 
 

@@ -21,7 +21,8 @@ from collective.coordination.agreement import (
 from collective.coordination.run_extension import NO_PART, SessionPart
 from collective.errors import RankError
 from collective.launch.progress_board import Label
-from collective.ops.gate import Check, Gate
+from collective.ops.gate import Check, Gate, gates_of
+from collective.ops.graph_state import state_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Membership:
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
         checks: the checks of the session's graph.
+        needs_all_data: why training must not end before all ranks are out of data; '' if it may.
         evaluation: the signature of the last run if that was an evaluation.
         last_evaluation: that run, whose like this rank answers while it has no more to evaluate;
             None if it can't.
@@ -146,14 +148,20 @@ class Membership:
         part: what the extension of the session's graph does in the session.
     """
 
-    def __init__(self, number: int, checks: list[Check]):
+    def __init__(self, number: int, checks: list[Check], needs_all_data: str = ""):
         self.number = number
         self.checks = checks
+        self.needs_all_data = needs_all_data
         self.count: int | None = None
         self.evaluation: int | None = None
         self.last_evaluation: RunAttempt | None = None
         self.over: BaseException | None = None
         self.part: SessionPart = NO_PART
+
+    @staticmethod
+    def of(number: int, graph: tf.Graph) -> Membership:
+        """Returns the part in a session of `graph`."""
+        return Membership(number, gates_of(graph).checks, state_of(graph).needs_all_data)
 
     def note(self, headers: list[Header], verdict: BaseException | None) -> None:
         """Notes what the ranks' headers, and the verdict on them, mean for the session."""

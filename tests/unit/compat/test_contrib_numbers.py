@@ -86,9 +86,15 @@ def test_columns(run, columns, inputs):
         initializer=tf.constant_initializer(ROWS),
         do_fusion=True,
     )
-    found = named(f"{inputs}.input_from_feature_columns")(ids(), [column])
+    outputs = {}
+    found = named(f"{inputs}.input_from_feature_columns")(
+        ids(), [column], ["kept"], trainable=False, scope="in", cols_to_outs=outputs
+    )
     means = [ROWS[listed].mean(0) for listed in IDS]
-    np.testing.assert_allclose(run(found), means, rtol=1e-5, atol=1e-6)
+    for values in run([found, outputs[column]]):
+        np.testing.assert_allclose(values, means, rtol=1e-5, atol=1e-6)
+    (weights,) = tf.get_collection("kept")
+    assert weights.op.name.startswith("in/") and not tf.trainable_variables()
 
 
 def test_sequences(run):
@@ -97,7 +103,9 @@ def test_sequences(run):
     column = tf.feature_column.embedding_column(
         make("key", 6), 2, initializer=tf.constant_initializer(ROWS)
     )
-    found = named("tf.contrib.feature_column.sequence_input_layer")(ids(), [column])
+    layer = named("tf.contrib.feature_column.sequence_input_layer")
+    found = layer(ids(), [column], trainable=False)
+    assert not tf.trainable_variables()
     layer, lengths = run(found)
     assert lengths.tolist() == [3, 1, 2]
     for sample, listed in zip(layer, IDS):
