@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective import embedding_variable, feature_column
+from collective import embedding_variable, feature_column, strategy
+from collective.compat import hybridbackend_evaluation
 from collective.compat.deeprec_options import (
     EmbeddingVariableOption,
     GlobalStepEvict,
@@ -49,6 +50,14 @@ def enable_distributed_strategy(strategy: str = "collective") -> None:
             "as there are no parameter servers: use strategy='collective'."
         )
     open_scope()
+
+
+class CollectiveStrategy(strategy.CollectiveStrategy):
+    """Is `collective.CollectiveStrategy`; its Estimators evaluate where DeepRec's do."""
+
+    def estimator(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes an Estimator; `train_and_evaluate` evaluates every `eval_every_n_iter` steps."""
+        return hybridbackend_evaluation.evaluating_where_asked(super().estimator(*args, **kwargs))
 
 
 def get_embedding_variable(

@@ -35,7 +35,12 @@ DEEPREC = Framework(
         "horovod",
     ),
     names=(
-        same_numbers(f"{_STRATEGY}.CollectiveStrategy", "collective.CollectiveStrategy"),
+        same_numbers(
+            f"{_STRATEGY}.CollectiveStrategy",
+            f"{_HERE}.CollectiveStrategy",
+            "`collective.CollectiveStrategy`; an Estimator's train_and_evaluate evaluates every "
+            "`eval_every_n_iter` steps, or not at all",
+        ),
         works(
             "tf.config.experimental.enable_distributed_strategy",
             f"{_HERE}.enable_distributed_strategy",

@@ -81,6 +81,7 @@ LinearRegressor = _ready_made("LinearRegressor")
 
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
     """Calls the method of an Estimator of all ranks, or TensorFlow's function."""
-    if hasattr(estimator, "train_and_evaluate"):
-        return estimator.train_and_evaluate(train_spec, eval_spec)
+    own = getattr(type(estimator), "train_and_evaluate", None)
+    if own is not None:
+        return own(estimator, train_spec, eval_spec)
     return tf.estimator.train_and_evaluate(estimator, train_spec, eval_spec)

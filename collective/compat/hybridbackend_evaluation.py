@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -148,3 +150,41 @@ class EvaluationHook(tf.train.SessionRunHook):
             writer = tf.summary.FileWriterCache.get(self._summary_dir)
             writer.add_summary(summary, self._runs)
             writer.flush()
+
+
+def evaluating_where_asked(estimator: Any) -> Any:
+    """Returns an Estimator whose `train_and_evaluate` is HybridBackend's, and so DeepRec's."""
+    estimator.train_and_evaluate = functools.partial(_train_and_evaluate, estimator)
+    return estimator
+
+
+def _train_and_evaluate(
+    made: Any,
+    train_spec: Any,
+    eval_spec: Any,
+    eval_every_n_iter: int | None = None,
+    eval_history: Any = None,
+) -> Any:
+    """Trains, and evaluates in the training's session after every so many steps, if at all."""
+    hooks = list(train_spec.hooks)
+    if eval_every_n_iter is not None:
+        hooks.append(
+            EvaluationHook(
+                lambda: _evaluation(made, eval_spec.input_fn),
+                eval_spec.steps or sys.maxsize,
+                eval_every_n_iter,
+                made.eval_dir(),
+                eval_history,
+            )
+        )
+    return made.train(train_spec.input_fn, hooks, max_steps=train_spec.max_steps)
+
+
+def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
+    """Builds an Estimator's evaluation; returns its metrics with their updates, by name."""
+    inputs = made._call_input_fn(input_fn, tf.estimator.ModeKeys.EVAL)
+    if hasattr(inputs, "element_spec"):
+        inputs = make_initializable_iterator(inputs).get_next()
+    features, labels = inputs if isinstance(inputs, tuple) else (inputs, None)
+    spec = made._call_model_fn(features, labels, tf.estimator.ModeKeys.EVAL, made.config)
+    return {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}

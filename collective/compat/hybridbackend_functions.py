@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,40 +231,7 @@ def estimator(model_fn: Any, model_dir: Any = None, **kwargs: Any) -> Any:
             "an input_fn are dealt to the ranks. Leave it out."
         )
     made = strategy().estimator(model_fn, model_dir, **kwargs)
-    made.train_and_evaluate = functools.partial(_train_and_evaluate, made)
-    return made
-
-
-def _train_and_evaluate(
-    made: Any,
-    train_spec: Any,
-    eval_spec: Any,
-    eval_every_n_iter: int | None = None,
-    eval_history: Any = None,
-) -> Any:
-    """Trains, and evaluates in the training's session after every so many steps, if at all."""
-    hooks = list(train_spec.hooks)
-    if eval_every_n_iter is not None:
-        hooks.append(
-            hybridbackend_evaluation.EvaluationHook(
-                lambda: _evaluation(made, eval_spec.input_fn),
-                eval_spec.steps or sys.maxsize,
-                eval_every_n_iter,
-                made.eval_dir(),
-                eval_history,
-            )
-        )
-    return made.train(train_spec.input_fn, hooks, max_steps=train_spec.max_steps)
-
-
-def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
-    """Builds an Estimator's evaluation; returns its metrics with their updates, by name."""
-    inputs = made._call_input_fn(input_fn, tf.estimator.ModeKeys.EVAL)
-    if hasattr(inputs, "element_spec"):
-        inputs = hybridbackend_evaluation.make_initializable_iterator(inputs).get_next()
-    features, labels = inputs if isinstance(inputs, tuple) else (inputs, None)
-    spec = made._call_model_fn(features, labels, tf.estimator.ModeKeys.EVAL, made.config)
-    return {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
+    return hybridbackend_evaluation.evaluating_where_asked(made)
 
 
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, **evaluation: Any) -> Any:

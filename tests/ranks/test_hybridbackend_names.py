@@ -1,6 +1,7 @@
 """HybridBackend's names, used as its scripts do, evaluate and end as they do there."""
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from collective.errors import RankError
 
 pytestmark = pytest.mark.either_backend
 NAMES = {name.theirs: name for name in HYBRIDBACKEND.names}
+
+DEEPRECS = next(theirs for theirs in NAMES if theirs.endswith(".CollectiveStrategy"))
 
 
 def named(theirs):
@@ -109,9 +112,12 @@ def test_all_data_are_trained_on_or_an_error(strategy, rank, size, uneven):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("every", [None, 2])
-def test_an_estimator_evaluates_where_it_is_asked_to(strategy, folder, every):
-    """As in HybridBackend: in the training's session after every so many steps, or not at all."""
+@pytest.mark.parametrize(
+    "theirs, every",
+    [("hb.estimator.Estimator", None), ("hb.estimator.Estimator", 2), (DEEPRECS, None)],
+)
+def test_an_estimator_evaluates_where_it_is_asked_to(strategy, folder, theirs, every):
+    """As there: in the training's session after every so many steps, or not at all."""
     x = np.arange(1.0, 5.0, dtype=np.float32)[:, np.newaxis]
 
     def data(passes):
@@ -130,11 +136,13 @@ def test_an_estimator_evaluates_where_it_is_asked_to(strategy, folder, every):
         tf.estimator.TrainSpec(lambda: data(8), max_steps=4),
         tf.estimator.EvalSpec(lambda: data(1)),
     )
-    estimator = named("hb.estimator.Estimator")(model_fn, model_dir=f"{folder}/model")
+    make = named(theirs)().estimator if theirs == DEEPRECS else named(theirs)
+    estimator = make(model_fn, model_dir=f"{folder}/model")
     named("hb.estimator.train_and_evaluate")(
         estimator, *specs, eval_every_n_iter=every, eval_history=history
     )
     assert len(history) == (2 if every else 0)
+    assert every or not os.path.exists(estimator.eval_dir())
     if every:
         want = estimator.evaluate(lambda: data(1))
         for name in ("loss", "error"):
