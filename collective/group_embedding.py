@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.tables import lookups
+
 
 def group_embedding_lookup_sparse(
     params: Sequence[Any],
@@ -35,8 +37,9 @@ def group_embedding_lookup_sparse(
         name: the operations' name scope.
 
     Returns:
-        L tensors [B, D], zeros for samples without ids (see `tf.nn.safe_embedding_lookup_sparse`);
-        for sequences [B, T, D], zeros where there is no id.
+        L tensors [B, D]: the rows of `tf.nn.embedding_lookup_sparse`, which counts every weight, 0
+        and less included, and takes no id below 0; zeros for samples without ids. For sequences
+        [B, T, D], zeros where there is no id.
 
     Raises:
         ValueError: the lists have different lengths.
@@ -54,9 +57,7 @@ def group_embedding_lookup_sparse(
                 shape = tf.concat([ids.dense_shape, tf.shape(rows, out_type=tf.int64)[1:]], 0)
                 outputs.append(tf.scatter_nd(ids.indices, rows, shape))
             else:
-                outputs.append(
-                    tf.nn.safe_embedding_lookup_sparse(table, ids, weight, combiner=combiner)
-                )
+                outputs.append(_pooled(table, ids, weight, combiner))
         return outputs
 
 
@@ -84,6 +85,12 @@ def group_embedding_lookup(
     _check(params, ids=ids)
     with tf.name_scope(name, "group_embedding_lookup"):
         return [tf.nn.embedding_lookup(table, one) for table, one in zip(params, ids)]
+
+
+def _pooled(table: Any, ids: tf.SparseTensor, weights: Any, combiner: str) -> tf.Tensor:
+    """Looks up as `tf.nn.embedding_lookup_sparse` does, with a row for every sample, [B, D]."""
+    pooled = tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+    return lookups.for_all_samples(pooled, ids.dense_shape[0])
 
 
 def _sparse(ids: Any) -> Any:

@@ -22,7 +22,7 @@ from collective.compat.framework import say_once
 from collective.compat.sok_functions import open_scope
 from collective.data import work_queue
 from collective.policy import TablePolicy, policy_of
-from collective.tables import initializers
+from collective.tables import initializers, lookups
 
 # The collections of DeepRec's operations that initialise embedding variables and their slots.
 EV_INIT_VAR_OPS, EV_INIT_SLOT_OPS = "ev_init_var_ops", "ev_init_slot_ops"
@@ -192,6 +192,8 @@ def fused_embedding_lookup_sparse(
 ) -> tf.Tensor:
     """Calls TensorFlow's lookup, the safe one to prune ids or to fill empty samples.
 
+    Every sample has a row.
+
     Raises:
         NotImplementedError: blocknums is given, or fill_empty_row is False.
     """
@@ -210,9 +212,10 @@ def fused_embedding_lookup_sparse(
         return tf.nn.safe_embedding_lookup_sparse(
             params, sp_ids, sparse_weights, combiner or "mean", default_id, name, strategy, max_norm
         )
-    return tf.nn.embedding_lookup_sparse(
+    pooled = tf.nn.embedding_lookup_sparse(
         params, sp_ids, sparse_weights, strategy, name, combiner, max_norm
     )
+    return lookups.for_all_samples(pooled, sp_ids.dense_shape[0])
 
 
 def fused_safe_embedding_lookup_sparse(

@@ -151,6 +151,23 @@ def lookup_pooled(
         )
 
 
+def for_all_samples(pooled: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of a lookup, and zeros for samples after the last one that has a key.
+
+    Earlier samples without keys have zeros already.
+
+    Args:
+        pooled: [b, D].
+        samples: how many samples there are, int64 scalar, b at least.
+    """
+    with device_scopes.anywhere():
+        rows = tf.shape(pooled)[0]
+        with device_scopes.on_host():
+            # TensorFlow has shapes of int32, not of int64, on the host.
+            missing = tf.cast(samples, tf.int32) - rows
+        return tf.pad(pooled, [[0, missing], [0, 0]])
+
+
 def lookup_safely(
     table: DynamicTable | ServedDynamicTable,
     sparse_ids: Any,
@@ -193,13 +210,9 @@ def lookup_safely(
                 else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
             )
         pooled = lookup_pooled(table, ids, weights, combiner, max_norm, None)
-        rows = tf.shape(pooled)[0]
         with device_scopes.on_host():
-            # Samples behind the last one that has a key; earlier ones without keys are zeros
-            # already. TensorFlow has shapes of int32, not of int64, on the host.
-            behind = tf.cast(samples, tf.int32) - rows
             shape_of_out = tf.concat([shape[:-1], [table.dim]], 0)
-        out = tf.reshape(tf.pad(pooled, [[0, behind], [0, 0]]), shape_of_out)
+        out = tf.reshape(for_all_samples(pooled, samples), shape_of_out)
         rank = tf.compat.dimension_value(shape.shape[0])
         out.set_shape(tf.TensorShape(None if rank is None else [None] * (rank - 1) + [table.dim]))
         return out

@@ -83,6 +83,57 @@ def test_sparse_lookups(strategy, rank, size, theirs):
     compare(strategy, rank, size, build, theirs)
 
 
+# Whether the framework's lookup leaves ids out whose weight isn't positive, as
+# tf.nn.safe_embedding_lookup_sparse does and tf.nn.embedding_lookup_sparse doesn't.
+PRUNES = {
+    "tf.nn.group_embedding_lookup_sparse": False,
+    "tf.nn.fused_embedding_lookup_sparse": False,
+    "sok.lookup_sparse": False,
+    "tf.nn.fused_safe_embedding_lookup_sparse": True,
+    "tf.contrib.layers.safe_embedding_lookup_sparse": True,
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("theirs", PRUNES)
+def test_weights_that_are_not_positive(strategy, rank, size, theirs, combiner):
+    ids = np.array([[3, 1, 2], [-1, -1, -1], [0, 4, 4], [5, 1, 0], [2, 0, 1], [-1, -1, -1]] * 2)
+    rows = [[1, 2, -1], [0, 0, 0], [-2, 0.5, 0], [0, 1, 1], [0, -1, 3], [0, 0, 0]] * 2
+    feed = {"ids": ids, "weights": np.array(rows, np.float32)}
+
+    def build(embedding_scope, theirs):
+        p = {key: tf.placeholder(value.dtype, [None, 3]) for key, value in feed.items()}
+        with embedding_scope():
+            table = reference.table("a", V, 2)
+        args = table, grouped.sparse(p["ids"]), grouped.sparse(p["ids"], p["weights"])
+        if theirs is None:
+            prunes = PRUNES[name]
+            lookup = tf.nn.safe_embedding_lookup_sparse if prunes else tf.nn.embedding_lookup_sparse
+            found = lookup(*args, combiner=combiner)
+            missing = tf.shape(p["ids"])[0] - tf.shape(found)[0]
+            found = tf.pad(found, [[0, missing], [0, 0]])
+        elif "group" in theirs or theirs.startswith("sok"):
+            (found,) = named(theirs)(
+                [args[0]], [args[1]], sp_weights=[args[2]], combiners=[combiner]
+            )
+        else:
+            found = named(theirs)(*args, combiner=combiner)
+        loss = tf.reduce_mean(tf.square(found - 0.2))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        return {"found": found, "train": train}, p
+
+    name, runs = theirs, [(["found", "train"], feed), (["found"], feed)]
+    mine = [
+        (names, {key: reference.part(value, rank, size) for key, value in values.items()})
+        for names, values in runs
+    ]
+    want = reference.plain(lambda scope: build(scope, None), runs)
+    got = reference.sharded(strategy, lambda scope: build(scope, theirs), mine)
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a["found"], reference.part(b["found"], rank, size), rtol=1e-4)
+
+
 def test_dense_lookups(strategy, rank, size):
     def build(embedding_scope, theirs, samples):
         p = {"ids": tf.placeholder(tf.int64, [None, 3])}
