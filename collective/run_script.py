@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.compat import script_files
-from collective.compat.framework import Framework, say_once
+from collective.compat.framework import say_once
 from collective.compat.script_modules import INSTALLATION
 from collective.launch import training_apart
 from collective.scope import SCOPES
@@ -27,14 +27,13 @@ def main(arguments: Sequence[str]) -> None:
     training_apart.allow()  # How such a script trains on several ranks is its framework's.
     options, command = _parse(arguments)
     importlib.import_module(f"collective.compat.{options.framework}")
-    framework = INSTALLATION.frameworks[-1]
     script_files.install()
     sys.argv = command[1:] if command[0] == "-m" else command
     with contextlib.ExitStack() as scopes:
         if options.embedding_scope == "auto":
             _open_scopes(scopes)
         elif command[0] != "-m":
-            _warn_without_scope(framework, command[0])
+            _warn_without_scope(command[0])
         if command[0] == "-m":
             sys.path.insert(0, os.getcwd())
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
@@ -62,11 +61,12 @@ def _open_scopes(scopes: contextlib.ExitStack) -> None:
     scopes.callback(SCOPES.leave_embedding)
 
 
-def _warn_without_scope(framework: Framework, script: str) -> None:
+def _warn_without_scope(script: str) -> None:
     """Says on several ranks that a script doesn't distribute itself, as far as its text tells."""
     folder = Path(script).resolve().parent
     files = [Path(script), *folder.glob("*.py"), *folder.glob("*/*.py")]
-    marks = re.compile("|".join(map(re.escape, (*framework.marks, "collective"))))
+    words = [word for framework in INSTALLATION.frameworks for word in framework.marks]
+    marks = re.compile("|".join(map(re.escape, (*words, "collective"))))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not any(
         marks.search(file.read_text(errors="replace")) for file in files if file.is_file()
     ):

@@ -6,7 +6,7 @@ Source: the packages of `hybridbackend.tensorflow` and its tutorials.
 from __future__ import annotations
 
 from collective.compat.contrib_names import CONTRIB
-from collective.compat.deeprec_names import DEEPREC, OF_BATCH, READS, WHOLE_ROWS
+from collective.compat.deeprec_names import OF_BATCH, READS, WHOLE_ROWS
 from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.hybridbackend_functions"
@@ -128,7 +128,6 @@ HYBRIDBACKEND = Framework(
         refused("hb.keras.Model", "train in a session, or by hb.estimator.Estimator."),
         works("hb.keras.layers.DenseFeatures", f"{_TF}.keras.layers.DenseFeatures"),
         refused("hb.keras.layers.dense_features", "use tf.feature_column.input_layer."),
-        *(name for name in DEEPREC.names if name not in CONTRIB),
         *CONTRIB,
     ),
 )

@@ -141,10 +141,19 @@ class Installation:
         self._import = builtins.__import__
         self._added: list[str] = []
 
-    def add(self, framework: Framework) -> None:
-        """Lets the scripts of this process see a framework's names, from their next import on."""
-        if framework in self.frameworks:
-            return
+    def add(self, framework: Framework, *others: Framework) -> None:
+        """Lets the scripts of this process see a framework's names, from their next import on.
+
+        Args:
+            framework: the framework.
+            others: frameworks whose names scripts for it use, too. Where two have a name, the
+                first one's holds.
+        """
+        for each in (*reversed(others), framework):
+            if each not in self.frameworks:
+                self._add(each)
+
+    def _add(self, framework: Framework) -> None:
         if not self.frameworks:
             self._begin()
         self.frameworks.append(framework)

@@ -313,3 +313,39 @@ def test_estimators_of_a_script_without_a_scope(tmp_path: Path):
         told = re.findall(rf"^\[(\d)\] {name} (\S+) (\S+) (\S+)$", done.stdout, re.M)
         (first, second) = sorted(told)
         assert first[1:] == second[1:] and first[1] == "4" and first[3] == f"{tmp_path}/{name}"
+
+
+OF_TWO_FRAMEWORKS = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+import sparse_operation_kit as sok
+import hybridbackend.tensorflow as hb
+
+hvd.init()
+sok.init()
+option = tf.EmbeddingVariableOption(filter_option=tf.CounterFilter(filter_freq=0))
+tables = [
+    tf.get_embedding_variable("ev", 2, initializer=tf.ones_initializer(), ev_option=option),
+    sok.DynamicVariable(dimension=2, initializer="1", var_type="hbm"),
+]
+ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 2**40], tf.int64), [1, 1])
+rows = sok.lookup_sparse(tables, [ids, ids], None, ["sum", "sum"])
+loss = tf.add_n([tf.reduce_sum(each) for each in rows])
+train_op = tf.train.GradientDescentOptimizer(0.125).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(2):
+        print("loss", session.run([loss, train_op])[0])
+assert hb.context.world_size == hvd.size()
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("framework", ["deeprec", "hybridbackend", "sok"])
+def test_a_script_has_the_names_of_two_frameworks(framework: str, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(OF_TWO_FRAMEWORKS)
+    done = pool.launch("-np", 2, "--device", "cpu", "--as", framework, script)
+    assert done.returncode == 0, done.stdout
+    # Two tables with two rows of two ones; gradients are the sum over two ranks.
+    assert losses(done.stdout, 0) == losses(done.stdout, 1) == [8.0, 8 - 8 * 2 * 0.125]
