@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.tables import lookups
+from collective.tables.table import Sharded
 
 
 def group_embedding_lookup_sparse(
@@ -53,7 +54,7 @@ def group_embedding_lookup_sparse(
             params, map(_sparse, sp_ids), combiners, map(_sparse, weights)
         ):
             if is_sequence:
-                rows = tf.nn.embedding_lookup(table, ids.values)
+                rows = _rows(table, ids.values)
                 shape = tf.concat([ids.dense_shape, tf.shape(rows, out_type=tf.int64)[1:]], 0)
                 outputs.append(tf.scatter_nd(ids.indices, rows, shape))
             else:
@@ -84,12 +85,22 @@ def group_embedding_lookup(
     del partition_strategy
     _check(params, ids=ids)
     with tf.name_scope(name, "group_embedding_lookup"):
-        return [tf.nn.embedding_lookup(table, one) for table, one in zip(params, ids)]
+        return [_rows(table, one) for table, one in zip(params, ids)]
+
+
+def _rows(table: Any, ids: Any) -> tf.Tensor:
+    if isinstance(table, Sharded):
+        return lookups.lookup_rows(table, ids, None, None)
+    return tf.nn.embedding_lookup(table, ids)
 
 
 def _pooled(table: Any, ids: tf.SparseTensor, weights: Any, combiner: str) -> tf.Tensor:
     """Looks up as `tf.nn.embedding_lookup_sparse` does, with a row for every sample, [B, D]."""
-    pooled = tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+    pooled = (
+        lookups.lookup_pooled(table, ids, weights, combiner, None, None)
+        if isinstance(table, Sharded)
+        else tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+    )
     return lookups.for_all_samples(pooled, ids.dense_shape[0])
 
 

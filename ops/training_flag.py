@@ -9,12 +9,19 @@ from collective.ops.graph_state import state_of
 from collective.ops.graphs import outermost
 
 
-def flag(graph: tf.Graph) -> tf.Tensor:
+def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     """Returns a bool scalar: True in a run that updates a table or a global variable.
 
     `collective.coordination.session_runs` feeds it. There is one for each graph that a session
     runs, the same for the functions and branches in it.
+
+    Args:
+        graph: the graph.
+        always: True in every run.
     """
+    if always:
+        with device_scopes.on_host():
+            return tf.constant(True)
     graph = outermost(graph)
     state = state_of(graph)
     if state.training_flag is None:

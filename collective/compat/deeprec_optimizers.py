@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import train
+from collective.compat.sok_variables import DynamicVariable
 from collective.tables.dynamic_table import DynamicTable
 from collective.train.rows import Rows
 
@@ -106,6 +107,7 @@ class FtrlOptimizer(train.GroupLassoFtrlOptimizer):
         return tf.train.FtrlOptimizer._apply_sparse(self, gradient, variable)
 
     def _resource_apply_sparse(self, gradient: Any, variable: Any, indices: Any) -> Any:
-        of_rows = isinstance(variable, DynamicTable)
+        # SparseOperationKit's are updated by TensorFlow's rule, element by element.
+        of_rows = isinstance(variable, DynamicTable) and not isinstance(variable, DynamicVariable)
         rule = train.GroupLassoFtrlOptimizer if of_rows else tf.train.FtrlOptimizer
         return rule._resource_apply_sparse(self, gradient, variable, indices)

@@ -1,26 +1,22 @@
-"""Defines SparseOperationKit's functions, by its names and signatures, on tables.
-
-Where SparseOperationKit shows a rank its shard of a variable, a table shows the whole: its shape,
-`eval`, fetching it, saving it. Rows that lookups give, gradients and updates are the same.
-"""
+"""Defines SparseOperationKit's functions, by its names and signatures, on its variables."""
 
 from __future__ import annotations
 
 import atexit
-import itertools
+import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
+from keras.src.optimizers.legacy.adam import Adam as KerasAdam
+from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
 
-from collective import embedding_variable, group_embedding
-from collective.compat.framework import say_once
-from collective.scope import SCOPES
+from collective import group_embedding
+from collective.compat.sok_variables import DynamicVariable
 from collective.strategy import CollectiveStrategy
 from collective.tables.table import Table
+from collective.train import LazyAdamOptimizer
 
-_numbers = itertools.count()
 _scope: list[Any] = []
 
 
@@ -51,101 +47,6 @@ def Init(**options: Any) -> tf.Operation:  # noqa: N802 (SparseOperationKit's na
     return tf.no_op("sok_init")
 
 
-def Variable(  # noqa: N802 (SparseOperationKit's name)
-    initial_value: Any = None,
-    trainable: bool = True,
-    name: str | None = None,
-    dtype: Any = None,
-    mode: str | None = None,
-    shape: Any = None,
-    initializer: Any = None,
-    collections: Any = None,
-    constraint: Any = None,
-    **ignored: Any,
-) -> Any:
-    """Makes a static table, sharded by rows.
-
-    Raises:
-        ValueError: it is no matrix of floating-point numbers, or has no initial value.
-    """
-    if mode is not None and mode.startswith("localized"):
-        say_once(f"sok.Variable(mode={mode!r}) has no effect here: a table's rows are on all ranks")
-    if initial_value is None and (shape is None or initializer is None):
-        raise ValueError("sok.Variable is given an initial_value, or a shape and an initializer.")
-    if initial_value is None:
-        dtype = dtype or tf.float32
-    else:
-        if not isinstance(initial_value, tf.Tensor):
-            initial_value = np.asarray(initial_value)
-        dtype = tf.as_dtype(dtype or initial_value.dtype)
-        if not dtype.is_floating:
-            say_once(f"sok.Variable of {dtype.name} becomes float32: rows are trained")
-            dtype = tf.float32
-        initial_value = (
-            tf.cast(initial_value, dtype)
-            if isinstance(initial_value, tf.Tensor)
-            else initial_value.astype(dtype.as_numpy_dtype)
-        )
-        initial_value = initial_value[None] if len(initial_value.shape) == 1 else initial_value
-        if len(initial_value.shape) != 2:
-            raise ValueError(f"sok.Variable is a matrix, not of shape {initial_value.shape}.")
-    SCOPES.enter_embedding({})
-    try:
-        return tf.get_variable(
-            name or f"sok_static_Variable_{next(_numbers)}",
-            shape=shape if initial_value is None else None,
-            dtype=dtype if initial_value is None else None,
-            initializer=initializer if initial_value is None else initial_value,
-            trainable=trainable is not False,
-            collections=collections,
-            constraint=constraint,
-        )
-    finally:
-        SCOPES.leave_embedding()
-
-
-def DynamicVariable(  # noqa: N802 (SparseOperationKit's name)
-    dimension: int,
-    initializer: Any = None,
-    var_type: str | None = None,
-    name: str | None = None,
-    constraint: Any = None,
-    trainable: bool = True,
-    key_type: Any = None,
-    dtype: Any = None,
-    mode: str | None = None,
-    **tuning: Any,
-) -> Any:
-    """Makes a dynamic table. An initializer is None, 'random', or a number as text.
-
-    Raises:
-        NotImplementedError: it is given a constraint.
-    """
-    del mode
-    if constraint is not None:
-        raise NotImplementedError(
-            "sok.DynamicVariable(constraint=…) is not supported: bound weights by "
-            "collective.TablePolicy(weight_bound=…)."
-        )
-    idle = [*(["var_type"] if var_type else []), *sorted(tuning)]
-    if idle:
-        say_once(
-            f"sok.DynamicVariable({', '.join(idle)}) has no effect here: a table lies in the GPU's "
-            "memory where tables are on a GPU, and grows"
-        )
-    if isinstance(initializer, str):
-        is_random = initializer in ("", "random")
-        initializer = None if is_random else tf.constant_initializer(float(initializer))
-    return embedding_variable.get_embedding_variable(
-        name or f"sok_dynamic_Variable_{next(_numbers)}",
-        dimension,
-        key_type or tf.int64,
-        dtype or tf.float32,
-        initializer,
-        trainable,
-    )
-
-
 def lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -163,8 +64,8 @@ def lookup_sparse(
             "sok.lookup_sparse(use_low_frequency_filter=True) is not supported: every "
             "key is admitted."
         )
-    is_list = isinstance(params, (list, tuple))
-    tables = list(params) if is_list else [params]
+    is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
+    tables = list(params) if isinstance(params, (list, tuple)) else [params]
     count = len(tables)
 
     def listed(value: Any, default: Any = None) -> list[Any]:
@@ -181,23 +82,102 @@ def lookup_sparse(
 
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks up rows of a dense tensor of ids."""
-    return tf.nn.embedding_lookup(param, indices)
+    return group_embedding.group_embedding_lookup([param], [indices])[0]
+
+
+def sparse_read_and_evict(
+    var: DynamicVariable, indices: Any, name: str | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Looks rows up as `tf.nn.embedding_lookup` does, and evicts none: the table grows.
+
+    Args:
+        var: a dynamic variable, 'hybrid'.
+        indices: keys [K].
+        name: the name scope.
+
+    Returns:
+        The rows [K, D], no keys [0], and no rows [0, D].
+
+    Raises:
+        TypeError: it is another variable.
+    """
+    if not isinstance(var, DynamicVariable) or var.backend_type != "hybrid":
+        raise TypeError(
+            "sok.sparse_read_and_evict reads sok.DynamicVariable(var_type='hybrid'), "
+            f"not '{getattr(var, 'name', var)}'."
+        )
+    rows = tf.nn.embedding_lookup(var, indices, name=name)
+    return rows, tf.zeros([0], var.key_type), tf.zeros([0, var.dim], var.handle_dtype)
+
+
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Returns the keys of a dynamic variable on this rank, [R], and their rows, [R, D].
+
+    Of another variable it returns None.
+    """
+    return var.exported() if isinstance(var, DynamicVariable) else None
+
+
+def assign(var: Any, indices: Any, values: Any) -> tf.Operation | None:
+    """Returns an operation that gives keys [b] of a dynamic variable rows [b, D].
+
+    All ranks run it; each may give keys of its own, or all the same. Of another variable it returns
+    None.
+    """
+    return var.imported(indices, values) if isinstance(var, DynamicVariable) else None
 
 
 def OptimizerWrapper(optimizer: Any) -> Any:  # noqa: N802 (SparseOperationKit's name)
-    """Returns the optimizer: any one updates tables."""
-    return optimizer
+    """Returns an optimizer that updates the rows of a batch.
+
+    It is the optimizer itself. Only Adam, which would move all rows, is `LazyAdamOptimizer` of the
+    same rates; and of a Keras optimizer it is one that counts its own steps, with the same rates.
+
+    Raises:
+        NotImplementedError: it is Keras's Adam with a decay, or with amsgrad.
+    """
+    if type(optimizer) is tf.train.AdamOptimizer:
+        return LazyAdamOptimizer(
+            optimizer._lr, optimizer._beta1, optimizer._beta2, optimizer._epsilon
+        )
+    if not isinstance(optimizer, OptimizerV2):
+        return optimizer
+    if type(optimizer) is KerasAdam:
+        if optimizer.amsgrad or optimizer._initial_decay:
+            raise NotImplementedError(
+                "sok.OptimizerWrapper(tf.keras.optimizers.Adam(amsgrad=, decay=)) is not "
+                "supported: leave them out, or give tf.train.AdamOptimizer a decayed learning rate."
+            )
+        rate, beta1, beta2 = map(optimizer._get_hyper, ("learning_rate", "beta_1", "beta_2"))
+        return LazyAdamOptimizer(rate, beta1, beta2, optimizer.epsilon)
+    optimizer._create_hypers()
+    wrapped = copy.copy(optimizer)
+    wrapped._slots, wrapped._weights, wrapped._iterations = {}, [], None
+    return wrapped
 
 
-def SGD(lr: float) -> Any:  # noqa: N802 (SparseOperationKit's name)
-    """Makes a `tf.train.GradientDescentOptimizer`."""
-    return tf.train.GradientDescentOptimizer(lr)
+class SGD(tf.train.GradientDescentOptimizer):
+    """Descends by a rate that is a variable, `lr`.
+
+    Args:
+        lr: its first value.
+    """
+
+    def __init__(self, lr: float):
+        self.lr = tf.Variable(lr, trainable=False, use_resource=True, name="lr")
+        super().__init__(self.lr)
 
 
-def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def filter_variables(vars: Sequence[Any]) -> tuple[list[Any], list[Any]]:  # noqa: A002 (sok's)
     """Returns (tables, other variables)."""
-    tables = [v for v in variables if isinstance(v, Table)]
-    return tables, [v for v in variables if not isinstance(v, Table)]
+    return [v for v in vars if isinstance(v, Table)], [v for v in vars if not isinstance(v, Table)]
+
+
+def split_embedding_variable_from_others(
+    variables: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Returns (tables, other variables)."""
+    return filter_variables(variables)
 
 
 def _saver(variables: Any, optimizer: Any) -> tuple[Any, Any]:

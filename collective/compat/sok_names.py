@@ -10,7 +10,7 @@ from collective.compat.estimator_names import ESTIMATORS
 from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.sok_functions"
-_ROWS = "table.import_(session, keys, rows) and table.export(session) do it with arrays."
+_VARIABLES = "collective.compat.sok_variables"
 
 SOK = Framework(
     "sok",
@@ -35,13 +35,25 @@ SOK = Framework(
     ),
     names=(
         works("sok.init", f"{_HERE}.init", "opens scope(embedding_gradients='sum')"),
-        works("sok.Variable", f"{_HERE}.Variable", "shape and value are the whole's"),
-        works("sok.DynamicVariable", f"{_HERE}.DynamicVariable", "its size is total_count() here"),
-        works("sok.DistributedVariable", "collective.Table", "for isinstance"),
-        works("sok.LocalizedVariable", "collective.Table", "for isinstance"),
+        works("sok.Variable", f"{_VARIABLES}.Variable", "shape and value are a rank's part"),
+        works(
+            "sok.DynamicVariable",
+            f"{_VARIABLES}.DynamicVariable",
+            "first rows are drawn by the same distribution; it grows",
+        ),
+        works("sok.DistributedVariable", f"{_VARIABLES}.DistributedVariable"),
+        works(
+            "sok.LocalizedVariable",
+            f"{_VARIABLES}.LocalizedVariable",
+            "all ranks read and assign it together: its rows are on all",
+        ),
         same_numbers("sok.lookup_sparse", f"{_HERE}.lookup_sparse"),
         same_numbers("sok.all2all_dense_embedding", f"{_HERE}.all2all_dense_embedding"),
-        works("sok.OptimizerWrapper", f"{_HERE}.OptimizerWrapper", "returns the optimizer"),
+        works(
+            "sok.OptimizerWrapper",
+            f"{_HERE}.OptimizerWrapper",
+            "the optimizer; Adam moves the rows of the batch",
+        ),
         works("sok.SGD", f"{_HERE}.SGD"),
         works("sok.filter_variables", f"{_HERE}.filter_variables"),
         works("sok.dump", f"{_HERE}.dump", "a checkpoint of TensorFlow's kind; needs a session"),
@@ -49,14 +61,21 @@ SOK = Framework(
         no_effect(
             "sok.set_comm_tool", "ranks exchange by Horovod.", "collective.compat.no_effect.nothing"
         ),
-        refused("sok.assign", _ROWS),
-        refused("sok.export", _ROWS),
-        refused("sok.sparse_read_and_evict", "look rows up by tf.nn.embedding_lookup."),
+        works("sok.assign", f"{_HERE}.assign", "all ranks run it"),
+        works("sok.export", f"{_HERE}.export", "this rank's keys, ascending"),
+        works(
+            "sok.sparse_read_and_evict",
+            f"{_HERE}.sparse_read_and_evict",
+            "evicts none: a table grows",
+        ),
         refused("sok.incremental_model_dump", "every checkpoint is a whole one."),
         refused("sok.raw_ops", "call the functions of sok."),
         # Of its first API.
         works("sok.Init", f"{_HERE}.Init", "opens scope(embedding_gradients='sum')"),
-        works("sok.split_embedding_variable_from_others", f"{_HERE}.filter_variables"),
+        works(
+            "sok.split_embedding_variable_from_others",
+            f"{_HERE}.split_embedding_variable_from_others",
+        ),
         no_effect(
             "sok.OptimizerScope",
             "one optimizer updates tables and all else.",

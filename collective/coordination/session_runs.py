@@ -394,7 +394,8 @@ def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
     tables = {
         v.handle.op: v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-        if isinstance(v, Sharded) and (collectives.size() > 1 or v.rows is None)
+        if isinstance(v, Sharded)
+        and (v.rows is None or collectives.size() > 1 and not v.shows_shard)
     }
     for leaf in leaves:
         op = graph.as_graph_element(leaf)

@@ -71,11 +71,13 @@ class DynamicTable(ReservedVariable, Table):
             where tables of other types than float32 are.
         compiled: compiled operations find its rows, in the host's memory.
         capacity: the most rows on this rank: what the memory can hold.
+        inserts_always: every run inserts the keys that it looks up, not only one that trains.
         slot_row_count: int64, the number of rows that slots have values for, while an update is
             built.
     """
 
     hashed = True
+    inserts_always = False
     initial_value = None  # There are no rows to begin with.
 
     def __init__(
@@ -202,27 +204,23 @@ class DynamicTable(ReservedVariable, Table):
             keys_: the keys.
             counts: how often each was asked for, int64 [K], of a table that counts.
         """
-        insert = training_flag.flag(tf.get_default_graph())
+        insert = self._inserts()
         if self.admission is not None:
             rows: tf.Tensor = self.admission.find([self], [keys_], [counts], insert)[0]
             return rows
         if self.compiled:
             found = dynamic_rows.find([self.number], [self.handle], [keys_], insert)[0]
             return self._marked(found, insert)
-        step = None if self.bridge is None else self._noted_step()
+        step = None if self.bridge is None else rows_by_python.noted_step(self.last_used)
         return self._marked(rows_by_python.find(self.number, keys_, insert, step), insert)
+
+    def _inserts(self) -> tf.Tensor:
+        """Returns whether a run inserts unknown keys, bool scalar."""
+        return training_flag.flag(tf.get_default_graph(), self.inserts_always)
 
     def _marked(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         """Returns local rows, behind the operation that notes when they were used, if any does."""
         return rows if self.last_used is None else self.last_used.mark(rows, training)
-
-    def _noted_step(self) -> tf.Tensor:
-        """Returns the step that the hash table notes with a use, int64 scalar; 0 for no policy."""
-        if self.last_used is None:
-            with device_scopes.on_host():
-                return tf.zeros([], tf.int64)
-        step: tf.Tensor = self.last_used.noted_step()
-        return step
 
     @staticmethod
     def local_of_tables(
@@ -239,14 +237,16 @@ class DynamicTable(ReservedVariable, Table):
             counts: as for `local`, of each.
             training: whether unknown keys are inserted, bool scalar. None: as the run says.
         """
-        insert = training_flag.flag(tf.get_default_graph()) if training is None else training
+        if training is None and len({table.inserts_always for table in tables}) > 1:
+            return [table.local(keys, n) for table, keys, n in zip(tables, keys_, counts)]
+        insert = tables[0]._inserts() if training is None else training
         admission: Any = next((t.admission for t in tables if t.admission is not None), None)
         if admission is not None:
             admitted: list[tf.Tensor] = admission.rows_of(tables, keys_, counts, insert)
             return admitted
         numbers = [table.number for table in tables]
         if tables[0].bridge is not None:
-            steps = [table._noted_step() for table in tables]
+            steps = [rows_by_python.noted_step(table.last_used) for table in tables]
             found = dispatch.operations().collective_find_rows(
                 _device_row_store().find,
                 numbers,

@@ -220,7 +220,10 @@ def lookup_safely(
 
 def _only(params: Sharded | ServedTable | list[Any]) -> Any:
     """Returns the table of `params`, a table or a list of one."""
-    if isinstance(params, (Sharded, ServedTable)):
+    if isinstance(params, ServedTable):
+        return params
+    if isinstance(params, Sharded):
+        params.check_is_looked_up()
         return params
     if len(params) != 1:
         raise ValueError(
@@ -228,7 +231,7 @@ def _only(params: Sharded | ServedTable | list[Any]) -> Any:
             + " and ".join(f"'{table.op.name}'" for table in params)
             + " one by one."
         )
-    return params[0]
+    return _only(params[0])
 
 
 def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:

@@ -232,6 +232,13 @@ class _Processor(optimizer._OptimizableVariable):
                 table.slot_row_count = None
 
 
+def settled(gradient: tf.IndexedSlices, table: DynamicTable) -> tf.IndexedSlices:
+    """Returns the gradient of a dynamic table, after slots have the rows that it is of."""
+    with tf.control_dependencies([_settle(table, gradient, False)[0]]):
+        values = tf.identity(gradient.values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
 def _settle(
     table: DynamicTable, gradient: tf.IndexedSlices, needs_count: bool
 ) -> tuple[Any, tf.Tensor | None]:

@@ -4,6 +4,8 @@ device where a lookup is alone. Finds the keys of rows, which only a script's ow
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -27,6 +29,19 @@ def find(
         rows = tf.numpy_function(_find, inputs, tf.int64, stateful=True)
     rows.set_shape(keys.shape)
     return rows
+
+
+def noted_step(last_used: Any) -> tf.Tensor:
+    """Returns the step that a hash table notes with a use, int64 scalar; 0 where nothing asks.
+
+    Args:
+        last_used: the table's `LastUse`, or None.
+    """
+    if last_used is None:
+        with device_scopes.on_host():
+            return tf.zeros([], tf.int64)
+    step: tf.Tensor = last_used.noted_step()
+    return step
 
 
 def count(number: tf.Tensor) -> tf.Tensor:

@@ -56,6 +56,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         shape: [V, D].
         handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
         shard_shape: its shape.
+        shows_shard: True if a rank sees the shard: its shape, its value, what is assigned to it.
         hashed: True if a key's owner is found by hashing it.
         warned_of_dense_read: True if the user was warned that it is read as one value.
 
@@ -64,6 +65,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         **kwargs: `ResourceVariable`'s; its initial value is the shard's.
     """
 
+    shows_shard = False
     hashed = False
     rows: Any  # None of dynamic tables.
 
@@ -83,7 +85,9 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        return self._shape if in_shard_view() else tf.TensorShape([self.rows, self.dim])
+        if self.shows_shard or in_shard_view():
+            return self._shape
+        return tf.TensorShape([self.rows, self.dim])
 
     def get_shape(self) -> tf.TensorShape:
         return self.shape
@@ -119,6 +123,9 @@ class Sharded(resource_variable_ops.ResourceVariable):
         """Returns the rows of this rank's shard, int64 [K], of `ids` [K], which it owns."""
         return ids if collectives.size() == 1 else tf.cast(ids, tf.int64) // collectives.size()
 
+    def check_is_looked_up(self) -> None:
+        """Refuses a lookup by TensorFlow's functions, if the table isn't for them."""
+
     def __iter__(self) -> Iterator[Any]:
         """Yields the table, as the only part of what TensorFlow would have partitioned.
 
@@ -129,7 +136,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     # -- As one value
 
     def _is_whole(self) -> bool:
-        return collectives.size() == 1 or in_shard_view()
+        return self.shows_shard or collectives.size() == 1 or in_shard_view()
 
     def value(self) -> tf.Tensor:
         return super().value() if self._is_whole() else dense_view.read(self)
@@ -173,7 +180,11 @@ class Sharded(resource_variable_ops.ResourceVariable):
             return
         graph = self.graph
         with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope():
-            self._fetched = dense_view.read(self)
+            self._fetched = self._fetchable()
+
+    def _fetchable(self) -> tf.Tensor:
+        """Returns what a fetch of the table gives, on several ranks."""
+        return dense_view.read(self)
 
     def eval(self, session: Any = None) -> Any:
         self.to_be_fetched()

@@ -69,6 +69,7 @@ def table_getter(
     initializer: Any = None,
     partitioner: Any = None,
     options: EmbeddingOptions = OUTSIDE,
+    kind: type[Table] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Makes a `Table` of a 2-D floating-point variable: a variable-scope getter.
@@ -77,7 +78,7 @@ def table_getter(
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
     made as outside: replicated. No variable is partitioned: a partitioner in embedding_scope()
-    would say how to shard a table, which isn't its choice here.
+    would say how to shard a table, which isn't its choice here. `kind` is a table's class.
     """
     del partitioner
     graphs.refuse_eager("embedding_scope()", f"'{name}' is made")
@@ -130,8 +131,7 @@ def table_getter(
                 collections=arguments.get("collections"),
             )
         STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
-        kind = DynamicTable if is_dynamic(table_shape) else Table
-        table = kind(
+        table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,

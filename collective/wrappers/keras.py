@@ -7,8 +7,10 @@ train in such a graph, with this library or without.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -16,6 +18,7 @@ from keras.src import backend
 from keras.src.engine import base_layer_utils
 from keras.src.feature_column.dense_features_v2 import DenseFeatures
 from keras.src.layers import Embedding
+from keras.src.optimizers.legacy import adadelta, adagrad, adamax, ftrl, gradient_descent
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import of_shards, updating_shards
@@ -24,11 +27,16 @@ from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
-from collective.tables import update_kernels, weight_bound
-from collective.tables.optimizer_slots import sharded_as
+from collective.tables import row_writes, update_kernels, weight_bound
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.optimizer_slots import settled, sharded_as
+from collective.tables.reserved_variable import ReservedVariable
+from collective.tables.slots import Slot
 from collective.tables.table import Table
 from collective.tables.variable_getter import table_getter
 
+# Which update the rows that a gradient is of, and no others.
+ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)
 # Whose weights are embeddings. (The DenseFeatures of tf.compat.v1 calls tf.get_variable.)
 EMBEDDING_LAYERS = (Embedding, DenseFeatures)
 
@@ -44,7 +52,7 @@ def apply_gradients(
 
     Raises:
         RuntimeError: it is called eagerly.
-        NotImplementedError: there is a dynamic table, or scope(local_steps=…).
+        NotImplementedError: scope(local_steps=…), or it would go over all rows of a dynamic table.
     """
     name = type(optimizer).__name__
     graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
@@ -54,25 +62,53 @@ def apply_gradients(
     local_steps = SCOPES.options.local_steps
     if local_steps > 1:
         raise NotImplementedError(f"{advice}: scope(local_steps={local_steps}) is for these.")
-    for table in tables:
-        if table.rows is None:
-            raise NotImplementedError(
-                f"{advice}, which makes no slots for the dynamic table '{table.op.name}'."
-            )
+    dynamic = [table for table in tables if isinstance(table, DynamicTable)]
+    if dynamic and type(optimizer) not in ROW_BY_ROW:
+        raise NotImplementedError(
+            f"{advice}, which updates all rows of the dynamic table '{dynamic[0].op.name}'."
+        )
 
     def create_slot(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         table_name = str(kwargs.get("name")).rpartition("/")[0]
         for table in tables:
             if table._shared_name == table_name:
+                if isinstance(table, DynamicTable):
+                    first_row = tf.convert_to_tensor(kwargs["initial_value"]())
+                    return Slot(table, first_row, kwargs["name"], kwargs.get("collections"))
                 return sharded_as(table, table.dim, next_creator, **kwargs)
         return next_creator(**kwargs)
 
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
-    with noted, updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
+    with (
+        noted,
+        updating_shards(grads_and_vars),
+        tf.variable_creator_scope(create_slot),
+        _writing_rows(optimizer),
+    ):
+        if dynamic:
+            with tf.init_scope():
+                optimizer._create_all_weights([v for g, v in grads_and_vars if g is not None])
+            grads_and_vars = [(settled(g, v) if v in dynamic else g, v) for g, v in grads_and_vars]
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:
             update_kernels.check(optimizer, table)
         return weight_bound.behind(applied, grads_and_vars)
+
+
+@contextlib.contextmanager
+def _writing_rows(optimizer: Any) -> Iterator[None]:
+    """Has an optimizer's updates of rows not return all that they are rows of."""
+
+    def of_rows(write: Callable[..., Any], of_others: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, *rows: (write if isinstance(x, ReservedVariable) else of_others)(x, *rows)
+
+    for name, write in (("add", row_writes.add), ("update", row_writes.write)):
+        method = f"_resource_scatter_{name}"
+        setattr(optimizer, method, of_rows(write, getattr(optimizer, method)))
+    try:
+        yield
+    finally:
+        del optimizer._resource_scatter_add, optimizer._resource_scatter_update
 
 
 def scales_the_loss(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

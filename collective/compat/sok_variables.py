@@ -1,0 +1,474 @@
+"""Defines SparseOperationKit's variables: tables that show a rank what it sees of them there.
+
+There, a variable is a rank's part of the rows: reading it gives these, and it is assigned these.
+Lookups that are sok's own go over all ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from keras.src.engine import base_layer_utils
+from tensorflow.python.ops import resource_variable_ops
+
+from collective.compat.framework import say_once
+from collective.embedding_variable import check_scope
+from collective.ops import collectives, device_scopes, dynamic_rows, gate
+from collective.options import EmbeddingOptions
+from collective.tables import dense_view, row_store, rows_by_python
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.table import Table, in_shard_view
+from collective.tables.variable_getter import table_getter
+
+_PLAIN = resource_variable_ops.ResourceVariable
+_numbers = itertools.count(), itertools.count()  # Of static and of dynamic variables.
+
+
+def _make(kind: type[Table], name: str, shape: Any, initializer: Any, **kwargs: Any) -> Any:
+    """Makes a table under the first name of `name`, `name_1`, … that no other operation has."""
+    check_scope(f"sok makes the variable '{name}', which")
+    name = tf.get_default_graph().unique_name(name, mark_as_used=False)
+    with tf.name_scope(None):
+        return table_getter(
+            base_layer_utils.make_variable,
+            name,
+            shape=shape,
+            initializer=initializer,
+            options=EmbeddingOptions(),
+            kind=kind,
+            **kwargs,
+        )
+
+
+class _Static(Table):
+    """Holds [V, D], of which a rank sees a part."""
+
+    @classmethod
+    def _variable_call(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes a table of SparseOperationKit's arguments: TensorFlow asks before it makes one."""
+        if "shape" in kwargs and "dtype" in kwargs and kwargs.get("name") and not args:
+            return None
+        return make(cls, *args, **kwargs)
+
+    @property
+    def global_shape(self) -> tuple[int, int]:
+        """Returns (V, D)."""
+        return self.rows, self.dim
+
+    @property
+    def global_gpu_id(self) -> int:
+        return collectives.rank()
+
+    @property
+    def num_gpus(self) -> int:
+        return collectives.size()
+
+
+class DistributedVariable(_Static):
+    """Shows rank r the rows r, r + N, r + 2N, …: [ceil((V - r) / N), D]."""
+
+    shows_shard = True
+
+    def check_is_looked_up(self) -> None:
+        """Refuses TensorFlow's lookups on several ranks, which would be of a rank's part there."""
+        if collectives.size() > 1 and not in_shard_view():
+            raise NotImplementedError(
+                f"a lookup by TensorFlow's functions of '{self.op.name}', made by sok.Variable, "
+                "would count the rows of this rank's part: look rows of all ranks up by "
+                "sok.lookup_sparse or sok.all2all_dense_embedding, or read the part by "
+                "variable.read_value()."
+            )
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        self.check_is_looked_up()
+        return _PLAIN.sparse_read(self, indices, name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        self.check_is_looked_up()
+        return _PLAIN.gather_nd(self, indices, name)
+
+    def key_map(self, indices: Any) -> Any:
+        """Returns the places in this rank's part of the rows `indices`, which it has."""
+        return indices // collectives.size()
+
+
+class LocalizedVariable(_Static):
+    """Shows rank k, of mode 'localized:k', all rows, [V, D], and the others none, [0, D].
+
+    Its rows are on all ranks nevertheless, so that all ranks read and assign it together.
+    """
+
+    target_gpu = 0
+
+    @property
+    def _is_seen(self) -> bool:
+        return collectives.rank() == self.target_gpu
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        if in_shard_view():
+            return self._shape
+        return tf.TensorShape([self.rows if self._is_seen else 0, self.dim])
+
+    def _seen(self, rows: tf.Tensor) -> tf.Tensor:
+        return rows if self._is_whole() or self._is_seen else rows[:0]
+
+    def value(self) -> tf.Tensor:
+        return self._seen(super().value())
+
+    def read_value(self) -> tf.Tensor:
+        return self._seen(super().read_value())
+
+    def read_value_no_copy(self) -> tf.Tensor:
+        return self._seen(super().read_value_no_copy())
+
+    def _fetchable(self) -> tf.Tensor:
+        return self._seen(dense_view.read(self))
+
+    @property
+    def initial_value(self) -> Any:
+        return self._seen(super().initial_value)
+
+    def key_map(self, indices: Any) -> Any:
+        return indices
+
+
+def _assigned_by_parts(method: str) -> Callable[..., Any]:
+    """Returns `assign`, `assign_add` or `assign_sub` of what rank k gives, the others [0, D]."""
+    of_whole = getattr(Table, method)
+
+    def assign(self: LocalizedVariable, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_whole():
+            value = tf.ensure_shape(tf.convert_to_tensor(value, self.dtype), self.shape)
+            opened = gate.gates_of(tf.get_default_graph()).beside([value]).zero
+            name = collectives.unique_name(f"{self.op.name}/{method}")
+            value = tf.ensure_shape(
+                collectives.allgather(value, name, opened), [self.rows, self.dim]
+            )
+        assigned = of_whole(self, value, *args, **kwargs)
+        return self._seen(assigned) if isinstance(assigned, tf.Tensor) else assigned
+
+    return assign
+
+
+for _method in ("assign", "assign_add", "assign_sub"):
+    setattr(LocalizedVariable, _method, _assigned_by_parts(_method))
+
+
+def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa: N802 (sok's name)
+    """Makes a static table, sharded by rows, which shows a rank its part.
+
+    Args:
+        *args, **kwargs: those of `make`.
+        mode: 'distributed', also by default, or 'localized:k': rank k sees all rows, the others
+            none.
+
+    Raises:
+        ValueError: the mode is none of these, there is no rank k, or as `make` says.
+    """
+    if mode is None or mode == "distributed":
+        return make(DistributedVariable, *args, **kwargs)
+    word, _, number = mode.partition(":")
+    if word != "localized" or not number.isdigit():
+        raise ValueError(
+            f"sok.Variable(mode={mode!r}): a mode is 'distributed' or 'localized:k', with a rank k."
+        )
+    kwargs["target_gpu"] = int(number)
+    return make(LocalizedVariable, *args, **kwargs)
+
+
+def make(
+    kind: type[_Static],
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    collections: Any = None,
+    validate_shape: bool = True,
+    caching_device: Any = None,
+    name: str | None = None,
+    dtype: Any = None,
+    variable_def: Any = None,
+    import_scope: str | None = None,
+    constraint: Any = None,
+    distribute_strategy: Any = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
+    shape: Any = None,
+    initializer: Any = None,
+    global_gpu_id: int | None = None,
+    num_gpus: int | None = None,
+    target_gpu: int = 0,
+) -> Any:
+    """Makes a static table of the arguments of `sok.DistributedVariable`.
+
+    Args:
+        kind: its class.
+        initial_value: [V, D], or one row [D]: an array, a list or a tensor, of numbers. Integers
+            become float32, as rows are trained.
+        trainable, collections, constraint, synchronization, aggregation: as of `tf.Variable`.
+        validate_shape, caching_device, distribute_strategy: no effect.
+        name: the default is sok_static_Variable_0, and so on.
+        dtype: the default is that of the initial value, or float32.
+        variable_def, import_scope: refused.
+        shape: [V, D], and with it
+        initializer: fills the rows, in the place of an initial value.
+        global_gpu_id, num_gpus: this rank and N.
+        target_gpu: k, of LocalizedVariable.
+
+    Raises:
+        NotImplementedError: it is to be made from a protocol buffer.
+        ValueError: there is no initial value or no matrix, or other ranks than there are.
+    """
+    del validate_shape, caching_device, distribute_strategy
+    if variable_def is not None or import_scope is not None:
+        raise NotImplementedError(
+            "sok.Variable(variable_def=, import_scope=) is not supported: build the graph anew."
+        )
+    rank, ranks = collectives.rank(), collectives.size()
+    if global_gpu_id not in (None, rank) or num_gpus not in (None, ranks):
+        raise ValueError(
+            f"sok.Variable(global_gpu_id={global_gpu_id}, num_gpus={num_gpus}): this is rank "
+            f"{rank} of {ranks}; leave them out."
+        )
+    if target_gpu >= ranks:
+        raise ValueError(
+            f"sok.Variable(mode='localized:{target_gpu}'): there are ranks 0 to {ranks - 1} only."
+        )
+    if initial_value is None and (shape is None or initializer is None):
+        raise ValueError("sok.Variable is given an initial_value, or a shape and an initializer.")
+    if initial_value is not None:
+        shape, initializer = None, _matrix(initial_value, dtype)
+    made = _make(
+        kind,
+        name or f"sok_static_Variable_{next(_numbers[0])}",
+        shape,
+        initializer,
+        dtype=None if shape is None else dtype or tf.float32,
+        trainable=trainable is not False,
+        collections=collections,
+        constraint=constraint,
+        synchronization=synchronization or tf.VariableSynchronization.AUTO,
+        aggregation=aggregation or tf.VariableAggregation.NONE,
+    )
+    made.target_gpu = target_gpu if kind is LocalizedVariable else -1
+    return made
+
+
+def _matrix(value: Any, dtype: Any) -> Any:
+    """Returns an initial value as floating-point numbers [V, D]."""
+    value = value if isinstance(value, tf.Tensor) else np.asarray(value)
+    wanted = tf.as_dtype(dtype or value.dtype)
+    if not wanted.is_floating:
+        say_once(f"sok.Variable of {wanted.name} becomes float32: rows are trained")
+        wanted = tf.float32
+    is_tensor = isinstance(value, tf.Tensor)
+    value = tf.cast(value, wanted) if is_tensor else value.astype(wanted.as_numpy_dtype)
+    value = value[None] if len(value.shape) == 1 else value
+    if len(value.shape) != 2:
+        raise ValueError(f"sok.Variable is a matrix, not of shape {value.shape}.")
+    return value
+
+
+# What fills new rows, by var_type and the initializer's name; else it is a number.
+_UNIFORM, _NORMAL = tf.random_uniform_initializer(-0.05, 0.05), tf.random_normal_initializer()
+INITIALIZERS: dict[str, dict[str, Any]] = {
+    "hbm": {
+        "": _UNIFORM,
+        "random": _UNIFORM,
+        "ones": tf.ones_initializer(),
+        "zeros": tf.zeros_initializer(),
+    },
+    "hybrid": {
+        "": _NORMAL,
+        "random": _NORMAL,
+        "normal": _NORMAL,
+        "uniform": tf.random_uniform_initializer(0.0, 1.0),
+    },
+}
+
+
+class DynamicVariable(DynamicTable):
+    """Holds rows for any integer keys, of which a rank sees those that it owns.
+
+    A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks.
+
+    Attributes:
+        backend_type: 'hbm' or 'hybrid', without effect but for first rows.
+        config_dict: the arguments that tune it, without effect.
+        dimension, key_type, mode, initializer_str: as given.
+        indices: None.
+    """
+
+    inserts_always = True
+    indices = None
+    backend_type = "hybrid"
+    _rows: tf.Tensor | None = None
+    mode: str | None = None
+    initializer_str: Any = ""
+    key_type = tf.int64
+
+    @classmethod
+    def _variable_call(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes a table of SparseOperationKit's arguments: TensorFlow asks before it makes one."""
+        return None if "shape" in kwargs else make_dynamic(cls, *args, **kwargs)
+
+    @property
+    def dimension(self) -> int:
+        return self.dim
+
+    @property
+    def handle_dtype(self) -> tf.DType:
+        return self.dtype.base_dtype
+
+    @property
+    def num_gpus(self) -> int:
+        return collectives.size()
+
+    @property
+    def target_gpu(self) -> int:
+        _, _, rank = (self.mode or "").partition(":")
+        return int(rank) if rank else -1
+
+    def is_static(self) -> bool:
+        return False
+
+    def key_map(self, indices: Any) -> Any:
+        return indices
+
+    @property
+    def size(self) -> tf.Tensor:
+        """Returns [rows on this rank, D], int32 [2]."""
+        counting = dynamic_rows if self.compiled else rows_by_python
+        return tf.stack([tf.cast(counting.count(self.number), tf.int32), self.dim])
+
+    def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys, ascending, [R], and their rows, [R, D]."""
+        with device_scopes.on_host():
+            keys, rows = tf.numpy_function(
+                _export, [tf.identity(self.number)], [tf.int64, self.dtype], stateful=True
+            )
+        keys.set_shape([None])
+        rows.set_shape([None, self.dim])
+        return tf.cast(keys, self.key_type), rows
+
+    def imported(self, keys: Any, rows: Any) -> tf.Operation:
+        """Returns an operation that gives keys [b] these rows [b, D], those of every rank.
+
+        Of a key that several ranks give, the last one's row stays.
+        """
+        keys, rows = tf.cast(keys, tf.int64), tf.convert_to_tensor(rows, self.dtype)
+        if collectives.size() > 1:
+            opened = gate.gates_of(tf.get_default_graph()).beside([keys, rows]).zero
+            name = collectives.unique_name(f"{self.op.name}/assign")
+            keys = collectives.allgather(keys, f"{name}.keys", opened)
+            rows = collectives.allgather(rows, f"{name}.rows", opened)
+
+        def put(number: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> np.int64:
+            owned = self._is_owned(keys)
+            # Of a key that is given twice, the last row.
+            _, places = np.unique(keys[owned][::-1], return_index=True)
+            last = len(keys[owned]) - 1 - places
+            row_store.registered(int(number)).put(keys[owned][last], rows[owned][last])
+            return np.int64(len(last))
+
+        with device_scopes.on_host():
+            inputs = [tf.identity(self.number), keys, rows]
+            return tf.numpy_function(put, inputs, tf.int64, stateful=True).op
+
+    def _as_graph_element(self) -> Any:
+        """Returns this rank's rows, for a fetch."""
+        if self._rows is None:
+            with self.graph.as_default(), tf.init_scope():
+                self._rows = self.exported()[1]
+        return self._rows
+
+
+def _export(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    store = row_store.registered(int(number))
+    keys, local = next(store.ascending(max(1, len(store))), (np.zeros(0, np.int64),) * 2)
+    return keys, store.read([store.values], keys, local)[0]
+
+
+def make_dynamic(
+    kind: type[DynamicVariable],
+    dimension: int,
+    initializer: Any = None,
+    var_type: str | None = None,
+    name: str | None = None,
+    constraint: Any = None,
+    trainable: bool = True,
+    key_type: Any = None,
+    dtype: Any = None,
+    mode: str | None = None,
+    **tuning: Any,
+) -> Any:
+    """Makes a dynamic table of the arguments of `sok.DynamicVariable`.
+
+    Args:
+        kind: its class.
+        dimension: D.
+        initializer: a name of INITIALIZERS, or a number as text. Default 'random'.
+        var_type: 'hbm' or 'hybrid', also by default.
+        name: the default is sok_dynamic_Variable_0, and so on.
+        constraint: refused.
+        trainable, dtype: as of `tf.Variable`; the default type is float32.
+        key_type: tf.int64, also by default, or tf.int32, which 'hybrid' hasn't.
+        mode: 'distributed', also by default, or 'localized:k', without effect.
+        **tuning: sizes and places, without effect: the table grows.
+
+    Raises:
+        NotImplementedError: it is given a constraint.
+        ValueError: another argument isn't one of these.
+    """
+    if constraint is not None:
+        raise NotImplementedError(
+            "sok.DynamicVariable(constraint=…) is not supported: bound weights by "
+            "collective.TablePolicy(weight_bound=…)."
+        )
+    var_type = var_type or "hybrid"
+    if var_type not in INITIALIZERS:
+        raise ValueError(f"sok.DynamicVariable(var_type={var_type!r}) is 'hbm' or 'hybrid'.")
+    keys = tf.as_dtype(key_type or tf.int64)
+    if keys not in ((tf.int64, tf.int32) if var_type == "hbm" else (tf.int64,)):
+        raise ValueError(
+            f"sok.DynamicVariable(key_type={keys.name}, var_type={var_type!r}): keys are int64, or "
+            "with 'hbm' int32."
+        )
+    if mode is not None and mode.startswith("localized"):
+        say_once(
+            "sok.DynamicVariable(mode='localized:k') has no effect here: rows are on all ranks"
+        )
+    if tuning:
+        say_once(
+            f"sok.DynamicVariable({', '.join(sorted(tuning))}) has no effect here: a table lies in "
+            "the GPU's memory where tables are on a GPU, and grows"
+        )
+    filled = initializer
+    if initializer is None or isinstance(initializer, str):
+        text = initializer or ""
+        filled = INITIALIZERS[var_type].get(text)
+        if filled is None:
+            filled = tf.constant_initializer(_number(text))
+    made = _make(
+        kind,
+        name or f"sok_dynamic_Variable_{next(_numbers[1])}",
+        [None, dimension],
+        filled,
+        dtype=dtype or tf.float32,
+        trainable=trainable is not False,
+    )
+    made.backend_type, made.mode, made.key_type = var_type, mode, keys
+    made.initializer_str, made.config_dict = initializer or "", tuning
+    return made
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"sok.DynamicVariable(initializer={text!r}) is a number as text, or one of "
+            f"{', '.join(repr(name) for kind in INITIALIZERS.values() for name in kind if name)}."
+        ) from None

@@ -1,0 +1,206 @@
+"""SparseOperationKit's variables show a rank what they show it there, and train as there."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.compat.sok_names import SOK
+from collective.coordination import barrier
+from tests.ranks import grouped, reference
+
+pytestmark = pytest.mark.either_backend
+NAMES = {name.theirs.removeprefix("sok."): name for name in SOK.names}
+V, D = 7, 2
+WHOLE = np.arange(V * D, dtype=np.float32).reshape(V, D)
+
+
+def sok(name, *args, **kwargs):
+    """Calls what a script finds under a name."""
+    return NAMES[name].resolve()(*args, **kwargs)
+
+
+def started():
+    """Returns a session in which all variables are initialized."""
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def test_a_static_variable_is_a_ranks_part(strategy, rank, size):
+    mine = WHOLE[rank::size]
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("Variable", WHOLE)
+        assert isinstance(v, NAMES["DistributedVariable"].resolve())
+        assert v.shape.as_list() == v.get_shape().as_list() == list(mine.shape)
+        assert (v.global_shape, v.num_gpus, v.target_gpu) == ((V, D), size, -1)
+        rows = sok("all2all_dense_embedding", v, tf.range(V))
+        both = v.assign(v.read_value() * 2), sok("lookup_sparse", v, tf.sparse.eye(V, V, tf.int64))
+        with started() as session:
+            for value in (v.eval(session), session.run(v), session.run(tf.identity(v))):
+                np.testing.assert_array_equal(value, mine)
+            np.testing.assert_array_equal(session.run(rows), WHOLE)
+            np.testing.assert_array_equal(session.run(both[0]), mine * 2)
+            np.testing.assert_array_equal(session.run(rows), WHOLE * 2)
+            v.load(mine, session)
+            np.testing.assert_array_equal(session.run(both[1]), np.tile(WHOLE[1], (V, 1)))
+        if size > 1:
+            for look_up in (tf.nn.embedding_lookup, tf.gather):
+                with pytest.raises(NotImplementedError, match="sok.all2all_dense_embedding"):
+                    look_up(v, [0])
+
+
+def test_a_localized_variable_is_one_ranks(strategy, rank, size):
+    owner = size - 1
+    mine = WHOLE if rank == owner else WHOLE[:0]
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("Variable", WHOLE, mode=f"localized:{owner}")
+        assert isinstance(v, NAMES["LocalizedVariable"].resolve())
+        assert v.shape.as_list() == list(mine.shape) and v.target_gpu == owner
+        rows = sok("all2all_dense_embedding", v, tf.range(V))
+        doubled = v.assign(v.read_value() * 2)
+        with started() as session:
+            for value in (v.eval(session), session.run(v), session.run(tf.identity(v))):
+                np.testing.assert_array_equal(value, mine)
+            np.testing.assert_array_equal(session.run(doubled), mine * 2)
+            np.testing.assert_array_equal(session.run(rows), WHOLE * 2)
+        with pytest.raises(ValueError, match=f"localized:{size}'.*ranks 0 to {owner} only"):
+            sok("Variable", WHOLE, mode=f"localized:{size}")
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_every_lookup_gives_keys_their_rows(strategy, rank, size, var_type):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("DynamicVariable", dimension=D, initializer="13", var_type=var_type)
+        other = tf.get_variable("ev", [None, D], initializer=tf.ones_initializer())
+        keys = tf.constant([3, 2**40 + rank])
+        found = [tf.nn.embedding_lookup(v, keys), tf.nn.embedding_lookup(other, keys)]
+        exported, number = sok("export", v), v.size
+        with started() as session:
+            assert session.run(number).tolist() == [0, D]
+            rows, unknown = session.run(found)
+            assert (rows == 13).all() and not unknown.any()
+            keys, rows = session.run(exported)
+            assert session.run(number).tolist() == [len(keys), D] and (rows == 13).all()
+            np.testing.assert_array_equal(session.run(v), rows)
+    everyones = [each["keys"] for each in barrier.exchange(None, "keys", {"keys": keys.tolist()})]
+    assert sorted(sum(everyones, [])) == [3, *range(2**40, 2**40 + size)]
+
+
+def test_rows_are_assigned_and_exported(strategy, rank, size):
+    """Each rank gives keys of its own, and all the key 0; the last of a key's rows stays."""
+    own = np.array([0, 10 + rank, 10 + rank])
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("DynamicVariable", dimension=D, var_type="hbm")
+        assign = sok("assign", v, own, tf.constant([[1.0, 2], [5, 6], [3, 4 + rank]]))
+        exported = sok("export", v)
+        with started() as session:
+            session.run(assign)
+            keys, rows = session.run(exported)
+    told = {"rows": {int(key): row.tolist() for key, row in zip(keys, rows)}}
+    everyones = {}
+    for each in barrier.exchange(None, "rows", told):
+        everyones.update({int(key): row for key, row in each["rows"].items()})
+    assert everyones == {0: [1, 2], **{10 + i: [3, 4 + i] for i in range(size)}}
+
+
+OPTIMIZERS = {
+    "descent": lambda: tf.train.GradientDescentOptimizer(0.5),
+    "momentum": lambda: tf.train.MomentumOptimizer(0.5, 0.9),
+    "adagrad": lambda: tf.train.AdagradOptimizer(0.5),
+    "adadelta": lambda: tf.train.AdadeltaOptimizer(5.0),
+    "keras sgd": lambda: tf.keras.optimizers.SGD(0.5),
+    "keras momentum": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.9),
+    "keras nesterov": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
+    "keras adamax": lambda: tf.keras.optimizers.Adamax(0.5),
+    "keras adadelta": lambda: tf.keras.optimizers.Adadelta(0.5),
+    "keras adagrad": lambda: tf.keras.optimizers.Adagrad(0.5),
+    "keras ftrl": lambda: tf.keras.optimizers.Ftrl(0.5, l1_regularization_strength=0.01),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_wrapped_optimizers(strategy, rank, size, name):
+    """A dynamic variable and a replicated one are trained alike, by one optimizer object."""
+    rng = np.random.default_rng(6)
+    feeds = [{"ids": rng.integers(0, 9, (12, 2)), "scale": rng.normal(size=12)} for _ in range(4)]
+    runs = [(["train", "rows"], feed) for feed in feeds]
+
+    def build(embedding_scope, wrapped):
+        p = {"ids": tf.placeholder(tf.int64, [None, 2]), "scale": tf.placeholder("float", [None])}
+        optimizer = OPTIMIZERS[name]()
+        whole = tf.get_variable("whole", [9, D], initializer=tf.ones_initializer())
+        tables = [(whole, optimizer)]
+        if wrapped:
+            dynamic = sok("DynamicVariable", D, initializer="1", var_type="hbm")
+            tables.append((dynamic, sok("OptimizerWrapper", optimizer)))
+        train = []
+        for table, its_optimizer in tables:
+            rows = tf.nn.embedding_lookup(table, p["ids"])
+            loss = tf.reduce_mean(tf.reduce_sum(rows, [1, 2]) * p["scale"])
+            gradients = tf.gradients(loss, [table])
+            train.append(its_optimizer.apply_gradients(zip(gradients, [table])))
+        rows = [tf.nn.embedding_lookup(table, tf.range(9)) for table, _ in tables]
+        return {"train": train, "rows": rows}, p
+
+    mine = [
+        (names, {key: reference.part(value, rank, size) for key, value in feed.items()})
+        for names, feed in runs
+    ]
+    want = reference.plain(lambda scope: build(scope, False), [*runs, (["rows"], {})])
+    got = reference.sharded(strategy, lambda scope: build(scope, True), [*mine, (["rows"], {})])
+    (want,) = want[-1]["rows"]
+    for rows in got[-1]["rows"]:
+        grouped.same(rows, want, 1e-4, 1e-5)
+    assert np.abs(want - 1).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [tf.train.AdamOptimizer, tf.keras.optimizers.Adam])
+def test_adam_moves_the_rows_of_a_batch(strategy, kind):
+    """By Kingma and Ba's rule, of all steps; a row that a batch doesn't have stays."""
+    steps, rate, beta1, beta2, epsilon = [[1, 2], [2], [2]], 0.1, 0.8, 0.9, 1e-6
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("DynamicVariable", D, initializer="1", var_type="hbm")
+        ids = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(v, ids))
+        optimizer = sok("OptimizerWrapper", kind(rate, beta1, beta2, epsilon))
+        train = optimizer.apply_gradients(zip(tf.gradients(loss, [v]), [v]))
+        with started() as session:
+            for batch in steps:
+                session.run(train, {ids: batch})
+            rows = session.run(tf.nn.embedding_lookup(v, ids), {ids: [1, 2]})
+    want = np.ones(3)
+    m, u = np.zeros(3), np.zeros(3)
+    for t, batch in enumerate(steps, 1):
+        m[batch] = beta1 * m[batch] + 1 - beta1
+        u[batch] = beta2 * u[batch] + 1 - beta2
+        corrected = rate * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+        want[batch] -= corrected * m[batch] / (np.sqrt(u[batch]) + epsilon)
+    np.testing.assert_allclose(rows, np.tile(want[1:, None], D), rtol=1e-5)
+
+
+def test_a_rate_that_is_a_variable(strategy):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("Variable", np.ones([3, D], np.float32))
+        loss = tf.reduce_sum(sok("all2all_dense_embedding", v, tf.constant([1])))
+        optimizer = sok("SGD", lr=1.0)
+        train = optimizer.apply_gradients(zip(tf.gradients(loss, [v]), [v]))
+        with started() as session:
+            session.run(optimizer.lr.assign(0.25))
+            session.run(train)
+            rows = session.run(sok("all2all_dense_embedding", v, tf.range(3)))
+    np.testing.assert_allclose(rows[:, 0], [1, 0.75, 1])
+
+
+def test_nothing_is_evicted(strategy, size):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        tuning = {"init_capacity": 2, "max_capacity": 2}
+        v = sok("DynamicVariable", D, initializer="11", var_type="hybrid", **tuning)
+        rows, keys, evicted = sok("sparse_read_and_evict", v, tf.range(5))
+        train = sok("SGD", 1.0).apply_gradients([(tf.gradients(rows, [v])[0], v)])
+        with started() as session:
+            found = session.run([rows, keys, evicted, train])[:3]
+            assert [x.shape for x in found] == [(5, D), (0,), (0, D)] and (found[0] == 11).all()
+            assert (session.run(rows) == 10).all()
+        with pytest.raises(TypeError, match="var_type='hybrid'"):
+            sok("sparse_read_and_evict", sok("Variable", WHOLE), tf.range(5))
