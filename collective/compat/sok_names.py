@@ -30,6 +30,7 @@ SOK = Framework(
             "core.initialize",
             "embeddings.distributed_embedding",
             "embeddings.all2all_dense_embedding",
+            "embeddings.tf_distributed_embedding",
             "optimizers.utils",
         )
     ),
@@ -68,7 +69,11 @@ SOK = Framework(
             f"{_HERE}.sparse_read_and_evict",
             "evicts none: a table grows",
         ),
-        refused("sok.incremental_model_dump", "every checkpoint is a whole one."),
+        works(
+            "sok.incremental_model_dump",
+            "collective.compat.sok_times.incremental_model_dump",
+            "of variables in the host's memory",
+        ),
         refused("sok.raw_ops", "call the functions of sok."),
         # Of its first API.
         works("sok.Init", f"{_HERE}.Init", "opens scope(embedding_gradients='sum')"),
@@ -82,12 +87,12 @@ SOK = Framework(
             "collective.compat.no_effect.scope",
         ),
         *(
-            refused(
-                f"sok.{name}",
-                "make a sok.Variable or sok.DynamicVariable, and look rows up by "
-                "sok.lookup_sparse or sok.all2all_dense_embedding.",
-            )
-            for name in ("DistributedEmbedding", "All2AllDenseEmbedding", "TFDistributedEmbedding")
+            works(f"sok.{name}", f"collective.compat.sok_layers.{name}", "a table and its lookup")
+            for name in ("DistributedEmbedding", "All2AllDenseEmbedding")
+        ),
+        refused(
+            "sok.TFDistributedEmbedding",
+            "make a sok.Variable, and look rows up by sok.all2all_dense_embedding.",
         ),
         *(
             refused(f"{module}.Adam", "use tf.train.AdamOptimizer.")

@@ -15,6 +15,7 @@ from keras.src.engine import base_layer_utils
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.compat.framework import say_once
+from collective.compat.sok_times import TimeOfUse
 from collective.embedding_variable import check_scope
 from collective.ops import collectives, device_scopes, dynamic_rows, gate
 from collective.options import EmbeddingOptions
@@ -27,7 +28,7 @@ _PLAIN = resource_variable_ops.ResourceVariable
 _numbers = itertools.count(), itertools.count()  # Of static and of dynamic variables.
 
 
-def _make(kind: type[Table], name: str, shape: Any, initializer: Any, **kwargs: Any) -> Any:
+def make_table(kind: type[Table], name: str, shape: Any, initializer: Any, **kwargs: Any) -> Any:
     """Makes a table under the first name of `name`, `name_1`, … that no other operation has."""
     check_scope(f"sok makes the variable '{name}', which")
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
@@ -240,7 +241,7 @@ def make(
         raise ValueError("sok.Variable is given an initial_value, or a shape and an initializer.")
     if initial_value is not None:
         shape, initializer = None, _matrix(initial_value, dtype)
-    made = _make(
+    made = make_table(
         kind,
         name or f"sok_static_Variable_{next(_numbers[0])}",
         shape,
@@ -295,7 +296,8 @@ class DynamicVariable(DynamicTable):
     A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks.
 
     Attributes:
-        backend_type: 'hbm' or 'hybrid', without effect but for first rows.
+        backend_type: 'hbm' or 'hybrid', without effect but for first rows and
+        times: when rows were looked up last, of a 'hybrid' one in the host's memory.
         config_dict: the arguments that tune it, without effect.
         dimension, key_type, mode, initializer_str: as given.
         indices: None.
@@ -304,6 +306,7 @@ class DynamicVariable(DynamicTable):
     inserts_always = True
     indices = None
     backend_type = "hybrid"
+    times: TimeOfUse | None = None
     _rows: tf.Tensor | None = None
     mode: str | None = None
     initializer_str: Any = ""
@@ -376,6 +379,10 @@ class DynamicVariable(DynamicTable):
         with device_scopes.on_host():
             inputs = [tf.identity(self.number), keys, rows]
             return tf.numpy_function(put, inputs, tf.int64, stateful=True).op
+
+    def _marked(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
+        rows = super()._marked(rows, training)
+        return rows if self.times is None else self.times.mark(rows)
 
     def _as_graph_element(self) -> Any:
         """Returns this rank's rows, for a fetch."""
@@ -451,7 +458,7 @@ def make_dynamic(
         filled = INITIALIZERS[var_type].get(text)
         if filled is None:
             filled = tf.constant_initializer(_number(text))
-    made = _make(
+    made = make_table(
         kind,
         name or f"sok_dynamic_Variable_{next(_numbers[1])}",
         [None, dimension],
@@ -459,6 +466,8 @@ def make_dynamic(
         dtype=dtype or tf.float32,
         trainable=trainable is not False,
     )
+    if var_type == "hybrid" and isinstance(made, DynamicVariable) and made.bridge is None:
+        made.times = TimeOfUse(made)
     made.backend_type, made.mode, made.key_type = var_type, mode, keys
     made.initializer_str, made.config_dict = initializer or "", tuning
     return made

@@ -1,5 +1,7 @@
 """SparseOperationKit's variables show a rank what they show it there, and train as there."""
 
+from datetime import datetime, timezone
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -204,3 +206,79 @@ def test_nothing_is_evicted(strategy, size):
             assert (session.run(rows) == 10).all()
         with pytest.raises(TypeError, match="var_type='hybrid'"):
             sok("sparse_read_and_evict", sok("Variable", WHOLE), tf.range(5))
+
+
+def test_what_was_looked_up_after_a_time(strategy, rank, size):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        ids = tf.placeholder(tf.int64, [None])
+        variables = [sok("DynamicVariable", D + i, initializer=str(i)) for i in range(2)]
+        rows = [tf.nn.embedding_lookup(v, ids) for v in variables]
+        gradients = tf.gradients([tf.reduce_sum(each) for each in rows], variables)
+        optimizer = sok("OptimizerWrapper", tf.keras.optimizers.SGD(1.0))
+        train = optimizer.apply_gradients(zip(gradients, variables))
+        with started() as session:
+            session.run(train, {ids: [1, 2, 100 + rank]})
+            barrier.exchange(None, "first", {})  # Ranks share a clock.
+            time = datetime.now(timezone.utc)
+            barrier.exchange(None, "timed", {})
+            session.run(train, {ids: [2, 10 + rank]})
+            dump = NAMES["incremental_model_dump"].resolve()
+            keys, rows = dump(variables, time, session)
+            with session.as_default():
+                assert dump(variables[1], [datetime.now()])[0][0].tolist() == []
+                longer = dump(variables, [time, datetime(2020, 1, 1)])[0]
+            with pytest.raises(ValueError, match="for each of 2 variables, not 3"):
+                dump(variables, [time] * 3, session)
+        with pytest.raises(ValueError, match="needs a session"):
+            dump(variables, time)
+        with pytest.raises(TypeError, match="var_type='hybrid'"):
+            dump(sok("DynamicVariable", D, var_type="hbm"), time, session)
+    for i, (keys_of, rows_of) in enumerate(zip(keys, rows)):
+        # A gradient is of ones, and the mean over ranks: 2 was looked up by all, in both runs.
+        want = {2: i - 2.0, **{10 + r: i - 1 / size for r in range(size)}}
+        told = dict(zip(keys_of.tolist(), rows_of[:, 0]))
+        assert told == pytest.approx(want, rel=1e-5) and rows_of.shape == (len(want), D + i)
+    assert sorted(longer[1]) == [
+        1,
+        2,
+        *(10 + r for r in range(size)),
+        *(100 + r for r in range(size)),
+    ]
+
+
+@pytest.mark.parametrize("use_hashtable", [True, False])
+def test_layers_of_the_first_api(strategy, rank, size, use_hashtable):
+    """They are TensorFlow's lookups in a table whose rows are all 1 at first."""
+    slots = {"slot_num": 2, "use_hashtable": use_hashtable, "embedding_initializer": "ones"}
+    keys = np.array([[[1, 2, 3], [1, 1, 0]]])
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        pooled = sok("DistributedEmbedding", "Mean", 4, D, max_nnz=3, **slots)
+        dense = sok("All2AllDenseEmbedding", 4, D, nnz_per_slot=3, **slots)
+        any_number = sok("All2AllDenseEmbedding", 4, D, nnz_per_slot=1, dynamic_input=True, **slots)
+        places = [[0, 0], [0, 1], [1, 0], [1, 1]]
+        found = [
+            pooled(tf.SparseTensor(places, [1, 2, 3, 3], [4, 3])),
+            dense(tf.constant(keys)),
+            any_number(tf.constant([3, 1, 3])),
+        ]
+        shape = [None if use_hashtable else 4 * size, D]
+        layers = pooled, dense, any_number
+        for layer in layers:
+            assert layer.embedding_variable.shape.as_list() == shape
+            assert sok("split_embedding_variable_from_others", layer.trainable_variables) == (
+                [layer.embedding_variable],
+                [],
+            )
+        loss = tf.add_n([tf.reduce_sum(each) for each in found])
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with started() as session:
+            first = session.run([found, train])[0]
+            second = session.run(found)
+    for rows, ids in zip(first[1:], (keys, [3, 1, 3])):
+        assert rows.shape == (*np.shape(ids), D) and (rows == 1).all()
+    (pooled_first, *_), (pooled_rows, dense_rows, any_rows) = first, second
+    np.testing.assert_array_equal(pooled_first[..., 0], [[1, 1], [0, 0]])
+    np.testing.assert_allclose(pooled_rows[..., 0], [[0.95, 0.9], [0, 0]], rtol=1e-6)
+    counts = np.bincount(keys.ravel())
+    np.testing.assert_allclose(dense_rows[..., 0], 1 - 0.1 * counts[keys], rtol=1e-6)
+    np.testing.assert_allclose(any_rows[..., 0], [0.8, 0.9, 0.8], rtol=1e-6)

@@ -160,9 +160,13 @@ def probes():
     yield (
         adam,
         [
+            "_beta1",
             "_beta1_t",
+            "_beta2",
             "_beta2_t",
+            "_epsilon",
             "_epsilon_t",
+            "_lr",
             "_get_beta_accumulators",
             "_get_or_make_slot",
             "_get_or_make_slot_with_initializer",
@@ -210,6 +214,19 @@ def probes():
     yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
     yield keras_optimizer, ["_BaseOptimizer"]
+    yield (
+        tf.keras.optimizers.SGD(0.1),
+        [
+            "_create_all_weights",
+            "_create_hypers",
+            "_get_hyper",
+            "_initial_decay",
+            "_iterations",
+            "_resource_scatter_add",
+            "_resource_scatter_update",
+            "_weights",
+        ],
+    )
     yield keras_backend, ["_SEED_GENERATOR"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
