@@ -102,6 +102,10 @@ SOK = Framework(
             "sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer",
             "use collective.train.LazyAdamOptimizer.",
         ),
+        refused(
+            "sok.tf.keras.mixed_precision.LossScaleOptimizer",
+            "use tf.keras.mixed_precision.LossScaleOptimizer with dynamic=False.",
+        ),
         refused("sok.Saver", "use sok.dump and sok.load, or tf.train.Saver."),
         *ESTIMATORS,
         *CONTRIB,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import collective
 from collective.compat import sok_functions, sok_variables
 from collective.compat.sok_names import SOK
 from collective.scope import SCOPES
@@ -462,3 +463,30 @@ def test_all_arguments_are_here(strategy):
             continue
         parameters = inspect.signature(of_classes.get(name, row.resolve())).parameters
         assert set(parameters) - known <= set(ARGUMENTS[name]), name
+
+
+# What a refused name's message says to do instead; of others a case above does it.
+ADVISED = {
+    "optimizers.Adam": lambda: tf.train.AdamOptimizer(0.5),
+    "tf.keras.optimizers.Adam": lambda: tf.train.AdamOptimizer(0.5),
+    "tf.keras.optimizers.lazy_adam.LazyAdamOptimizer": lambda: collective.train.LazyAdamOptimizer(
+        0.5
+    ),
+    "tf.keras.mixed_precision.LossScaleOptimizer": lambda: (
+        tf.keras.mixed_precision.LossScaleOptimizer(
+            tf.keras.optimizers.legacy.SGD(0.5), dynamic=False, initial_scale=1
+        )
+    ),
+}
+ADVISED_ABOVE = {"raw_ops", "TFDistributedEmbedding", "Saver"}
+
+
+def test_what_is_advised_works(strategy):
+    refused = {
+        name for name, row in NAMES.items() if row.kind == "refused" and "sok." in row.theirs
+    }
+    assert refused == {*ADVISED, *ADVISED_ABOVE}
+    for make in ADVISED.values():
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            np.testing.assert_allclose(trained(static(), make()), WHOLE[::3] - [[0], [0.5]], 1e-4)
+            tf.get_default_session().close()
