@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, device_scopes, gate, graph_analysis
+from collective.ops.counting import counted
 from collective.tables import row_store
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
@@ -112,7 +113,7 @@ def incremental_model_dump(
     if len(times) not in (1, len(variables)):
         raise ValueError(
             f"sok.incremental_model_dump(time_threshold=) is one time, or one for each of "
-            f"{len(variables)} variables, not {len(times)}."
+            f"{counted(len(variables), 'variable')}, not {len(times)}."
         )
     session = sess or tf.get_default_session()
     if session is None:
