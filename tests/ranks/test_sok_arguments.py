@@ -481,6 +481,7 @@ ADVISED = {
 ADVISED_ABOVE = {"raw_ops", "TFDistributedEmbedding", "Saver"}
 
 
+@pytest.mark.matrix
 def test_what_is_advised_works(strategy):
     refused = {
         name for name, row in NAMES.items() if row.kind == "refused" and "sok." in row.theirs

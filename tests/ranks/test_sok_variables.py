@@ -120,7 +120,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_wrapped_optimizers(strategy, rank, size, name):
     """A dynamic variable and a replicated one are trained alike, by one optimizer object."""
@@ -157,6 +157,7 @@ def test_wrapped_optimizers(strategy, rank, size, name):
     assert np.abs(want - 1).max() > 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [tf.train.AdamOptimizer, tf.keras.optimizers.Adam])
 def test_adam_moves_the_rows_of_a_batch(strategy, kind):
     """By Kingma and Ba's rule, of all steps; a row that a batch doesn't have stays."""
@@ -181,6 +182,7 @@ def test_adam_moves_the_rows_of_a_batch(strategy, kind):
     np.testing.assert_allclose(rows, np.tile(want[1:, None], D), rtol=1e-5)
 
 
+@pytest.mark.matrix
 def test_a_rate_that_is_a_variable(strategy):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         v = sok("Variable", np.ones([3, D], np.float32))
@@ -194,6 +196,7 @@ def test_a_rate_that_is_a_variable(strategy):
     np.testing.assert_allclose(rows[:, 0], [1, 0.75, 1])
 
 
+@pytest.mark.matrix
 def test_nothing_is_evicted(strategy, size):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         tuning = {"init_capacity": 2, "max_capacity": 2}
@@ -208,6 +211,7 @@ def test_nothing_is_evicted(strategy, size):
             sok("sparse_read_and_evict", sok("Variable", WHOLE), tf.range(5))
 
 
+@pytest.mark.matrix
 def test_what_was_looked_up_after_a_time(strategy, rank, size):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         ids = tf.placeholder(tf.int64, [None])
@@ -246,6 +250,7 @@ def test_what_was_looked_up_after_a_time(strategy, rank, size):
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("use_hashtable", [True, False])
 def test_layers_of_the_first_api(strategy, rank, size, use_hashtable):
     """They are TensorFlow's lookups in a table whose rows are all 1 at first."""
