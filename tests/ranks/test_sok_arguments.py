@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective.compat import sok_functions, sok_variables
 from collective.compat.sok_names import SOK
+from collective.ops.collectives import rank, size
 from collective.scope import SCOPES
 
 pytestmark = [pytest.mark.ranks(1), pytest.mark.backends("hb")]
@@ -232,11 +233,11 @@ ARGUMENTS = {
             lambda _: (rows(static(initial_value=None, shape=[9, 3], initializer=ONES)) == 1).all(),
         ),
         "neither": (REFUSED, lambda _: static(initial_value=None)),
-        "global_gpu_id": (WORKS, lambda _: static(global_gpu_id=0).global_gpu_id == 0),
-        "another global_gpu_id": (REFUSED, lambda _: static(global_gpu_id=1)),
-        "num_gpus": (WORKS, lambda _: static(num_gpus=1).num_gpus == 1),
-        "another num_gpus": (REFUSED, lambda _: static(num_gpus=2)),
-        "target_gpu": (REFUSED, lambda _: static(target_gpu=1)),
+        "global_gpu_id": (WORKS, lambda _: static(global_gpu_id=rank()).global_gpu_id == rank()),
+        "another global_gpu_id": (REFUSED, lambda _: static(global_gpu_id=rank() + 1)),
+        "num_gpus": (WORKS, lambda _: static(num_gpus=size()).num_gpus == size()),
+        "another num_gpus": (REFUSED, lambda _: static(num_gpus=size() + 1)),
+        "target_gpu": (REFUSED, lambda _: static(target_gpu=size())),
     },
     "DynamicVariable": {
         "dimension": (WORKS, lambda _: rows(dynamic(dimension=5)).shape == (2, 5)),
