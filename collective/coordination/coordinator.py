@@ -177,7 +177,7 @@ class Coordinator:
             run.begins()
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                beside = [*run.targets, *run.counts]
+                beside = [*run.targets, *run.beside]
                 values = attempt.original(
                     attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )

@@ -65,6 +65,9 @@ class PreparedRun:
         label: what the launcher is told of it.
         is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
+        kept: operations that take what the footprint feeds with nothing. TensorFlow's optimizer
+            would drop one that only has to be over before another, and make that one wait for all
+            inputs in its place: for what the fed ones come from, too.
         counted: what of it is counted (`collective.coordination.batch_counter`); None: nothing.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
@@ -83,6 +86,7 @@ class PreparedRun:
     label: Label | None = None
     is_step: bool = False
     extended: bool = False
+    kept: list[tf.Operation] = dataclasses.field(default_factory=list)
     counted: CountedRun | None = None
     recorder: Any = None
 
@@ -100,9 +104,9 @@ class PreparedRun:
         self.disagreement, self.disagreed_later = headers, not first
 
     @property
-    def counts(self) -> list[tf.Operation]:
-        """Returns the operations beside the fetches that count the batches it takes."""
-        return list(self.counted.count) if self.counted else []
+    def beside(self) -> list[tf.Operation]:
+        """Returns the operations that it carries out beside the fetches, with one rank, too."""
+        return [*(self.counted.count if self.counted else ()), *self.kept]
 
     @property
     def needs_peers(self) -> bool:

@@ -123,6 +123,17 @@ class RunFootprint:
             if _is_source_before_gates(op, gates) and not (op.inputs and op.inputs[0].op in filled)
         )
 
+    def taking_nothing(self) -> list[tf.Operation]:
+        """Returns the operations that take what is fed for what the run doesn't need."""
+        return _by_name(
+            {
+                op
+                for x, _ in self.empty_feeds
+                for op in x.consumers()
+                if op in self.operations and op._get_control_flow_context() is None
+            }
+        )
+
     def idle_run(self, gates: GraphGates) -> IdleRun | None:
         """Returns how a rank that is out of data takes part in the run; None if it can't."""
         scripts_own = any(map(collectives.is_scripts_own, self.operations))

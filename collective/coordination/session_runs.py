@@ -109,10 +109,10 @@ def run(
     feeds = _with_feeds(footprint, flag, feed_dict)
 
     def run_alone(original: Any) -> Any:
-        if not prepared.counts:
+        if not prepared.beside:
             return original(session, fetches, feeds, options, run_metadata)
-        fetches_and_counts = [fetches, prepared.counts]
-        return original(session, fetches_and_counts, feeds, options, run_metadata)[0]
+        fetches_and_more = [fetches, prepared.beside]
+        return original(session, fetches_and_more, feeds, options, run_metadata)[0]
 
     def run_together(original: Any) -> Any:
         return coordinator.instance().run(
@@ -414,6 +414,7 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     extended = extension_of(graph).takes_part_in(footprint.operations)
     run = PreparedRun(footprint, keep_alive, extended=extended)
     run.is_step = footprint.is_step and not footprint.restores
+    run.kept = footprint.taking_nothing()
     awaited = awaited_rows.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):

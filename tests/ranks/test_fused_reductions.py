@@ -113,6 +113,26 @@ def test_a_run_takes_no_data_of_metrics_that_it_does_not_need(strategy, rank, si
                 session.run(first)
 
 
+def test_an_update_that_only_has_to_be_over(strategy, rank, size):
+    """Nobody looks at its sum: data of other metrics stay where they are all the same."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("waits", [4, 2], initializer=tf.ones_initializer())
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([1, 2])))
+        x = tf.data.make_one_shot_iterator(
+            tf.data.Dataset.from_tensor_slices(np.float32(range(3)) + rank)
+        ).get_next()
+        (value, update), (_, other) = tf.metrics.mean(loss), tf.metrics.mean(x, name="other")
+        with tf.control_dependencies([update]):
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            initialize(session)
+            for _ in range(4):
+                session.run(train)
+            np.testing.assert_allclose(session.run(other), np.arange(size).mean())
+            assert 2.0 < session.run(value) < 4.0
+
+
 def test_a_rank_without_data_adds_its_state_to_the_metrics_that_are_needed(strategy, rank, size):
     have = 4 if rank == 0 else 1
     with strategy.scope(), tf.Graph().as_default():

@@ -120,6 +120,21 @@ def test_two_inputs_without_any_optimizer(strategy, rank, size):
 # ---- Sessions
 
 
+def test_rows_that_only_have_to_be_there(strategy, rank, size):
+    """Nobody looks at them: another lookup's input stays where it is all the same."""
+    with strategy.scope(), tf.Graph().as_default():
+        t = two(strategy.embedding_scope)
+        data = tf.data.Dataset.from_tensor_slices(batches(rank, 3, 1))
+        ids = tf.data.make_one_shot_iterator(data).get_next()
+        rows = tf.nn.embedding_lookup(t["a"], ids)
+        with tf.control_dependencies([tf.nn.embedding_lookup(t["b"], tf.constant([rank]))]):
+            later = tf.constant(1.0)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            assert [session.run(later) for _ in range(4)] == [1.0] * 4
+            assert len(drain(session, rows)) == 3
+
+
 @pytest.mark.grouped
 @pytest.mark.parametrize("monitored", [False, True])
 @pytest.mark.parametrize("finalized", [False, True])
