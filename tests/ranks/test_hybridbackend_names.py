@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.compat.deeprec_names import DEEPREC
 from collective.compat.hybridbackend_names import HYBRIDBACKEND
 from collective.errors import RankError
 
 pytestmark = pytest.mark.either_backend
-NAMES = {name.theirs: name for name in HYBRIDBACKEND.names}
+# A script of HybridBackend has DeepRec's, too.
+NAMES = {name.theirs: name for name in (*DEEPREC.names, *HYBRIDBACKEND.names)}
 
 DEEPRECS = next(theirs for theirs in NAMES if theirs.endswith(".CollectiveStrategy"))
 
