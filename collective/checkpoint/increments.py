@@ -22,7 +22,7 @@ from collective.checkpoint.chain_names import increment_prefix
 from collective.checkpoint.layout import CheckpointLayout, Increment
 from collective.checkpoint.retention import Retention
 from collective.checkpoint.running_chain import RunningChain
-from collective.checkpoint.saver import check_same_path, note_last_checkpoint
+from collective.checkpoint.saver import common_prefix, note_last_checkpoint
 from collective.checkpoint.saving import ShardedSave
 from collective.checkpoint.storage import CheckpointStorageError
 from collective.checkpoint.tensor_bundle import BundleWriter, index_path
@@ -51,7 +51,7 @@ def save(session: Any, folder: str) -> str:
     background.settle(session)
     chain = running_chain.of_folder(session, folder)
     prefix = increment_prefix(chain.prefix, chain.number + 1)
-    check_same_path(session, "saving an increment", prefix)
+    prefix = common_prefix(session, "saving an increment", prefix)
     increment = IncrementSave(
         chain.saver,
         session,

@@ -11,7 +11,7 @@ from collective.checkpoint import background, chain, compatibility, storage, tab
 from collective.checkpoint.chain_names import split
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
-    check_same_path,
+    common_prefix,
     make_unsharded_def,
     note_last_checkpoint,
     optional_variables,
@@ -54,12 +54,13 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if served is not None:
         return served.source(prefix, saver)
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
-    base, optional = split(prefix)[0], optional_variables(saver)
+    optional = optional_variables(saver)
     if collectives.size() == 1 and not shards and not states and not optional:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
-    check_same_path(sess, "restoring a checkpoint", prefix)
+    prefix = common_prefix(sess, "restoring a checkpoint", prefix)
+    base = split(prefix)[0]
 
     def on_all_ranks(doing: str, function: Callable[[], Any]) -> list[Any]:
         def read() -> Any:

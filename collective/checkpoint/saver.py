@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -202,15 +203,29 @@ def unsharded_bytes(saver: Any) -> int:
     return sum((count or 0) * size for count, size in shapes)
 
 
-def check_same_path(session: Any, doing: str, prefix: str) -> None:
-    """Raises an error on all ranks if they name different checkpoints."""
+def common_prefix(session: Any, doing: str, prefix: str) -> str:
+    """Returns the checkpoint that all ranks mean: rank 0's, if they name different folders.
+
+    A script may have made a folder on every rank, by `tempfile`.
+
+    Raises:
+        ValueError: on all ranks, they name different checkpoints.
+    """
     paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
-    for rank, path in enumerate(paths):
-        if path != paths[0]:
+    first, others = paths[0], [rank for rank, path in enumerate(paths) if path != paths[0]]
+    for rank in others:
+        if os.path.basename(paths[rank]) != os.path.basename(first):
             raise ValueError(
-                f"{doing}: rank 0 names '{paths[0]}', rank {rank} '{path}'. Every rank must name "
-                "the same path."
+                f"{doing}: rank 0 names '{first}', rank {rank} '{paths[rank]}'. Every rank must "
+                "name the same path."
             )
+    if others and collectives.rank() == 0:
+        warnings.warn(
+            f"{doing}: rank 0 names '{first}', rank {others[0]} '{paths[others[0]]}'. Every rank "
+            "saves and restores its shards of the tables, so all of them use rank 0's folder.",
+            stacklevel=3,
+        )
+    return str(first)
 
 
 def restore_latest(

@@ -30,7 +30,7 @@ from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.layout import CheckpointLayout
 from collective.checkpoint.retention import Retention
 from collective.checkpoint.saver import (
-    check_same_path,
+    common_prefix,
     knows_folder,
     note_last_checkpoint,
     shards_of_saver,
@@ -92,11 +92,12 @@ def save(
     file_systems.check(base)
     background.settle(sess)
     prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks(saver)
-    check_same_path(
+    prefix = common_prefix(
         sess,
         "saving a checkpoint" if is_blocking else "saving a checkpoint beside training",
         prefix,
     )
+    base = os.path.join(os.path.dirname(prefix), os.path.basename(base))
     evicting = [table for table in dynamic_tables(shards) if eviction.evicts(table.policy)]
     if evicting and not waiting_gradients.any_in(sess):
         barrier.run_on_all_ranks(

@@ -122,6 +122,26 @@ def test_ranks_that_name_different_checkpoints(strategy, rank, size, folder):
                 saver.save(session, f"{folder}/m") if rank != 1 else steps(session, m, rank, 1)
 
 
+def test_ranks_that_name_folders_of_their_own_use_rank_0s(strategy, rank, size, folder, recwarn):
+    """A script has made a folder on every rank, by `tempfile`."""
+    own = f"{folder}/of_rank_{rank}"
+    os.makedirs(own)
+    with strategy.scope(), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            before = session.run(m["rows"])
+            assert saver.save(session, f"{own}/m") == f"{folder}/of_rank_0/m"
+            steps(session, m, rank, 1)
+            assert np.any(session.run(m["rows"]) != before)
+            saver.restore(session, f"{own}/m")
+            np.testing.assert_array_equal(session.run(m["rows"]), before)
+    assert rank == 0 or os.listdir(own) == []
+    warned = [w for w in recwarn if "use rank 0's folder" in str(w.message)]
+    assert len(warned) == (2 if rank == 0 and size > 1 else 0)
+
+
 def test_a_failure_of_one_rank_is_everyones(strategy, rank, size, folder, monkeypatch):
     """A full disk on the last rank: the checkpoint before stays the latest, and nothing is left of
     this one.
