@@ -36,11 +36,27 @@ def test_backends_are_named():
     assert "no such backend. Known: hb, sok" in done.stdout
 
 
-def test_a_missing_horovod_is_named():
+def test_one_process_needs_no_horovod():
     done = python(
-        "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy"
+        "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy; "
+        "print(CollectiveStrategy().world_size())"
     )
-    assert done.returncode == 1 and "make setup" in done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1"
+
+
+def test_a_rank_that_needs_horovod_is_told():
+    done = python(
+        "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy; "
+        "CollectiveStrategy()",
+        HOROVOD_RANK="0",
+        HOROVOD_SIZE="2",
+        HOROVOD_LOCAL_RANK="0",
+        HOROVOD_LOCAL_SIZE="1",
+    )
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert "several hosts exchange by Horovod, which isn't installed" in last
+    assert "make setup" in last
 
 
 def test_unknown_names():
