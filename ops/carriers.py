@@ -50,8 +50,9 @@ VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
 CHOICES = (AUTO, HOROVOD, SHARED_MEMORY, NCCL)
 MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
-# For how many seconds ranks wait for each other, when Horovod has started on all of them.
-PATIENCE = 30.0
+# For how many seconds ranks wait for each other, when Horovod has started on all of them; and where
+# none is installed, so that they may have started at any time.
+PATIENCE, PATIENCE_AT_START = 30.0, 600.0
 
 # Why memory isn't shared in this job, the same on every rank; "" if it is.
 _unavailable = "the ranks have not joined"
@@ -178,7 +179,8 @@ def _shared(process: Process, purpose: str, own_problem: str | None) -> str | No
         job += f" host of rank {process.host.start}"
     local_rank, local_size = process.local_rank, process.local_size
     opener = _opener(local_rank, local_size)
-    return shared_memory.share(job + purpose, local_rank, local_size, own_problem, opener, PATIENCE)
+    patience = PATIENCE_AT_START if horovod_library.missing else PATIENCE
+    return shared_memory.share(job + purpose, local_rank, local_size, own_problem, opener, patience)
 
 
 def _first_problem(process: Process, words: Sequence[str]) -> str | None:

@@ -80,9 +80,7 @@ def join() -> Process:
     if not hvd.is_initialized():
         adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
         start(hvd.init)
-    _process = Process(
-        int(hvd.rank()), int(hvd.size()), int(hvd.local_rank()), int(hvd.local_size())
-    )
+    _process = _of_horovod()
     training_apart.watch(_process.size, has_horovod=True)
     return _process
 
@@ -102,8 +100,14 @@ def local_rank() -> int:
     return _place().local_rank
 
 
+def _of_horovod() -> Process:
+    return Process(int(hvd.rank()), int(hvd.size()), int(hvd.local_rank()), int(hvd.local_size()))
+
+
 def _place() -> Process:
     if _process is None:
+        if hvd is not None and hvd.is_initialized():  # by the script
+            return _of_horovod()
         raise ValueError(
             "This process has joined no job: make a collective.CollectiveStrategy() first."
         )

@@ -245,6 +245,15 @@ def test_ranks_of_one_host_need_no_horovod(no_horovod):
     assert carriers.in_force() == carriers.of_agreement() == "shared_memory"
 
 
+@pytest.mark.parametrize(("missing", "patience"), [("", 30), ("No module", 600)])
+def test_ranks_that_horovod_has_not_brought_together_wait_longer(monkeypatch, missing, patience):
+    monkeypatch.setattr(horovod_library, "missing", missing)
+    waited = []
+    monkeypatch.setattr(shared_memory, "share", lambda *arguments: waited.append(arguments[-1]))
+    join(0, 2, 2)
+    assert waited == [patience]
+
+
 def test_several_hosts_need_horovod(no_horovod):
     with pytest.raises(ImportError, match="several hosts exchange by Horovod, which isn't inst"):
         join(0, 2, 1)

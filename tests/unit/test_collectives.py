@@ -6,7 +6,7 @@ import atexit
 
 import pytest
 
-from collective.ops import collectives
+from collective.ops import collectives, membership
 
 
 @pytest.fixture
@@ -31,3 +31,16 @@ def test_horovod_is_initialized_again_behind_its_shutdown():
     assert not collectives.hvd.is_initialized()
     collectives.init()
     assert collectives.size() == 1
+
+
+def test_the_place_is_known_where_a_script_has_started_horovod(monkeypatch):
+    collectives.init()
+    monkeypatch.setattr(membership, "_process", None)
+    assert (collectives.rank(), collectives.size(), membership.local_rank()) == (0, 1, 0)
+
+
+def test_without_a_job_there_is_no_place(monkeypatch):
+    monkeypatch.setattr(membership, "_process", None)
+    monkeypatch.setattr(membership, "hvd", None)
+    with pytest.raises(ValueError, match=r"make a collective.CollectiveStrategy\(\) first"):
+        collectives.size()
