@@ -1,4 +1,4 @@
-"""The record of the files and folders that a script handles on all ranks alike.
+"""Records the files and folders that a script handles on all ranks alike.
 
 A script for one process makes folders, removes them, moves and writes files. Run as it is, every
 rank does so, and the second one to come finds that the first has done it. In the record each rank
