@@ -30,10 +30,10 @@ ready:
 train: ready  ## Train on the census data, its embedding tables sharded over NP ranks
 	$(python) -m collective.launch -np $(NP) modelzoo/census_income/train.py $(ARGS)
 
-bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables
+bench: ready  ## Time a training step on NP ranks, and for comparison plain TensorFlow, the bare exchange and replicated tables
 	$(python) benchmarks/step.py --ranks $(NP) $(ARGS)
 
-overhead: ready  ## Time the fixed costs beside plain TensorFlow: a tiny step, the start, imports (10 minutes)
+overhead: ready  ## Time the fixed costs compared with plain TensorFlow: a tiny step, the start, imports (10 minutes)
 	$(python) benchmarks/overhead.py $(ARGS)
 
 sources = $(shell git ls-files '*.cc' '*.h' '*.cu' '*.cuh' 2>/dev/null)
@@ -67,7 +67,7 @@ image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; w
 test: lint  ## lint, and the tests: 15 minutes on two cores
 	$(python) -m pytest $(ARGS)
 
-test-matrix: ready  ## What CI runs beside it: other numbers of ranks, the other backend, ...: 25 minutes
+test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 25 minutes
 	$(python) -m pytest --tier matrix $(ARGS)
 
 test-all: lint  ## lint, and every test in every configuration, with more examples: hours
@@ -76,6 +76,6 @@ test-all: lint  ## lint, and every test in every configuration, with more exampl
 test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
 	@tools/test_pythons.sh $(ARGS)
 
-clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs .python)
+clean:  ## Remove what builds and tests leave (not environments: rm -rf .venv .venvs .python)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . \( -name .venv -o -name .venvs -o -name .python \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

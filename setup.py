@@ -105,7 +105,7 @@ class Build(build_ext):
                 "pip install 'tensorflow>=2.15.1,<2.16'"
             ) from error
         native.extra_compile_args = [
-            # as the system's headers: they define macros of one another anew
+            # as the system's headers: they redefine each other's macros
             *(re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()),
             *OPTIMIZED,
             "-ffp-contract=off",

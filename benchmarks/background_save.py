@@ -1,4 +1,5 @@
-"""Measures what training steps lose beside a save, next to what a blocking save takes.
+"""Measures what training steps lose during a background save, compared with the time of a blocking
+save.
 
     collective launch -np 2 --device cpu benchmarks/background_save.py [--megabytes 400]
     [--folder .] [--rounds 3] [--ids 4096]
@@ -37,7 +38,7 @@ STEPS = 10  # between two looks at whether a save goes on
 def run_rounds(
     strategy: CollectiveStrategy, rows: int, folder: Path, rounds: int, ids: int
 ) -> list[dict[str, float]]:
-    """Returns of each round the seconds of a blocking save, and what steps lose beside another."""
+    """Returns a blocking save's seconds and what steps lose during a background one, by round."""
     random, results = np.random.RandomState(strategy.rank()), []
     with strategy.scope(checkpoint_blocking=False, plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
@@ -114,7 +115,7 @@ def main() -> None:
             print(
                 f"{arguments.megabytes} MB on {strategy.world_size()} ranks: a blocking save takes "
                 f"{median['blocking']:.2f} s ({of_dd / median['blocking']:.2f} of dd's rate); "
-                f"{median['steps']:.0f} steps beside one of {median['beside']:.2f} s lose "
+                f"{median['steps']:.0f} steps during one of {median['beside']:.2f} s lose "
                 f"{median['lost']:.2f} s, {median['lost'] / median['blocking']:.0%} of it; a step "
                 f"takes {median['step'] * 1e3:.1f} ms else; waited for room: "
                 f"{median['waited']:.2f} s\nbefore: {load_before}; after: {report.machine_load()}"

@@ -1,5 +1,5 @@
-"""Times each collective as an operation of TensorFlow, by carrier and size, beside copying its
-bytes.
+"""Times each collective as an operation of TensorFlow, by carrier and size, compared with copying
+its bytes.
 
     python benchmarks/carriers.py [--ranks 2] [--bytes 64 32000000] [--repeat 3] [--json]
 
@@ -58,7 +58,7 @@ def chain_length(size: int) -> int:
 
 
 def median_ms(run: Callable[[], Any], links: int) -> float:
-    """Returns the median milliseconds of a link, of `RUNS` runs behind three that warm up."""
+    """Returns the median milliseconds of a link, of `RUNS` runs after three that warm up."""
     for _ in range(3):
         run()
     seconds = []

@@ -1,5 +1,5 @@
-"""Measures MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk,
-and how long an increment takes of 1 % of the rows.
+"""Measures MB/s of saving and restoring a table, compared with `dd` of the same bytes on the same
+disk, and how long an increment takes of 1 % of the rows.
 
     collective launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000]
     [--folder .] [--rounds 3]

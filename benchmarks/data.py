@@ -7,8 +7,8 @@ The same records, as Criteo's: a label, 13 whole numbers, 26 keys; a field in fi
 text. Each reader gives batches of 40 tensors to a session that fetches the label alone, with one
 batch prefetched; timed from opening the files to their end, in the second of two passes. Prints a
 table: the median of the rounds, in which all readers take turns, a second and a second of processor
-time (of all threads), the latter beside tf.data's faster CSV; and how busy the machine was before
-each round.
+time (of all threads), the latter compared with tf.data's faster CSV; and how busy the machine was
+before each round.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measures a dynamic table's lookups, inserts and evictions by its size, and the key map beside
-TensorFlow's hash tables.
+"""Measures a dynamic table's lookups, inserts and evictions by its size, and compares the key map
+with TensorFlow's hash tables.
 
     python benchmarks/dynamic.py [--largest 10000000] [--dim 16] [--without-tensorflow-tables]
     python benchmarks/dynamic.py --storage FOLDER [--largest 10000000] [--dim 16]
@@ -11,9 +11,9 @@ of arrays as large as the table's buckets, keys and rows, which is all that a lo
 table.
 
 With --storage it prints one: Adagrad steps of a table whose rows go to a file in FOLDER, with
-memory for a quarter of them, beside those of one in memory, in turn. Ids come by Zipf's law with
-exponent 1.05; each batch is new. A step's time is the median of 200, the ratio that of the medians;
-the losses must be the same.
+memory for a quarter of them, compared with those of one in memory, in turn. Ids come by Zipf's law
+with exponent 1.05; each batch is new. A step's time is the median of 200, the ratio that of the
+medians; the losses must be the same.
 """
 
 from __future__ import annotations

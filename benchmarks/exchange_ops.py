@@ -1,4 +1,4 @@
-"""Times the compiled operations of an exchange (collective.ops.embedding_bag), beside plain
+"""Times the compiled operations of an exchange (collective.ops.embedding_bag), and plain
 TensorFlow doing one rank's part.
 
     python benchmarks/exchange_ops.py [--dims 16 128] [--ids one many] [--pooling asker owner]

@@ -318,7 +318,7 @@ def check_all(device: str) -> dict[str, str]:
 
 
 class _OnHost:
-    """Stands for an event of a device where there is none."""
+    """Stands in for a device's events if there is no device."""
 
     def record(self) -> None:
         self.at = time.perf_counter()

@@ -9,7 +9,7 @@ medians, in milliseconds, of whole runs of a session, which ends when the GPU is
 
 A step is traced, too: by CUPTI, where TensorFlow finds it. `GPU` is how long the GPU is busy in
 that step, with kernels and with copies. The longest of these follow, each with its number and time,
-and the longest operations on the host by their type, which run beside each other.
+and the longest operations on the host by their type, which run in parallel.
 """
 
 from __future__ import annotations

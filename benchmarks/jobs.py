@@ -37,7 +37,7 @@ class Hosts(Protocol):
     names: list[str]
 
     def on_host(self, name: str) -> list[str]:
-        """Returns the words that run the command behind them on a host."""
+        """Returns the words that run the command that follows them on a host."""
 
     def options_of(self, name: str) -> list[str]:
         """Returns the launcher's options on a host."""
@@ -131,7 +131,7 @@ def stop(launcher: subprocess.Popen) -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into SystemExit, so that no rank and no temporary file is left behind."""
+    """Turns SIGTERM into SystemExit, so that no rank and no temporary file is left."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 

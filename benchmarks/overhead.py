@@ -1,4 +1,4 @@
-"""Measures the fixed costs of the library, beside plain TensorFlow in the same run.
+"""Measures the fixed costs of the library, compared with plain TensorFlow in the same run.
 
     python benchmarks/overhead.py [--ranks 1,2] [--tables 26,300,1000] [--only step dynamic …]
     python benchmarks/overhead.py --against CHECKOUT …
@@ -8,13 +8,13 @@ Prints tables in Markdown, each figure the median of --repeat rounds:
     step    milliseconds of a training step that has next to nothing to compute: --step-tables
             tables of 100 rows of 16, one id a feature, 64 samples a rank, Adagrad
     parts   the same step of the library taken apart (`step_parts`), in milliseconds
-    dynamic milliseconds of such a step with ten tables that take any key, beside ten static ones
+    dynamic milliseconds of such a step with ten tables that take any key, and with ten static ones
     start   seconds from the first line of a program to its first completed step, by the number of
             tables, on the largest number of ranks, and of its phases: importing, building the
             model, taking gradients (which groups the lookups), making the updates, initial values
             (the first run of the session), the first step
     import  seconds of `import collective` alone, which must not load TensorFlow, and of its first
-            name that does, beside `import tensorflow`; each in a process of its own
+            name that does, and of `import tensorflow`; each in a process of its own
 
 `plain` is plain TensorFlow doing one rank's part, as many copies at once as there are ranks. The
 programs take turns, each in processes of its own: plain, this checkout, with --against the other
@@ -224,7 +224,7 @@ def slowest(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure_imports(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Measures the seconds of each statement; `import tensorflow` is plain beside the full one."""
+    """Measures the seconds of each statement; `import tensorflow` is the plain one."""
     light_rounds, full_rounds = [], []
     for _ in range(arguments.repeat):
         light, full = {}, {"plain": import_seconds("import tensorflow", jobs.CHECKOUT)}

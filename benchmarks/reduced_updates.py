@@ -1,4 +1,4 @@
-"""Measures processor time of one operation that sums gradients and updates rows, beside two.
+"""Measures processor time of one operation that sums gradients and updates rows, compared with two.
 
     python benchmarks/reduced_updates.py [--optimizers adagrad …] [--threads 1]
 

@@ -7,7 +7,7 @@ exported again with `base=`. Ids follow Zipf's law; where they lie in the table 
 
     by frequency    id i is the ith most frequent one, as in a vocabulary that is sorted by counts
     hashed          they are spread over the table, as hashed ids are
-    newest          the draws are of the last 1 % of the ids, as of items that are new
+    newest          the draws are of the last 1 % of the ids, as for new items
     new keys        a dynamic table of random keys, to which others come; no old one is drawn
 
 It counts bytes, so that it doesn't matter what else the machine does.

@@ -1,4 +1,4 @@
-"""Times steps of small models beside what `collective.plan.step_estimate` says of them.
+"""Compares times of steps of small models with what `collective.plan.step_estimate` says of them.
 
     collective launch -np 2 benchmarks/small_models.py
     python benchmarks/small_models.py --ranks 2
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200, help="steps of each model")
     parser.add_argument(
-        "--ranks", type=int, help="on one rank: for how many ranks to estimate what it is beside"
+        "--ranks", type=int, help="on one rank: for how many ranks to estimate"
     )
     arguments = parser.parse_args()
     strategy = CollectiveStrategy()

@@ -1,5 +1,5 @@
-"""Times a training step beside its limits: plain TensorFlow doing one rank's part, and the bare
-exchange.
+"""Compares the time of a training step with its limits: plain TensorFlow doing one rank's part, and
+the bare exchange.
 
     python benchmarks/step.py [--dim 128] [--ids 1-10] [--network dlrm] [--backend sok] [--repeat 3]
     python benchmarks/step.py --against CHECKOUT [--dim 16] [--repeat 3] …
@@ -12,7 +12,8 @@ as there are ranks, started by the launcher, with one intra-op thread each:
                  without communication
     wire         the collectives of a step alone, with the bytes that these ids need: distinct keys
                  of a rank, their rows and gradients (or what --backend sok needs), dense gradients,
-                 and the ranks' agreement on the run; beside it, what copying these bytes once takes
+                 and the ranks' agreement on the run; for comparison, what copying these bytes once
+                 takes
     replicated   Horovod data parallelism with every table on every rank, sparse gradients by
                  allgather
 
@@ -251,7 +252,7 @@ def run_rounds(
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prints this checkout's step beside another checkout's; returns what --json prints."""
+    """Prints this checkout's step compared with another checkout's; returns what --json prints."""
     results = []
     for setting in settings_of(arguments):
         with tempfile.TemporaryDirectory(prefix="step-") as folder:

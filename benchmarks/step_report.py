@@ -180,7 +180,7 @@ def program_table(setting: Setting, result: dict[str, Any]) -> str:
 
 
 def comparison(setting: Setting, rounds: list[Round]) -> dict[str, Any]:
-    """Returns the figures of `step` on this checkout beside `against`, the same on another one."""
+    """Returns the figures of `step` on this checkout and of `against`, the same on another one."""
     return {
         "dim": setting.dim,
         "step_ms": median(rounds, "step", "ms"),

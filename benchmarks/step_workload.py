@@ -29,7 +29,7 @@ CRITEO_ROWS = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683
 CRITEO_ROWS += [27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 FEATURES = len(CRITEO_ROWS)
 FEWEST_ROWS = 100
-# Numbers of a sample that enter the network beside the embeddings.
+# Numbers of a sample that enter the network in addition to the embeddings.
 DENSE_FEATURES = 13
 # Units of hidden layers; the bottom network ends in D units, the top one in 1.
 BOTTOM, TOP = (512, 256), (512, 256)

@@ -58,7 +58,7 @@ COMMANDS = (
     Command(
         "build-horovod",
         "collective.build_horovod",
-        "build Horovod beside the installed TensorFlow, and install it",
+        "build Horovod against the installed TensorFlow, and install it",
     ),
     Command("gpu-check", "collective.ops.gpu_check", "check and time the kernels on a GPU"),
 )

@@ -242,7 +242,7 @@ def build_environment(python: Path, folder: Path, gpu: bool) -> dict[str, str]:
     """Returns the environment variables of Horovod's build.
 
     Args:
-        python: the interpreter of the throw-away environment, beside CMake.
+        python: the interpreter of the temporary environment, which also has CMake.
         folder: where links to NCCL may lie.
         gpu: with NCCL.
     """

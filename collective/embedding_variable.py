@@ -61,7 +61,7 @@ def get_embedding_variable(
         A `collective.tables.dynamic_table.DynamicTable`.
 
     Raises:
-        TypeError: `ev_option` is none of these.
+        TypeError: `ev_option` has none of these types.
         ValueError: it is called outside strategy.scope(), an argument isn't among the values
             above, or the variable is there already with another policy.
         ImportError: the compiled key map isn't built.

@@ -60,7 +60,7 @@ def categorical_column_with_embedding(
             that share a table have the same one.
 
     Raises:
-        TypeError: `ev_option` is none of these.
+        TypeError: `ev_option` has none of these types.
         ValueError: another dtype.
     """
     del partition_num

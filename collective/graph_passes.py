@@ -52,7 +52,7 @@ def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
 
 
 def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Gives whoever looks at a metric's state what all ranks have of it.
+    """Makes reads of a metric's state return that of all ranks.
 
     It comes before the assignments, which may depend on metrics.
     """
@@ -75,7 +75,7 @@ def fuse_reductions(graph: tf.Graph, options: ScopeOptions) -> None:
 def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
     """Gives each call of a function with collectives a function of its own.
 
-    It comes behind the assignments, whose exchanges may lie in functions.
+    It comes after the assignments, whose exchanges may lie in functions.
     """
     function_copies.separate(graph)
 
@@ -120,7 +120,7 @@ def connect_step(graph: tf.Graph, options: ScopeOptions) -> None:
 
 
 def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Splits the graph behind the exchange of its groups' keys.
+    """Splits the graph after the exchange of its groups' keys.
 
     It comes last: it needs the groups.
     """

@@ -275,7 +275,7 @@ def tolerate_foreign(method: str, known: list[str], others: dict[str, Any]) -> N
     Args:
         method: the method's name, for messages.
         known: its own options.
-        others: what it was given beside them.
+        others: the other options it was given.
 
     Raises:
         TypeError: an option is neither the method's nor known to be another library's.
@@ -295,7 +295,7 @@ def tolerate_foreign(method: str, known: list[str], others: dict[str, Any]) -> N
 
 
 def warn_of_idle(scope_options: dict[str, Any], profile_around: Any) -> None:
-    """Warns of options of a profile where there is none.
+    """Warns of options of a profile without a profile.
 
     Args:
         scope_options: those that scope() was given. A `profile=None` among them is meant.

@@ -105,7 +105,7 @@ WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the sha
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
-NO_WORKERS = "It would wait for workers that there are none of."
+NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),

@@ -113,13 +113,13 @@ class TablePolicy:
             evicted for its weights. DeepRec: `L2WeightEvict(l2_weight_threshold)`.
         evict: Says when rows are evicted for their age or weights. 'at_save', the default, as in
             DeepRec: whenever a Saver saves the table, before it is written.
-            `collective.every_steps(n)`: then, and behind each training run that leads to the next
+            `collective.every_steps(n)`: then, and after each training run that leads to the next
             multiple of n global steps, or beyond; it needs a global step, too, and goes with
             steps_to_live or l2_weight_threshold.
         keep_at_least: Keeps so many rows in all, the ones that were used last, however old they
             are: it goes with steps_to_live. Each rank keeps its share of the number, so that which
             rows stay depends on the number of ranks. In rows, from 1. Default None: all can go.
-        capacity: Keeps the table to so many rows in all, R / N on each rank: behind each training
+        capacity: Keeps the table to so many rows in all, R / N on each rank: after each training
             run, and in a restore, a rank that has more evicts those whose last use is longest ago,
             of the same age the smallest keys first. It never evicts a row of the run's own batch: a
             rank can have more rows for as long as batches alone are larger. Which rows go depends
@@ -151,13 +151,13 @@ class TablePolicy:
             DeepRec: `InitializerOption(default_value_no_permission)`.
         storage: Says where the rows of a dynamic table are. Default None: in memory, the GPU's
             where tables are on a GPU, else the host's. 'dram_ssd': in the host's memory and, beyond
-            `storage_size`, in a file of each rank: behind each run the rows that were used longest
+            `storage_size`, in a file of each rank: after each run the rows that were used longest
             ago go there, with their slots, and come back when they are looked up. All numbers are
             those of a table in memory. DeepRec: `StorageOption(storage_type=
             StorageType.DRAM_SSDHASH)`.
         storage_path: The folder of the files of storage='dram_ssd', on a disk of each machine; it
-            is made if it isn't there. A file has no name in it, and is gone when its process ends,
-            however it ends. Default None; with 'dram_ssd' there must be one. DeepRec:
+            is created if it doesn't exist. A file has no name in it, and is gone when its process
+            ends, however it ends. Default None; with 'dram_ssd' there must be one. DeepRec:
             `StorageOption(storage_path)`.
         storage_size: The memory that rows and slots of the table take on each rank with
             storage='dram_ssd', in bytes, from 1; the rows of one batch may come on top, and about
@@ -165,7 +165,7 @@ class TablePolicy:
             DeepRec: the first of `StorageOption(storage_size)`.
         first_rows: A `collective.FirstRows`: the table starts from the rows of another checkpoint,
             as by `tf.train.init_from_checkpoint`, on any number of ranks. Slots start fresh, and so
-            do keys that aren't there. A checkpoint of the job's own, which a session restores, goes
+            do keys that it lacks. A checkpoint of the job's own, which a session restores, goes
             before it. Default None: every row starts by the initializer. DeepRec:
             `CheckpointOption(ckpt_to_load_from, tensor_name_in_ckpt)`.
 

@@ -124,7 +124,7 @@ class ScopeStack:
     def leave(self) -> None:
         """Closes the scope that this thread opened last."""
         with self._lock:
-            # Whoever entered in another thread leaves the scope that was opened last.
+            # A thread that didn't open it leaves the scope that was opened last.
             self._open.remove((self._entered() or list(self._open)).pop())
             current = self._current()
             self._changed(None if current is None else current.options)

@@ -129,7 +129,7 @@ class CollectiveStrategy:
                 for settings that were tuned for them.
             missing_slots: Says what restoring a checkpoint does about an optimizer's slots and
                 scalars that it lacks, because another optimizer wrote it: 'error' (default), or
-                'fresh', which starts them anew.
+                'fresh', which initializes them.
             grouping: Lets lookups share exchanges. Default True; with False each has its own. The
                 numbers are the same.
             wire_dtype: Gives the type in which rows of float32 tables travel: tf.float16 or
@@ -145,7 +145,7 @@ class CollectiveStrategy:
                 `collective.profiling`). With None (default) nothing is measured. The folder is made
                 on every rank when the first run is measured.
             profile_steps: Gives (first, last), the training runs of this process that are traced;
-                the first is 1. Default (11, 20). Behind the last one rank 0 prints a split of the
+                the first is 1. Default (11, 20). After the last one rank 0 prints a split of the
                 step and writes it as a page, report.html; every rank writes its trace.
             profile_every: Measures, in addition, every so many training runs, one each time, for
                 TensorBoard's scalars and for the course of the job in the page: milliseconds a
@@ -161,7 +161,7 @@ class CollectiveStrategy:
                 for each. Sums that haven't come to k are in no checkpoint, which holds the state
                 after the last update: those of the last batches before the data end, or before a
                 session is left, are dropped; saving changes nothing, restoring into the session
-                starts anew. Optimizers that share gradients (clipped by one norm) are run together.
+                restarts it. Optimizers that share gradients (clipped by one norm) are run together.
             dense_compression: Gives the type of 16 bits in which gradients of replicated variables
                 travel, rounded once on each way and added in float32: 'fp16' or 'bf16'; 'none'
                 (default) is exact. With 'fp16', a gradient beyond 65504 is infinite.
@@ -214,11 +214,11 @@ class CollectiveStrategy:
                 first checkpoint of the list that has it: tables, static and dynamic, and ordinary
                 variables, but not the global step. Optimizers' slots only with `slots=True`. Rank
                 0 says on stderr what was taken, what started fresh, and what was left over.
-            save_code: Saves the script, and the code and configurations below its folder, beside a
+            save_code: Saves the script, and the code and configurations below its folder, next to a
                 job's first checkpoint, with versions, the command line and these options: see
                 `collective.checkpoint.load_code`. Default False.
             checkpoint_blocking: Lets a save end when it is written (True, the default), or once the
-                ranks have noted what belongs to it (False): it is then written beside training, and
+                ranks have noted what belongs to it (False): it is then written during training, and
                 holds exactly its step. The next save, the session's end and
                 `collective.checkpoint.wait()` wait for it, and raise its error. What can't be
                 followed is written at once: tables on a GPU or with rows in files, and all of them
@@ -226,7 +226,7 @@ class CollectiveStrategy:
             checkpoint_buffer: Bounds a rank's memory for such a save: bytes, or a share of its
                 tables and slots (default 0.1), but at least 64 MB. It takes rows on their way to a
                 file, and rows that training changes before they were read: where there is no room,
-                training waits. Other variables and keys of dynamic tables are copied beside it.
+                training waits. Other variables and keys of dynamic tables are copied in addition.
             checkpoint_on_error: Says what becomes of training when the storage fails a save of a
                 monitored session or Estimator (full, gone, read-only, out of reach): it goes on,
                 with a warning ('continue', the default), or stops ('stop'), with a
@@ -333,7 +333,7 @@ class CollectiveStrategy:
         """Returns this rank's part of a dataset that all ranks make alike.
 
         Element i goes to rank i mod N: every element is used by one rank, and by no other. In front
-        of `batch()` elements are records; behind it they are batches, which go to a rank whole. So
+        of `batch()` elements are records; after it they are batches, which go to a rank whole. So
         does a file, where the dataset is one of file names, and a rank then reads its own files
         only; otherwise each rank reads all, and drops what is others'.
 
@@ -342,8 +342,8 @@ class CollectiveStrategy:
 
         With one rank it is the dataset itself. Training ends with the first rank that is out of
         data: where N doesn't divide the elements, some ranks have one more, of which the last is
-        left over. Shuffling comes behind it, or takes a seed that is the same on all ranks. What is
-        told `deterministic=False` comes behind it, too. An Estimator's input_fn doesn't need it:
+        left over. Shuffling comes after it, or takes a seed that is the same on all ranks. What is
+        told `deterministic=False` comes after it, too. An Estimator's input_fn doesn't need it:
         batches are dealt there (see `estimator`).
 
         Args:

@@ -1,9 +1,9 @@
 """Runs the ssh server of a worker's container, by which a launcher elsewhere starts ranks in it.
 
-It runs as the container's user. The host key is made anew at each start, and sessions have the
+It runs as the container's user. The host key is made at each start, and sessions have the
 container's environment. TERM ends a container: the server first passes it on to the ranks, which
-take it for a wish to save and stop, and ends when they and their sessions have ended. Whoever sent
-it decides how long that may take.
+take it for a wish to save and stop, and ends when they and their sessions have ended. The sender
+decides how long that may take.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 It needs no network. It fails where a public name lacks documentation (a module, class, method or
 function without a docstring, or a parameter that the docstring doesn't name), where a link of a
-page leads nowhere, and where a page speaks of a name, variable or target that isn't there.
+page leads nowhere, or a page mentions a name, variable or target that doesn't exist.
 """
 
 from __future__ import annotations

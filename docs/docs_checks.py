@@ -119,7 +119,7 @@ def _environment_variables(root: Path) -> set[str]:
 
 
 def _unknown_names(text: str) -> Iterator[str]:
-    """Yields a line for each name in a code span that isn't there."""
+    """Yields a line for each name in a code span that doesn't exist."""
     for dotted in re.findall(r"(?<![\w./])collective(?:\.[A-Za-z]\w*)+", text):
         if not _is_there(dotted.split(".")):
             yield f"there is no {dotted}"

@@ -63,7 +63,7 @@ def _flat(x: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def _optional_input(x: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns `x`, flat, behind a placeholder by which a run can leave the lookup out."""
+    """Returns `x`, flat, passed through a placeholder by which a run can leave the lookup out."""
     return tf.placeholder_with_default(_flat(x, "flat"), [None], name)
 
 

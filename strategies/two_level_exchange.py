@@ -94,7 +94,7 @@ class TwoLevelExchange:
 
     @property
     def merging(self) -> list[tf.Operation]:
-        """Returns the operations beside the exchange of keys that need nothing but keys."""
+        """Returns the operations other than the exchange of keys that need only keys."""
         return [self._merged.message.op]
 
     def _announce(self, request: embedding_bag.Request, name: str) -> None:
@@ -169,7 +169,7 @@ class RowsInTwoLevels(TwoLevelExchange):
 
     @property
     def merging(self) -> list[tf.Operation]:
-        """Returns the operations beside the exchange of keys that need nothing but keys."""
+        """Returns the operations other than the exchange of keys that need only keys."""
         return [*super().merging, self._merged_by_host.message.op, self._row_splits.op]
 
     def _to_owners(self, gradient: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:

@@ -362,7 +362,7 @@ case ${GPU-} in '' | 0 | 1) ;; *) refuse "GPU=$GPU is neither 1 (CUDA, NCCL, CuP
 type -P flock >/dev/null || lacks flock util-linux
 refuse_if_lacking
 
-exec 9>"$root/.venv.lock"  # beside the environment, which may be removed while another call waits
+exec 9>"$root/.venv.lock"  # next to the environment, which may be removed while another call waits
 flock --nonblock 9 || { say 'another set-up is at work here; waiting for it'; flock 9; }
 
 if [ -e "$venv" ] && [ ! -d "$state" ]; then

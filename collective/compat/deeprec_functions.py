@@ -126,7 +126,7 @@ def get_embedding_variable(
 
 
 def _with_steps_to_live(ev_option: Any, steps_to_live: int | None, what: str) -> Any:
-    """Returns an option that has the eviction of an argument beside it, as DeepRec joins them."""
+    """Returns an option that also has the eviction of an argument, as DeepRec joins them."""
     option = EmbeddingVariableOption() if ev_option is None else ev_option
     if not steps_to_live:
         return ev_option

@@ -1,4 +1,4 @@
-"""Defines the saver of increments that scripts of DeepRec make beside a `tf.train.Saver`."""
+"""Defines the saver of increments that DeepRec's scripts make as well as a `tf.train.Saver`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective.tables import write_announcements
 class IncrementalSaver:
     """Saves increments that follow the checkpoints of a saver (`checkpoint.save_increment`).
 
-    An increment lies beside the whole checkpoint that it follows, whatever folder a script names.
+    An increment is next to the whole checkpoint that it follows, whatever folder a script names.
 
     Args:
         full_saver: the `tf.train.Saver` of whole checkpoints, made while the graph is built.
@@ -56,7 +56,7 @@ class IncrementalSaver:
                 "incremental_save: the saver has saved no whole checkpoint that an increment could "
                 "follow: call its save() first."
             )
-        say_once("incremental_save: increments lie beside the checkpoint that they follow")
+        say_once("incremental_save: increments are written next to the checkpoint that they follow")
         return checkpoint.save_increment(sess, self._folder)
 
     def incremental_restore(self, sess: Any, save_path: Any, incr_save_path: Any) -> None:

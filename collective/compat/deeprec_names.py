@@ -259,7 +259,7 @@ DEEPREC = Framework(
         works(
             "tensorflow.python.training.incremental_saver._get_incremental_saver",
             "collective.compat.deeprec_increments.get_incremental_saver",
-            "`collective.checkpoint.save_increment`: beside the checkpoint that it follows",
+            "`collective.checkpoint.save_increment`: next to the checkpoint that it follows",
         ),
         no_effect("tf.train.Saver(incremental_save_restore=)", _RESTORED),
         no_effect("tf.train.Scaffold(incremental_save_restore=)", _RESTORED),

@@ -51,7 +51,7 @@ class AdamWOptimizer(train.AdamWOptimizer, AdamOptimizer):
         w ← w − α · (m / (√v + epsilon) + weight_decay · w)
 
     α is Adam's corrected learning rate, so that the decay has it as a factor, too. Every embedding
-    variable decays, also beside a `decay_var_list`.
+    variable decays, also if there is a `decay_var_list`.
     """
 
     def _decays(self, variable: Any) -> bool:

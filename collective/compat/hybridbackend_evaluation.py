@@ -19,7 +19,7 @@ _is_building = False
 
 
 def make_one_shot_iterator(dataset: Any) -> Any:
-    """Makes an iterator; of an evaluation's data one that begins anew each time."""
+    """Makes an iterator; in an evaluation, one that starts again each time."""
     if not _is_building:
         return tf.data.make_one_shot_iterator(dataset)
     return make_initializable_iterator(dataset)
@@ -47,7 +47,7 @@ def _building() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def _names_from_the_start() -> Iterator[None]:
-    """Counts names of layers and scopes that have none anew, and reuses variables by their names.
+    """Restarts the counters of unnamed layers and scopes, and reuses variables by their names.
 
     So a layer without a name gets the name that it had in the training: `dense`, `dense_1`.
 
@@ -80,7 +80,7 @@ class EvaluationHook(tf.train.SessionRunHook):
     Args:
         fn: builds the evaluation, with the variables of the training, and returns
             {name: (value, update)}. Layers and scopes without a name get those of the training, in
-            the same order. An iterator that it makes by `tf.data` begins anew each time.
+            the same order. Iterators that it makes by `tf.data` start again each time.
         steps: how many batches each rank evaluates at most.
         every_n_iter: after how many runs.
         summary_dir: where rank 0 writes the values as summaries; None: nowhere.

@@ -1,6 +1,6 @@
 """Makes the modules that a script of another framework imports.
 
-A script's `import tensorflow as tf` gives a module that has TensorFlow's version 1, and beside it
+A script's `import tensorflow as tf` gives a module that has TensorFlow's version 1, and also
 the framework's own names. TensorFlow's own modules stay as they are, and whatever isn't the
 script's (installed packages, Python, this library) imports those. Modules that no TensorFlow has,
 such as `hybridbackend.tensorflow`, are added.
@@ -30,13 +30,13 @@ _INSTALLED = tuple(
 )
 # What isn't reached through the script's `tensorflow`: it is the same for everybody.
 _INNER = ("tensorflow.python", "tensorflow.core", "tensorflow.compat", "tensorflow._api")
-# Packages beside TensorFlow of which a framework's table has names.
+# Packages other than TensorFlow whose names are in a framework's table.
 _BESIDE = ("pkg_resources",)
 VERSION = "1.15.5"
 
 
 class ScriptModule(types.ModuleType):
-    """Has names of a framework's table, and else those of the modules behind it.
+    """Has the names of a framework's table, and otherwise those of other modules.
 
     Args:
         name: the module's name.

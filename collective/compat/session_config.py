@@ -15,7 +15,7 @@ FIELDS: dict[tuple[str, str], Name] = {}
 
 
 class Ignored:
-    """Takes whatever is set in a message that isn't there."""
+    """Takes whatever is set in a message that is missing."""
 
     def __getattr__(self, name: str) -> Ignored:
         return self

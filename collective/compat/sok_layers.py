@@ -60,7 +60,7 @@ class DistributedEmbedding(_Embedding):
     Args:
         combiner: 'mean' or 'sum', in any case.
         max_vocabulary_size_per_gpu, embedding_vec_size, use_hashtable, key_dtype,
-            embedding_initializer, **kwargs: as of all of these layers.
+            embedding_initializer, **kwargs: as for all of these layers.
         slot_num: S.
         max_nnz, max_feature_num: no effect: a slot has any number of keys.
     """
@@ -107,7 +107,7 @@ class All2AllDenseEmbedding(_Embedding):
 
     Args:
         max_vocabulary_size_per_gpu, embedding_vec_size, use_hashtable, key_dtype,
-            embedding_initializer, **kwargs: as of all of these layers.
+            embedding_initializer, **kwargs: as for all of these layers.
         slot_num: S.
         nnz_per_slot: K.
         dynamic_input: takes keys [B], of any number.

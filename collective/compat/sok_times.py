@@ -34,7 +34,7 @@ class TimeOfUse(Slot):
     def mark(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns local `rows`, after the operation that notes the time of their use."""
         with device_scopes.on_host():
-            # It doesn't count as an update: behind an IdentityN a write isn't seen as one
+            # It doesn't count as an update: after an IdentityN a write isn't seen as one
             # (`collective.ops.graph_analysis.holder`).
             with tf.init_scope():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]

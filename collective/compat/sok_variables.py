@@ -168,7 +168,7 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa
             none.
 
     Raises:
-        ValueError: the mode is none of these, there is no rank k, or as `make` says.
+        ValueError: the mode is unknown, there is no rank k, or as `make` says.
     """
     if mode is None or mode == "distributed":
         return make(DistributedVariable, *args, **kwargs)
@@ -208,7 +208,7 @@ def make(
         kind: its class.
         initial_value: [V, D], or one row [D]: an array, a list or a tensor, of numbers. Integers
             become float32, as rows are trained.
-        trainable, collections, constraint, synchronization, aggregation: as of `tf.Variable`.
+        trainable, collections, constraint, synchronization, aggregation: as for `tf.Variable`.
         validate_shape, caching_device, distribute_strategy: no effect.
         name: the default is sok_static_Variable_0, and so on.
         dtype: the default is that of the initial value, or float32.
@@ -225,7 +225,7 @@ def make(
     del validate_shape, caching_device, distribute_strategy
     if variable_def is not None or import_scope is not None:
         raise NotImplementedError(
-            "sok.Variable(variable_def=, import_scope=) is not supported: build the graph anew."
+            "sok.Variable(variable_def=, import_scope=) is not supported: build the graph again."
         )
     rank, ranks = collectives.rank(), collectives.size()
     if global_gpu_id not in (None, rank) or num_gpus not in (None, ranks):
@@ -420,7 +420,7 @@ def make_dynamic(
         var_type: 'hbm' or 'hybrid', also by default.
         name: the default is sok_dynamic_Variable_0, and so on.
         constraint: refused.
-        trainable, dtype: as of `tf.Variable`; the default type is float32.
+        trainable, dtype: as for `tf.Variable`; the default type is float32.
         key_type: tf.int64, also by default, or tf.int32, which 'hybrid' hasn't.
         mode: 'distributed', also by default, or 'localized:k', without effect.
         **tuning: sizes and places, without effect: the table grows.

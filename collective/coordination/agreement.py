@@ -154,7 +154,7 @@ def agree(
 ) -> tf.Tensor:
     """Exchanges headers within a run, and opens `gate` if all ranks run the same.
 
-    Ranks may be idle beside the ones that run.
+    Some ranks may be idle while others run.
 
     Args:
         gate: its `ticket` is fed with `ticket(session, signature)`.
@@ -163,7 +163,7 @@ def agree(
         on_disagreement: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
         when_agreed: makes an operation that is executed before the gate opens: of a run that has
-            failed behind its gate TensorFlow cancels what then waits for a queue.
+            failed after its gate TensorFlow cancels what then waits for a queue.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.

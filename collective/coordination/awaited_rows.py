@@ -1,4 +1,5 @@
-"""Finds the rows that a run reads beside its updates, as of a lookup that is fetched with a step.
+"""Finds the rows that a run reads in addition to its updates, such as those of a lookup that is
+fetched with a step.
 
 They are to be as they were before the step. Where a rank's gradients depend on them that is so by
 itself; other rows are waited for (`ops/native/awaited_rows.h`). So it is through shared memory
@@ -33,7 +34,7 @@ def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
 def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
     """Returns the exchanges of rows that some exchange of gradients must wait for.
 
-    Left out are those that wait for gradients themselves, as those behind a later gate do, and
+    Left out are those that wait for gradients themselves, as those after a later gate do, and
     those in loops and branches.
 
     Args:

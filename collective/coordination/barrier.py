@@ -82,7 +82,7 @@ class Steps:
             ...                                         # may fail on some ranks
             payloads = steps.meet({'files': files})     # then this raises on the others
 
-    A meeting within `run_on_all_ranks` would leave a rank behind that failed before it. Here every
+    A meeting within `run_on_all_ranks` would leave out a rank that failed before it. Here every
     rank comes to the same meetings until one brings an error, which is the last for all.
 
     Args:

@@ -71,7 +71,7 @@ def _refuse_other_checkpoints(
 ) -> None:
     """Raises an error if rank 0's folder has no checkpoint, but another rank's has one.
 
-    Training would start anew without a word.
+    Training would silently start again.
     """
 
     def latest_checkpoint() -> str | None:

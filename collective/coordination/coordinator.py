@@ -312,10 +312,10 @@ class Coordinator:
             broadcast_initial_values(attempt.original, attempt.session, replicated)
 
     def restart(self, session: Any) -> None:
-        """Prepares for an iterator of `session` that is about to start anew."""
+        """Prepares for an iterator of `session` that is about to start again."""
         self._refuse_if_broken()
         if session in self._members:
-            with self._one_at_a_time, self.progress.does("starts an iterator anew"):
+            with self._one_at_a_time, self.progress.does("restarts an iterator"):
                 self._members[session].part.iterator_restarts()
 
     # Agreement outside of runs
@@ -430,7 +430,7 @@ class Coordinator:
         if session not in self._members or self.broken:
             return
         with self._one_at_a_time, self.progress.does("leaves its session"):
-            member = self._members.pop(session, None)  # behind another thread's run
+            member = self._members.pop(session, None)  # after another thread's run
             if member is None or self._leave_part(member):
                 return
             if error is None or is_end(error):
@@ -460,7 +460,7 @@ class Coordinator:
         return member.over is not None or self.broken is not None
 
     def fail(self, session: Any, description: str) -> None:
-        """Tells the peers of an error behind a run of `session`, once they wait for this rank."""
+        """Tells the peers of an error after a run of `session`, once they wait for this rank."""
         if session in self._members:
             with self._one_at_a_time, self.progress:
                 self.failure = self.failure or (self._members[session], description)

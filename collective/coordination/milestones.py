@@ -59,7 +59,7 @@ class MilestonePoster:
 
 
 def _board(environment: Mapping[str, str], process: int) -> tuple[MilestoneBoard | None, int]:
-    """Returns the launcher's board (None: there is none for this process) and the rank's number."""
+    """Returns the launcher's board (None if this process has none) and the rank's number."""
     place = environment.get(VARIABLE)
     if not place:
         return None, 0

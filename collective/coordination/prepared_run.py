@@ -31,7 +31,7 @@ class CountedRun:
 
     Attributes:
         iterators: the names of the iterators of which it takes batches that are counted.
-        started: the names of the iterators that it starts anew.
+        started: the names of the iterators that it restarts.
         count: counts the batches once all that the run fetches is there.
         count_alone: counts them without the run.
     """
@@ -50,11 +50,11 @@ class PreparedRun:
         footprint: what it executes.
         keep_alive: the fetches and feeds themselves: a run is found again by their identities,
             which must not become those of other objects.
-        targets: run beside the fetches: an agreement for each level, of which the first gives
+        targets: run with the fetches: an agreement for each level, of which the first gives
             all ranks' headers; then exchanges of rows that gradients wait for, and the collectives
             that a rank out of data takes part in.
         idle_run: how a rank that is out of data takes part in it; None if it can't.
-        idle_targets: run beside `idle_run`: an agreement for each level but the first.
+        idle_targets: run with `idle_run`: an agreement for each level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has
             taken no data.
         tickets: the gates' placeholders.
@@ -105,7 +105,7 @@ class PreparedRun:
 
     @property
     def beside(self) -> list[tf.Operation]:
-        """Returns the operations that it carries out beside the fetches, with one rank, too."""
+        """Returns the operations that it carries out with the fetches, also on one rank."""
         return [*(self.counted.count if self.counted else ()), *self.kept]
 
     @property

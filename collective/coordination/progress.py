@@ -34,7 +34,8 @@ class Progress:
     (`horovodrun`, plain `python`).
 
     Attributes:
-        passed: how many agreements with the peers are behind this rank; every rank counts the same.
+        passed: how many agreements with the peers this rank has completed; every rank counts the
+            same.
 
     Args:
         environment: the process's, in which the launcher has put the place of its board.
@@ -60,7 +61,7 @@ class Progress:
     def does(self, description: str | Label) -> Progress:
         """Describes what the phases to come belong to.
 
-        As a context: behind it this rank is AWAY.
+        As a context: afterwards this rank is AWAY.
         """
         if self._board is not None:
             self._label = Label(description) if isinstance(description, str) else description
@@ -87,7 +88,7 @@ class Progress:
 
 
 def _board(environment: Mapping[str, str], process: int) -> tuple[Board | None, int]:
-    """Returns the launcher's board (None: there is none for this process) and the rank's number."""
+    """Returns the launcher's board (None if this process has none) and the rank's number."""
     place = environment.get(VARIABLE)
     if not place:
         return None, 0

@@ -111,7 +111,7 @@ class RunFootprint:
 
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
         """Returns what may end or fail before any collective, in the order of the names."""
-        # A queue that this run fills behind a gate can't be waited for in front of it.
+        # A queue that this run fills after a gate can't be waited for before it.
         filled = {
             op.inputs[0].op
             for op in self.operations

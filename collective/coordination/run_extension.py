@@ -1,4 +1,4 @@
-"""Lets a layer above take part in the runs of a graph's sessions, beside the script.
+"""Lets a layer above take part in the runs of a graph's sessions, in addition to the script.
 
 The coordination of runs knows extensions by these two classes only. As they stand here they do
 nothing: a graph without an extension has `NO_EXTENSION`, and a session of it `NO_PART`.
@@ -50,7 +50,7 @@ class SessionPart:
         """Takes note that this program is about to end."""
 
     def iterator_restarts(self) -> None:
-        """Takes note that an iterator of the session is about to start anew."""
+        """Takes note that an iterator of the session is about to start again."""
 
     def wait(self) -> None:
         """Waits until nothing of the extension runs in the session."""
@@ -67,7 +67,7 @@ class RunExtension:
         return None
 
     def reads_iterator_started_by(self, operations: Iterable[tf.Operation]) -> bool:
-        """Tells whether any of `operations` starts anew an iterator that the extension reads."""
+        """Tells whether any of `operations` restarts an iterator that the extension reads."""
         return False
 
     def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:

@@ -62,7 +62,7 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
 
 
 def _end_background_work(session: Any, error: BaseException | None) -> None:
-    """Waits for what still goes on beside the session, before it is closed.
+    """Waits for work that still goes on during the session, before it is closed.
 
     Args:
         session: the session.

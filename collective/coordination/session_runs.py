@@ -279,9 +279,10 @@ def with_own_gpu(
 
 
 def _options_of_own_gpu(asked: tf.GPUOptions) -> tf.GPUOptions:
-    """Returns the options by which a session takes its rank's GPU, beside those that are `asked`.
+    """Returns the options by which a session takes its rank's GPU, in addition to those that are
+    `asked`.
 
-    TensorFlow takes no share of a GPU's memory beside the limits of virtual devices.
+    TensorFlow allows no share of a GPU's memory together with limits of virtual devices.
     """
     options = tf.GPUOptions(allow_growth=True)
     if chosen() == "gpu" and not asked.experimental.virtual_devices:

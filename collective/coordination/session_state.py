@@ -13,7 +13,7 @@ from collective.errors import Preempted
 
 
 class BackgroundWork(Protocol):
-    """Is work on what a session had, which goes on beside its runs (a checkpoint's files)."""
+    """Is work on a session's state that goes on during its runs (writing a checkpoint's files)."""
 
     def settle(self) -> None:
         """Waits for it with all ranks, and raises its error on all alike. Every rank calls it."""
@@ -46,7 +46,7 @@ class SessionState:
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
         at_close: what is called when the session has been closed, by names.
-        background_save: what writes a checkpoint of the session beside its runs, if anything does.
+        background_save: what writes a checkpoint of the session during its runs, if anything does.
         save_failed: whether the last save of a hook failed, as training could go on without it.
         saver_hooks: the `CheckpointSaverHook`s that have saved it, by their folders.
         last_increments: what saves an increment where the session's last whole checkpoint can't be

@@ -4,7 +4,7 @@ Python calls a signal's handler between two steps of the main thread's program, 
 away: the thread waits in TensorFlow for data or for other ranks. So a thread of its own waits for
 the signals, by the pipe into which Python writes their numbers at once (`signal.set_wakeup_fd`).
 
-    the first one                 is noted, for whoever asks
+    the first one                 is noted, for later questions
     the same within SAME seconds  is the same: a scheduler signals launcher and ranks
     TERM again, under Slurm       is the same: it comes by several ways, and KILL by itself
     another one, later            ends the process at once, as it does without this library

@@ -10,7 +10,7 @@ def module(name: str = "") -> Any:
     """Returns pyarrow, or its module `name`: 'parquet', 'csv', ….
 
     Raises:
-        ImportError: pyarrow isn't installed, or doesn't import beside the installed NumPy.
+        ImportError: pyarrow isn't installed, or doesn't import with the installed NumPy.
     """
     try:
         return importlib.import_module(f"pyarrow.{name}" if name else "pyarrow")

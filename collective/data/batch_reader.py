@@ -39,7 +39,7 @@ class BatchReader(Generic[Order]):
         Args:
             files: the files.
             order: of their records.
-            last: the number behind the last batch; None: there is none.
+            last: the number after the last batch; None: no end.
             step: what lies between the numbers of two batches that follow each other.
         """
         self.files, self.order = files, order

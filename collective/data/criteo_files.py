@@ -27,7 +27,7 @@ def plan(path: Any, folder: str | None = None) -> tuple[list[str], list[str]]:
 
     Args:
         path: a path, a pattern, or a list of them.
-        folder: where new files go; None: beside their sources.
+        folder: where new files go; None: next to their sources.
 
     Raises:
         ValueError: there is no such file, or two would become one.

@@ -26,7 +26,7 @@ def criteo(path: Any, folder: str | None = None) -> list[str]:
 
     Args:
         path: a path, a pattern, or a list of them; what ends in .gz is unpacked.
-        folder: where new files go, on a file system of this machine; None: beside their sources.
+        folder: where new files go, on a file system of this machine; None: next to their sources.
 
     Raises:
         ImportError: pyarrow isn't installed.

@@ -44,8 +44,8 @@ def restored_values(blocks: Elements, deduplicated: Mapping[str, Sequence[str]])
     A number that its block's list of values doesn't have is an `InvalidArgumentError` at run time.
 
     Raises:
-        ValueError: a column isn't there, or isn't one of lists; or one that numbers values isn't of
-            whole numbers.
+        ValueError: a column is missing, or isn't a column of lists; or one that numbers values
+            isn't of whole numbers.
     """
     records = {}
     for index, names in deduplicated.items():

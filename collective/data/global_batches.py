@@ -34,7 +34,7 @@ class GlobalBatches:
 
     @property
     def end(self) -> int | None:
-        """Returns the number behind the last batch of which this rank has records; None: no end."""
+        """Returns the number after the last batch of which this rank has records; None: no end."""
         if self.epochs is None:
             return None
         whole, rest = divmod(self.records * self.epochs, self.batch_size)

@@ -29,7 +29,7 @@ MOST_TENSORS = 4
 MOST_VALUES = 64
 MOST_ROWS = 1 << 16  # of an array in memory
 MOST_MARKS = 16  # that ranks tell each other: from so many elements to 30 times as many
-# The keys of the table beside numbers of elements.
+# The keys of the table other than numbers of elements.
 _LATEST, _END = -1, -2
 _COUNTS = 3  # begin a row: number of the pass, elements, records; then there is, for each tensor,
 _FIELDS = 3  # its order, its content, its changes
@@ -106,7 +106,7 @@ class OrderDigest:
 def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDigest | None]:
     """Returns `dataset` with a digest of its elements, and the digest.
 
-    There is none of a dataset without tensors.
+    A dataset without tensors has none.
 
     Args:
         dataset: is about to be dealt.

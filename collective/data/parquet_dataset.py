@@ -100,7 +100,7 @@ def parquet(
     Raises:
         ImportError: pyarrow isn't installed.
         ValueError: an option can't be; there are no records; a file is no whole Parquet file; a
-            column isn't there, is there twice, can't be read, or has another type than in the first
+            column is missing, occurs twice, can't be read, or has another type than in the first
             file. The message names file and column.
         tf.errors.InvalidArgumentError: while reading: a row group can't be read, or a value is
             missing; the message names file, row group and column. Or a block of `deduplicate`

@@ -152,7 +152,7 @@ def list_files(files: Any, kind: str = "Parquet files", in_folder: str = "*.parq
     """Returns the paths that `files` names: paths, patterns and folders, in a stable order.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no files.
     """
     given = [files] if isinstance(files, (str, bytes, os.PathLike)) else list(files)
     paths: list[str] = []

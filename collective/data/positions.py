@@ -8,7 +8,7 @@ The position is a variable of the session, which a Saver saves and restores with
 that it is that of the weights. The run that takes a batch from the iterator counts it, once
 everything is there that the run fetches: what TensorFlow, or `scope(prefetch_keys=True)`, reads
 ahead doesn't count, nor does a step that no rank has taken. The dataset looks it up when its first
-batch is asked for, which is behind the restore.
+batch is asked for, which is after the restore.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The files' row groups are put in a row: as the files have them, or in another order each epoch. Then
 `interleave` row groups at a time, a window, are read side by side: the first `batch_size` records
 of each, then the next `batch_size` of each, and so on. Batches are cut from the records in this
-order. With interleave=3, row groups a, b, c of two batches each, and d, e, f behind them:
+order. With interleave=3, row groups a, b, c of two batches each, and d, e, f after them:
 
     window        | a b c          | d e f          |
     batches       | a0 b0 c0 a1 b1 c1 | d0 e0 f0 d1 … |
@@ -83,7 +83,7 @@ class RecordOrder:
 
     @property
     def mixing(self) -> tuple[bool, int, int]:
-        """Returns what the order depends on beside row groups and seed.
+        """Returns what the order depends on in addition to row groups and seed.
 
         Without `interleave` the size of a batch doesn't matter.
         """

@@ -41,7 +41,7 @@ def records(
     epoch, which depends on seed and epoch alone; none of them is kept in memory for it. They are
     read one by one: files should lie on a disk of the machine, or fit its memory.
 
-    An element is a record, a string scalar; behind `resumable` it is a batch [n] of them.
+    An element is a record, a string scalar; after `resumable` it is a batch [n] of them.
 
     Args:
         files: A path, pattern, or folder, or a list of them; local, not compressed; the same on

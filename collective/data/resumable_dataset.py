@@ -1,4 +1,4 @@
-"""Deals global batches of a dataset to the ranks, and goes on behind those of a checkpoint."""
+"""Deals global batches of a dataset to the ranks, and resumes after those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def resumable(
 
     `dataset` is of records, all of them, the same on every rank: `shuffle()` with a seed,
     `repeat()`, `filter()` come in front of `resumable`; `map()`, `prefetch()`, `take()` and `zip()`
-    may come behind it. Going on at batch k skips k B records, which TensorFlow reads, and drops;
+    may follow it. Going on at batch k skips k B records, which TensorFlow reads, and drops;
     `collective.data.parquet` and `collective.data.records` go there at once, and are given as they
     are. Their epochs follow each other without a gap: a global batch may have records of two.
 
@@ -91,7 +91,7 @@ def resumable(
             batches, there is no other.
         on_change: What to do where the restored position is of other data: of another batch size,
             seed or files, or of a pipeline with other operations or constants. 'error' refuses to
-            read them, 'restart' begins at `start`, 'continue' goes on behind as many batches. With
+            read them, 'restart' begins at `start`, 'continue' skips as many batches. With
             the latter two a checkpoint needn't have the position; it is then `start`.
 
     Raises:
@@ -101,7 +101,7 @@ def resumable(
             has a resumable dataset of this name.
         RuntimeError: it is made eagerly.
         tf.errors.InvalidArgumentError: while reading: the position is of other data.
-        NotImplementedError: in a session: the batches pass through something else behind it, or an
+        NotImplementedError: in a session: the batches pass through something else after it, or an
             iterator is given several datasets.
     """
     graphs.refuse_eager("collective.data", "resumable() is called")

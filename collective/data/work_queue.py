@@ -29,9 +29,9 @@ class WorkQueue(GatheredState):
         files = collective.data.WorkQueue(["a.csv", "b.csv", "c.csv", "d.csv"], num_epochs=2)
         dataset = tf.data.TextLineDataset(files.input_dataset()).batch(512)
 
-    Item i of the queue goes to rank i mod N. DeepRec's goes to whoever asks first; here ranks take
-    steps together, none is faster, and a job is the same each time. Training ends when the first
-    rank is out of data: let items be of one size, and N divide their number.
+    Item i of the queue goes to rank i mod N. DeepRec's goes to the rank that asks first; here ranks
+    take steps together, none is faster, and a job is the same each time. Training ends when the
+    first rank is out of data: let items be of one size, and N divide their number.
 
     Of fewer items than ranks every rank reads all, and their records are dealt: record i to rank
     i mod N, where `TextLineDataset`, `TFRecordDataset` or `ParquetDataset` reads them, or
@@ -40,7 +40,7 @@ class WorkQueue(GatheredState):
     The queue is part of checkpoints: a `tf.train.Saver` (of all that is to be saved, as that of
     `MonitoredTrainingSession`) saves the items that no rank has taken. A job that restores it, on
     any number of ranks, deals those. An item that was being read isn't read again, as in DeepRec.
-    With other items than the checkpoint's, and where it has no queue, the queue begins anew.
+    With other items than the checkpoint's, and if it has no queue, the queue starts again.
 
     Another session of the process, without a checkpoint, goes on where the queue is.
     """
@@ -60,7 +60,7 @@ class WorkQueue(GatheredState):
         Args:
             works: the items.
             num_epochs: how often all of them are dealt, from 1.
-            shuffle: orders them anew for each epoch, alike on all ranks.
+            shuffle: reorders them for each epoch, the same on all ranks.
             seed: of that order; None is 0.
             prefix: is put before each item.
             num_slices: no effect: DeepRec slices tables of a database by it, no files.
@@ -180,7 +180,7 @@ class WorkQueue(GatheredState):
         )
 
     def restart(self) -> None:
-        """Begins anew: the checkpoint has no such queue."""
+        """Starts again: the checkpoint has no such queue."""
         self._begin(self._all_items)
 
     def _begin(self, items: Sequence[str]) -> None:

@@ -65,7 +65,8 @@ def input_context() -> tf2.distribute.InputContext:
 
 @contextlib.contextmanager
 def same_shuffling() -> Iterator[None]:
-    """Lets datasets made inside shuffle alike on every rank without a seed, and anew each time.
+    """Lets datasets made inside shuffle alike on all ranks without a seed, and differently each
+    time.
 
     Only inside: a graph without a seed stays so for everything else, dropout say, which may differ
     between ranks.
@@ -90,7 +91,7 @@ def same_draws() -> Iterator[int | None]:
     """Lets Python's and NumPy's own generators give every rank the numbers of rank 0 inside.
 
     Yields:
-        A seed that rank 0 has drawn, anew each time; None with one rank.
+        A seed that rank 0 draws each time; None with one rank.
     """
     if collectives.size() == 1:
         yield None

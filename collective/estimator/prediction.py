@@ -20,7 +20,7 @@ def gather(batches: Iterable[Any]) -> Iterator[Any]:
     """Returns all ranks' batches on rank 0, nothing on the others. Every rank must call it.
 
     It returns when rank 0 has them all, in a temporary file (in TMPDIR), which lives as long as the
-    iterator. So nobody waits for whoever reads them, however slowly or how little of them. A rank
+    iterator. So no rank waits for a reader of them, however slowly or how little of them. A rank
     holds a few batches in memory.
 
     Args:

@@ -6,7 +6,7 @@
 So `random.shuffle` and `np.random.permutation` order alike on all ranks, by the script's own seed
 if it has set one, and in another order at the next call. A generator of
 `tf.data.Dataset.from_generator` draws later, in a thread that reads the data. It has states of its
-own, which begin behind input_fn's, as long as it draws: from one element to the next until one
+own, which begin after input_fn's, as long as it draws: from one element to the next until one
 comes that needed no number. The next pass goes on where one has ended.
 
 Out of reach are generators of the script's own (`np.random.default_rng()`), which it has to seed,
@@ -115,7 +115,7 @@ def _in_place(states: States) -> Iterator[list[States]]:
     """Lets the program draw from `states` inside.
 
     Yields:
-        A list, which has the states behind it once it is left.
+        A list, which has the final states once it is left.
     """
     behind = [states]
     if not _drawing.acquire(timeout=_PATIENCE):

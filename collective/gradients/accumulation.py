@@ -6,7 +6,7 @@
 
 A proxy is what a script gets for a gradient. `apply_gradients` puts the mean over the batches since
 the last update in front of it: what the script makes of the gradient, clipping say, it makes of the
-mean, as it would of the gradient of a k times larger batch. Whoever fetches it sees the mean so
+mean, as it would of the gradient of a k times larger batch. A fetch of it returns the mean so
 far; only a run of the update counts as a batch.
 
 Gradients are reduced over ranks before they are added, in every run: the collectives of all runs
@@ -15,7 +15,7 @@ rows, as `IndexedSlices` of those that the batches touched, each once.
 
 Sums are kept in variables that no collection and no checkpoint knows. They need no initializer:
 nothing is kept at first in a session, after a checkpoint was restored into it, and where an updated
-variable has been initialized anew.
+variable has been initialized again.
 """
 
 from __future__ import annotations

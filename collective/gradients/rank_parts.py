@@ -272,7 +272,7 @@ def part_of(tensor: Any) -> Part | None:
 
 
 def is_part(gradient: Any) -> bool:
-    """Tells whether `IndexedSlices` are of a table's gradient, whoever has made them."""
+    """Tells whether `IndexedSlices` are of a table's gradient, also if the script made them."""
     if is_of_table(gradient):
         return True
     return isinstance(gradient, tf.IndexedSlices) and any(

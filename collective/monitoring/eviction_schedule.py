@@ -1,4 +1,4 @@
-"""Evicts rows between saves: what is too much behind every step, the rest every so many steps."""
+"""Evicts rows between saves: excess rows after every step, the rest every so many steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective.tables.last_use import global_step
 
 
 def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `carry_out`, which carries out a training run of `session`, with evictions behind it.
+    """Returns `carry_out`, which carries out a training run of `session`, and evicts afterwards.
 
     They are a part of the step, whose time is measured.
     """
@@ -40,9 +40,9 @@ def before_training(session: Any) -> None:
 
 
 def after_training(session: Any) -> None:
-    """Evicts what is due behind a training run of `session`, on this rank.
+    """Evicts what is due after a training run of `session`, on this rank.
 
-    Every rank calls it, behind the same runs.
+    Every rank calls it, after the same runs.
     """
     tables = state_of(session.graph).evicting_tables
     if not tables or tf.train.get_global_step(session.graph) is None:
@@ -65,7 +65,7 @@ def _every_so_many_steps(session: Any, tables: Sequence[DynamicTable]) -> None:
     """Evicts rows of tables for which a multiple of their steps has been reached.
 
     Nothing is read as long as none can have been, by the most steps that a run counts. Where that
-    isn't known, the step is read behind every run.
+    isn't known, the step is read after every run.
     """
     if not tables:
         return
@@ -80,7 +80,7 @@ def _every_so_many_steps(session: Any, tables: Sequence[DynamicTable]) -> None:
     steps_to_eviction = min(_every(table) - step % _every(table) for table in tables)
     steps_of_run = steps_to_eviction if state.steps_of_run is None else state.steps_of_run
     state.runs_to_eviction = -(-steps_to_eviction // max(steps_of_run, 1))
-    if last is None or step < last:  # The session has been initialized anew.
+    if last is None or step < last:  # The session has been initialized again.
         last = max(step - 1, 0)
     due = [table for table in tables if step // _every(table) > last // _every(table)]
     if due:

@@ -109,7 +109,7 @@ def _payload(reading: Reading) -> dict[str, Any]:
 def watched(
     session: Any, run: PreparedRun, carry_out: Callable[[Original], Any]
 ) -> Callable[[Original], Any]:
-    """Returns `carry_out`, as long as need be with a comparison of the batches behind it.
+    """Returns `carry_out`, followed by a comparison of the batches as long as needed.
 
     Args:
         session: the session.
@@ -143,10 +143,10 @@ def check_of(graph: tf.Graph) -> InputCheck:
 
 
 class Recorder:
-    """Keeps copies of tensors of a training run beside it, until they are taken.
+    """Keeps copies of tensors during a training run, until they are taken.
 
     The copies are variables, not fetches: a run with other fetches is another one to TensorFlow,
-    which would prepare the whole graph anew for the runs behind the comparison.
+    which would prepare the whole graph again for the runs after the comparison.
 
     Attributes:
         record: is carried out with the run. It is None if there is nothing to keep.
@@ -202,7 +202,7 @@ class Recorder:
 
     @property
     def holds_copies(self) -> bool:
-        """Tells whether there are copies behind a run of the session."""
+        """Tells whether there are copies after a run of the session."""
         return self._is_on
 
     def reading(self) -> Reading:
@@ -243,7 +243,7 @@ class Reading:
     is_put_off: bool = False
 
     def beside(self, original: Original) -> Original:
-        """Returns a `Session.run` that reads behind the script's run.
+        """Returns a `Session.run` that reads after the script's run.
 
         Args:
             original: `Session.run`.

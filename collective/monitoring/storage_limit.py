@@ -29,7 +29,7 @@ _runs = _RunsInProgress()
 
 @contextlib.contextmanager
 def between_runs(session: Any) -> Iterator[None]:
-    """Carries out a run of `session` inside, and moves rows behind it if no other is in progress.
+    """Carries out a run of `session` inside, and moves rows after it if no other is in progress.
 
     Raises:
         OSError: a file can't be written. The peers are told when they next wait for this rank.

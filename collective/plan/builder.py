@@ -91,7 +91,7 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
             graph,
             footprint,
             carried,
-            # Memory takes next to no time beside the network.
+            # Memory takes next to no time compared with the network.
             sum(exchange.reach != "within host" for exchange in exchanges),
             ungrouped,
         ),
@@ -117,7 +117,7 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
 def _between_hosts(groups: Sequence[Group]) -> str:
     """Says whether groups merge what travels between hosts, and why; '' for a job on one host.
 
-    Each has gone by the scope in which it was built. Where there is none, it is the scope in force.
+    Each follows the scope in which it was built. If there is none, the current scope applies.
     """
     names_by_reason: dict[str, list[str]] = {}
     for group in groups:
@@ -226,7 +226,7 @@ def _policy_options(table: Any) -> dict[str, float | str]:
 
 
 def _row_bytes(variable: Any, table: Any) -> int:
-    # A row lies behind the first dimension, which for a dynamic table is not a number of rows.
+    # A row comes after the first dimension, which for a dynamic table is not a number of rows.
     row_shape = [table.dim] if variable is table else variable.shape.as_list()[1:]
     return int(np.prod(row_shape)) * int(variable.dtype.base_dtype.size)
 
@@ -445,7 +445,7 @@ def _estimate(
     exchanges: int,
     ungrouped: Sequence[UngroupedLookupPlan],
 ) -> StepEstimate | None:
-    """Estimates a training step beside one rank's; None where nothing can be told."""
+    """Estimates a training step compared with one rank's; None if that isn't possible."""
     if exchanges == 0 or footprint is None or not footprint.trains:
         return None
     in_functions = any(not lookup.lookup for lookup in ungrouped)

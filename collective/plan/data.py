@@ -23,7 +23,7 @@ class PlanData:
         exchanges: of a step; of the whole graph as long as it isn't known what a step is.
         imbalance: the largest rank's bytes over their mean; None if it isn't known.
         notes: remarks of other parts of the library, by their names.
-        estimate: the step's time beside one rank's, where it can be estimated; else None.
+        estimate: the step's time compared with one rank's, if it can be estimated; else None.
     """
 
     backend: str
@@ -63,7 +63,7 @@ class TablePlan:
             its (largest) group, of whatever dimensions; 1 for ungrouped lookups. Each table has its
             own memory, and its own update.
         imbalance: the largest of shard_bytes over their mean; None if it isn't known.
-        keys_per_owner: [N], the keys a step that each rank was asked for, as of the last profile of
+        keys_per_owner: [N], the keys a step that each rank was asked for, in the last profile of
             the graph; else None.
         key_imbalance: the largest of keys_per_owner over their mean.
         policy: the options of its `collective.TablePolicy` that aren't at their defaults, without
@@ -155,7 +155,7 @@ class ExchangePlan:
             data.
         exact: `bytes` is exact; else it is the most there can be, since keys that repeat travel
             once.
-        received: bytes a step that this rank received, as of the last profile of the graph, its own
+        received: bytes a step that this rank received, in the last profile of the graph, its own
             share included; else None.
         reach: 'within host' or 'between hosts', where it is one of a pair; else ''.
     """
@@ -177,7 +177,8 @@ class ExchangePlan:
 
 @dataclasses.dataclass(frozen=True)
 class StepEstimate:
-    """Estimates a step's time on all ranks beside one rank's (`collective.plan.step_estimate`).
+    """Estimates a step's time on all ranks compared with one rank's
+    (`collective.plan.step_estimate`).
 
     Attributes:
         samples: of a step, all ranks together, for which the times are; None if the graph doesn't

@@ -1,4 +1,4 @@
-"""Estimates whether sharding pays: a step on all ranks beside one rank's.
+"""Estimates whether sharding pays: a step on all ranks compared with one rank's.
 
 The model, with S samples in a step of N ranks:
 

@@ -34,7 +34,7 @@ from collective.plan.text import (
 
 LARGEST_TABLES, POLICIES, REASONS, NOTES = 10, 2, 2, 2
 EVERYTHING = "All of it: scope(plan='full') prints it, strategy.plan().to_json() has it as data."
-# The name of one of the largest tables; the columns behind it take up to 50.
+# The name of one of the largest tables; the columns after it take up to 50.
 LONGEST_LISTED = 70
 
 Part = TypeVar("Part")

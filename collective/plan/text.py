@@ -166,7 +166,7 @@ def group_labels(plan: PlanData) -> dict[str, str]:
 def _exchanges_of_table(
     plan: PlanData, table: TablePlan, labels: dict[str, str], full: bool
 ) -> str:
-    """Says in which groups the table's lookups travel, and how; in full, beside how many tables."""
+    """Says in which groups the table's lookups are, and how; in full, also with how many tables."""
     groups_by_way: dict[str, list[str]] = {}
     for group in plan.groups:
         sections = [section for section in group.sections if section.table == table.name]

@@ -78,7 +78,7 @@ class BatchSource(SessionPart):
     ) -> dict[str, Any]:
         """Returns the feeds that tell a run which batch to take.
 
-        The next batch's keys are exchanged beside the run. If the script feeds a batch itself, the
+        The next batch's keys are exchanged during the run. If the script feeds a batch itself, the
         keys of that are exchanged here and now, and what was taken ahead stays for later.
 
         Raises:

@@ -17,7 +17,7 @@ NOTE = "prefetch_keys"
 
 
 def keep_whole(graph: tf.Graph, why: str) -> None:
-    """Refuses that keys of `graph` are exchanged ahead, whoever wants it."""
+    """Forbids that keys of `graph` are exchanged ahead."""
     state_of(graph).prefetch_refused = why
 
 

@@ -1,4 +1,4 @@
-"""Splits a graph behind the exchange of keys, so that a run of its own executes what comes before.
+"""Splits a graph after the exchange of keys, so that a run of its own executes what comes before.
 
     iterator ──► ids ──► ask ══keys══► hear ──► stage      a run of keys, for batch i + 1
         │                                         ·
@@ -150,7 +150,7 @@ class GraphSplit:
         return self.stage.tensors.get(element.name, leaf)
 
     def is_restarted_by(self, operations: Iterable[tf.Operation]) -> bool:
-        """Tells whether any of `operations` starts the iterator anew.
+        """Tells whether any of `operations` restarts the iterator.
 
         Batches that were taken ahead are void then.
         """
@@ -286,7 +286,7 @@ def _trained_groups(graph: tf.Graph) -> list[Group]:
 
 
 def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
-    """Splits `graph` behind the keys of `groups`."""
+    """Splits `graph` after the keys of `groups`."""
     gates, seen_by_session = gate.gates_of(graph), state_of(graph).seen_by_session
     closed = gates.at(1).zero
     path = upstream([op for group in groups for op in group.keys], {closed.name})
@@ -458,7 +458,7 @@ class _StagingMap:
         self._about = {"dtypes": [x.dtype for x in kept], "shared_name": name}
 
     def await_all(self) -> tf.Operation:
-        """Returns an operation behind the tensors, not behind what makes one that is fed."""
+        """Returns an operation that waits for the tensors, not for the producer of a fed one."""
         with device_scopes.on(self._device):
             # Of all operations that do nothing this one leaves int32 in the memory of a GPU.
             self._awaited: list[tf.Tensor] = tf.raw_ops.IdentityN(input=self._kept)
@@ -478,7 +478,7 @@ class _StagingMap:
         return taken[0].op
 
     def staged(self) -> dict[str, tf.Tensor]:
-        """Returns what was taken, behind the control dependencies, by the names of `kept`."""
+        """Returns what was taken, after the control dependencies, by the names of `kept`."""
         with device_scopes.on(self._device):
             passed = tf.raw_ops.IdentityN(input=self._taken)
             return {x.name: _of_shape(y, x) for x, y in zip(self._kept, passed)}

@@ -1,8 +1,8 @@
-"""Runs the exchanges of keys of one session, each beside the run of the script before it.
+"""Runs the exchanges of keys of one session, each during the script's previous run.
 
     script      run of batch i            run of batch i + 1
     keys        ·  keys of batch i + 1    ·  keys of batch i + 2
-                ▲ begin when the ranks have agreed on the run beside them
+                ▲ begin when the ranks have agreed on that run
 
 They run on a thread of their own. Every rank starts the same runs of keys, and all of them come to
 their end. What one rank learns in a run of keys (its data have ended, an id is outside its table),
@@ -93,7 +93,7 @@ class Prefetcher:
         return self._batches, self._exchange(run, self._batches, feeds, trains)
 
     def start(self, trains: bool) -> None:
-        """Starts a run of keys, which waits for the agreement on the run beside it."""
+        """Starts a run of keys, which waits for the agreement on the script's run."""
         self._batches += 1
         run, batch, self._stopped = key_run(self._split), self._batches, False
 

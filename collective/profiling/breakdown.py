@@ -36,7 +36,7 @@ class StepTimes:
         number: of the training run, counted from 1 in this process.
         ms: from the end of the training run before it to its own.
         phases: milliseconds of each phase, collectives by their names; they add up to `ms`.
-        collectives: milliseconds by name, beside whatever else ran meanwhile.
+        collectives: milliseconds by name, in parallel with whatever else ran.
         received: bytes that came out of each collective.
         samples, ids, asked: see `collective.profiling.lookup_counts.LookupCounts`.
         dynamic_rows: on this rank after the step, by dynamic table.

@@ -114,7 +114,7 @@ class OwnTime:
 class Profiler:
     """Traces training runs `first` to `last` of this process, and every `every`-th; 0: none.
 
-    The first run has the number 1. Ranks measure the same runs, and meet behind the last of them to
+    The first run has the number 1. Ranks measure the same runs, and meet after the last of them to
     combine their measurements. In `folder` every rank writes rank_<r>.trace.json, for
     chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile of
     the last run; rank 0 writes split.json, report.html (see `collective.report`), scalars for
@@ -204,7 +204,7 @@ class Profiler:
     # -- one run
 
     def _warm_up(self, session: Any) -> None:
-        """Counts what is counted behind each traced run, once before: the first time takes long.
+        """Counts what is counted after each traced run, once before: the first time takes long.
 
         A rank whose first time takes longer would seem to keep the others waiting in the next step.
         So that next step isn't one of those that are traced.
@@ -215,7 +215,7 @@ class Profiler:
         _global_step(session, 0)
 
     def _count_tables(self, session: Any, number: int) -> tuple[TableCounts, TableRates]:
-        """Returns (counts, rates) of dynamic tables behind run `number`, by their names."""
+        """Returns (counts, rates) of dynamic tables after run `number`, by their names."""
         counted: tuple[TableCounts, TableRates] = {}, {}
         with _warns_of_errors("the statistics of dynamic tables"):
             counted = self._table_counter.count(session, number)
@@ -245,7 +245,7 @@ class Profiler:
     def _read(self) -> None:
         """Reads the traces of runs.
 
-        Behind each run that would take one rank longer than another, and their difference would
+        After each run that would take one rank longer than another, and their difference would
         look as if the other had waited for it in the next run.
         """
         unread, self._unread = self._unread, []
@@ -375,7 +375,7 @@ def _tracing(original: Original, metadata: Any, folder: str | None, own_time: Ow
         original: `Session.run`.
         metadata: gets the trace.
         folder: gets TensorFlow's own profile of the run, if it is given.
-        own_time: gets the time that this profile takes beside the run.
+        own_time: gets the time that this profile takes in addition to the run.
     """
 
     def traced(session: Any, fetches: Any, *feeds_options_metadata: Any) -> Any:
@@ -384,7 +384,7 @@ def _tracing(original: Original, metadata: Any, folder: str | None, own_time: Ow
         feeds, given_options, given_metadata = feeds_options_metadata
         options = tf.RunOptions()
         options.CopyFrom(given_options or tf.RunOptions())
-        # TensorFlow's profiler would fail beside a trace of more than the host, which only a script
+        # TensorFlow's profiler would fail during a trace of more than the host, which only a script
         # asks for.
         is_full = options.trace_level > tf.RunOptions.SOFTWARE_TRACE
         with _tensorflow_profile(None if is_full else folder, own_time):

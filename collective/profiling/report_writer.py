@@ -20,7 +20,7 @@ from collective.report import profile
 from collective.report.page import page
 
 PAGE = "report.html"
-# Behind the window the files are written again only so many seconds after the last time.
+# After the window the files are written again only so many seconds after the last time.
 PAUSE = 60.0
 # Options that say nothing about how a job trains.
 OUTPUT_OPTIONS = frozenset({"plan", "profile", "profile_steps", "profile_every"})
@@ -72,7 +72,7 @@ class ReportWriter:
 def circumstances(
     graph: tf.Graph, run: PreparedRun, session: Any, options: ScopeOptions
 ) -> dict[str, Any]:
-    """Returns what split.json says of the job beside its times.
+    """Returns what split.json says of the job in addition to its times.
 
     Args:
         graph: the graph.

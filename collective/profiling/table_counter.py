@@ -53,7 +53,7 @@ def _counts(session: Any) -> TableCounts:
 
 
 def _rates(counts: dict[str, int], before: dict[str, int], steps: int) -> dict[str, float]:
-    """Returns how much came a step. A table that was restored meanwhile is counted anew."""
+    """Returns how much came a step. Counts restart for a table that was restored meanwhile."""
     rates = {}
     for name, count in counts.items():
         if name not in SIZES:

@@ -1,4 +1,4 @@
-"""Gives whoever looks at a metric's state what all ranks have of it.
+"""Makes reads of a metric's state return that of all ranks.
 
 A script reads a state to compute the metric's value, and to update it:
 

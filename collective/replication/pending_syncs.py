@@ -142,7 +142,7 @@ def _sync_independent(values: Sequence[PendingValue]) -> list[PendingValue]:
 def _by_data(
     values: Iterable[PendingValue], upstream: dict[PendingValue, set[tf.Operation]]
 ) -> Iterable[Sequence[PendingValue]]:
-    """Groups values that come from the same iterators and feeds, and behind the same updates.
+    """Groups values that come from the same iterators and feeds, and after the same updates.
 
     So a run that needs some of them takes no other data for it, and changes nothing else.
     """

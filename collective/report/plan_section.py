@@ -16,7 +16,7 @@ Table = Mapping[str, Any]
 
 
 def plan(profile: Profile) -> Markup:
-    """Draws the plan: its largest tables and exchanges, and all of them behind a click."""
+    """Draws the plan: its largest tables and exchanges, and all of them after a click."""
     if profile.plan is None:
         return element("p", "Not in this profile: an earlier release wrote it.", class_="soft")
     of_plan = profile.plan

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MOST = 10
-# Of more ranks the page shows some, and all of them behind a click.
+# Of more ranks the page shows some, and all of them after a click.
 MOST_RANKS = 12
 RANKS_OF_EACH_END = 4
 

@@ -126,6 +126,6 @@ def course(profile: Profile, most: float) -> Markup | None:
 
 
 def goes_on(profile: Profile) -> bool:
-    """Tells whether steps beside those of the window were measured."""
+    """Tells whether steps other than those of the window were measured."""
     steps = profile.history.get("step", [])
     return any(not profile.first <= step <= profile.last for step in steps)

@@ -110,7 +110,7 @@ def _no_base(base: str) -> str:
     ]
     if not found:
         is_there = tf.io.gfile.exists(base)
-        found = ["it is neither one nor a folder of versions" if is_there else "it isn't there"]
+        found = ["it is neither one nor a folder of versions" if is_there else "it doesn't exist"]
     return (
         f"There is no SavedModel at base='{base}': {found[0]}. Name a version that was exported, "
         "or its folder; or export without base=, which writes everything."

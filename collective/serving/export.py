@@ -53,8 +53,8 @@ def export(
     """Exports a SavedModel to a new folder in `folder` that is named by the seconds since 1970.
 
     Every rank calls it. `build` runs on every rank and writes a whole SavedModel, but of the values
-    each rank writes only its part: on rank 0 into a folder beside the new one, which takes its name
-    when all ranks are done and everything is on the disk; elsewhere into a temporary folder.
+    each rank writes only its part: on rank 0 into a folder next to the new one, which takes its
+    name when all ranks are done and everything is on the disk; elsewhere into a temporary folder.
 
     Rank 0 says where it is, in the place of TensorFlow, which would name the temporary folder.
 
@@ -120,7 +120,7 @@ def export(
             tf.io.gfile.rename(built, final)
             commit.sync(folder)
             if "://" in final and not commit.becomes_visible(os.path.join(final, RECORD)):
-                raise StorageFailure(f"'{built}' was moved to '{final}', but is not there")
+                raise StorageFailure(f"'{built}' was moved to '{final}', but doesn't exist there")
         path = str(steps.meet({"path": final})[0]["path"])
         if rank == 0:
             problem = served.copied.problem if served.copied else ""

@@ -124,7 +124,7 @@ def files_in(folder: str) -> list[str]:
 
 
 def digest_of(pieces: Iterable[Any]) -> str:
-    """Returns the digest of buffers, one behind the other."""
+    """Returns the digest of buffers, one after the other."""
     digest = hashlib.blake2b(digest_size=32)
     for piece in pieces:
         digest.update(piece)

@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import ownership
 
-# Whoever can't be seen, on another host say, has ended after so many seconds.
+# A process that can't be seen, on another host for example, counts as ended after so many seconds.
 MOST_SECONDS = 24 * 3600.0
 _NAME = re.compile(r"temp-(\d+)")
 _OWNER = "owner"

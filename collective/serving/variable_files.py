@@ -6,7 +6,7 @@
 
 The next version links the files that are the same, so a file should stay the same where its rows
 do. Rows of a static table are cut by their number. A dynamic table has them in the order of its
-keys, and a new key moves all rows behind it: they are cut by the keys themselves, before each whose
+keys, and a new key moves all rows after it: they are cut by the keys themselves, before each whose
 hash is below a bound, so that a new key, or one that is gone, changes one file.
 """
 
@@ -49,12 +49,12 @@ def file_bytes(total: int, known: int | None = None) -> int:
 
 
 def ends_by_number(count: int, most: int) -> list[int]:
-    """Returns behind which of `count` rows files end, with at most `most` rows each."""
+    """Returns after which of `count` rows files end, with at most `most` rows each."""
     return [*range(most, count, most), count]
 
 
 def ends_by_key(keys: Iterable[np.ndarray], most: int) -> list[int]:
-    """Returns behind which rows files end so that it depends on nearby keys alone.
+    """Returns after which rows files end so that it depends on nearby keys alone.
 
     Args:
         keys: int64, of all rows, a block at a time.

@@ -36,7 +36,7 @@ class VersionWatch:
     def latest(self) -> str | None:
         """Returns the path of the newest complete version, without waiting; None if there is none.
 
-        The iteration goes on with versions that come behind it.
+        The iteration goes on with versions that come later.
         """
         newest = self._newest_complete()
         if newest is None:

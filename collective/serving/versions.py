@@ -24,7 +24,7 @@ def versions_in(folder: str) -> list[tuple[int, str]]:
     """Returns (number, path) of what may be versions, the newest first.
 
     They are the entries whose names are numbers, as for TensorFlow Serving: others are passed over,
-    such as those that are being written. There are none in a folder that isn't there.
+    such as those that are being written. A missing folder has none.
 
     Raises:
         tf.errors.OpError: the folder can't be read.

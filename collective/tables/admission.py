@@ -50,7 +50,7 @@ class Frequencies(Slot):
     def add(self, rows: tf.Tensor, added: tf.Tensor) -> tf.Operation:
         """Adds numbers [K] int64 to those of local rows [K]; what row 0 gets is nobody's."""
         with device_scopes.on_host():
-            # Behind an IdentityN a write doesn't make a run training
+            # After an IdentityN a write doesn't make a run training
             # (`collective.ops.graph_analysis.holder`); a branch takes it from outside.
             with tf.init_scope():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]
@@ -152,7 +152,7 @@ class Admission:
 def _noted(
     table: DynamicTable, rows: tf.Tensor, added: tf.Tensor, training: tf.Tensor
 ) -> tf.Tensor:
-    """Returns rows, behind the operations that note how often and when they were used."""
+    """Returns rows, after the operations that note how often and when they were used."""
     owned, noted = dynamic_rows.updated(rows), []
     if table.admission.frequencies is not None:
         noted.append(table.admission.frequencies.add(owned, added))

@@ -139,7 +139,7 @@ def local_rows(table: ShardedRows, value: Any) -> Any:
 
 
 def agreed(table: ShardedRows, what: str) -> tf.Tensor:
-    """Makes an operation behind which all ranks change `table`, or none does.
+    """Makes an operation after which all ranks change `table`, or none does.
 
     Args:
         table: a change of one rank alone would be one of its shard only.

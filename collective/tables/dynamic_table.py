@@ -219,7 +219,7 @@ class DynamicTable(ReservedVariable, Table):
         return training_flag.flag(tf.get_default_graph(), self.inserts_always)
 
     def _marked(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
-        """Returns local rows, behind the operation that notes when they were used, if any does."""
+        """Returns local rows, after the operation that notes when they were used, if any does."""
         return rows if self.last_used is None else self.last_used.mark(rows, training)
 
     @staticmethod

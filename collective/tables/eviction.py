@@ -24,7 +24,7 @@ BLOCK = 1 << 14  # Rows that are read at once in a file.
 
 
 def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
-    """Makes what the policy of a new table needs beside its rows."""
+    """Makes what the policy of a new table needs in addition to its rows."""
     policy = table.policy
     if not evicts(policy):
         return
@@ -46,7 +46,7 @@ def at_save(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
         How many of each table, by its name.
     """
     evicted = evict(session, tables)
-    # A rank that is out of data has no steps of its own behind which its tables were limited.
+    # A rank that is out of data has no steps of its own after which its tables were limited.
     limited = limit(session, too_full(session, tables), global_step(session))
     return {name: rows + limited.get(name, 0) for name, rows in evicted.items()}
 
@@ -62,7 +62,7 @@ def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
     evicted = {}
     for table, count in _counts(session, tables):
         store, policy = table.store(session), table.policy
-        # It may bring rows from the file: places of rows are looked at behind it.
+        # It may bring rows from the file: places of rows are looked at after it.
         used = None if policy.steps_to_live is None else table.last_used.used(session)
         by_option, all_keys = {}, store.all_keys()
         is_small = np.zeros(count, bool)

@@ -3,7 +3,7 @@
     training ──► rows of the batch ──► last_used[rows] = step
 
 The step of a row's last use stands in a column of its own, which is saved and restored like an
-optimizer's slot. Evaluation, prediction and serving leave it alone. On a GPU it stands beside the
+optimizer's slot. Evaluation, prediction and serving leave it alone. On a GPU it is next to the
 key in the hash table, and the column has it only while it is saved, restored or exported.
 """
 
@@ -45,10 +45,10 @@ class LastUse(Slot):
             super().__init__(table, first, f"{table.op.name}/last_used/", collections, False)
 
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
-        """Returns local `rows`, behind the operation that notes their use in a run that trains."""
+        """Returns local `rows`, after the operation that notes their use in a run that trains."""
         step = next_step.tensor(tf.get_default_graph())
         with device_scopes.on_host():
-            # Evaluation doesn't count as an update: behind an IdentityN a write isn't seen as one
+            # Evaluation doesn't count as an update: after an IdentityN a write isn't seen as one
             # (`collective.ops.graph_analysis.holder`); a branch takes it from outside. It writes 0,
             # which is no later use.
             with tf.init_scope():

@@ -1,6 +1,6 @@
 """Finds the rows of a dynamic table whose last use is longest ago, a few of them in every step.
 
-    last uses of all rows ──► the oldest ones, sorted ──► one after the other, behind each step
+    last uses of all rows ──► the oldest ones, sorted ──► one after the other, after each step
 
 A row's last use only gets later, and a new row is later than all. So the rows that were sorted out
 as the oldest stay the oldest, but for those that were used meanwhile: these are passed over. All

@@ -92,7 +92,7 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if lookup.table.trainable:
         # A tf.GradientTape then watches the table, as it does variables that it sees read.
         tape.variable_accessed(lookup.table)
-    # Grouping points the identity elsewhere. The exchange behind it is complete, so it is never
+    # Grouping points the identity elsewhere. The exchange before it is complete, so it is never
     # wrong.
     with library_operations.noted(tf.get_default_graph()):
         rows, reason = exchange_alone(lookup)

@@ -378,7 +378,7 @@ def _over_blocks(
         with tf.control_dependencies(work(tf.range(first, after))):
             return [tf.identity(after), tf.identity(last)]
 
-    start = tf.identity(count) + 1  # Behind the control dependencies.
+    start = tf.identity(count) + 1  # After the control dependencies.
     return tf.while_loop(
         lambda first, last: first < last,
         body,

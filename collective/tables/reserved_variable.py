@@ -69,7 +69,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
             number = tf.raw_ops.VarHandleOp(
                 dtype=tf.int64, shape=[], shared_name=f"{name}/number", name="number"
             )
-            # Initialization must not count as training: behind an IdentityN a write isn't seen as
+            # Initialization must not count as training: after an IdentityN a write isn't seen as
             # one (`collective.ops.graph_analysis.holder`).
             number_at = tf.raw_ops.IdentityN(input=[number])[0]
             with placement_scope():

@@ -66,7 +66,7 @@ class RowColumn(abc.ABC):
         """Gives rows that there is memory for [b, D] values, or all of them the same [D]."""
 
     def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
-        """Moves rows into gaps, and makes those behind rows that never had values.
+        """Moves rows into gaps, and clears the rows after them as if they never had values.
 
         Args:
             from_, to: [K] int64 rows that move, and where to.
@@ -81,7 +81,7 @@ class RowColumn(abc.ABC):
 
     def initialize_rows(self, count: int) -> None:
         """Gives rows up to `count` their first value, unless they have it. Fresh memory is zero."""
-        with self._initializing:  # A row that has been updated must not start anew.
+        with self._initializing:  # A row that has been updated must not be initialized again.
             self.ensure_capacity(count)
             if self.first is not None and self.first.any() and count > self.filled:
                 self.write(slice(self.filled + 1, count + 1), self.first)

@@ -2,7 +2,7 @@
 
 `row_columns.py` has the memory. Row 0 belongs to no key and stays as it is: it is the row of
 unknown keys. In the host's memory compiled code finds keys and draws rows
-(`collective.ops.compiled_row_store`); where that isn't there, NumPy does.
+(`collective.ops.compiled_row_store`); without it, NumPy does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def registered(number: int) -> Any:
         return _registry[number]
     except KeyError:
         raise RuntimeError(
-            "This memory of a dynamic table is gone: its session is closed, or initialized it anew."
+            "This memory of a dynamic table is gone: its session was closed, or initialized it again."
         ) from None
 
 
@@ -177,7 +177,7 @@ class Store:
 
         Args:
             rows: [K] int64, ascending and each once.
-            slots: all columns that the table has beside its rows.
+            slots: all columns that the table has in addition to its rows.
         """
         self.tally.count(self)
         if len(rows):

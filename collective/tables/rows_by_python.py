@@ -45,7 +45,7 @@ def noted_step(last_used: Any) -> tf.Tensor:
 
 
 def count(number: tf.Tensor) -> tf.Tensor:
-    """Returns the number of rows in the store of this number, behind the control dependencies."""
+    """Returns the number of rows in the store of this number, after the control dependencies."""
     with device_scopes.on_host():
         counted = tf.numpy_function(_count, [tf.identity(number)], tf.int64, stateful=True)
     counted.set_shape([])

@@ -1,7 +1,7 @@
 """Keeps the rows of a dynamic table that weren't used for long in a file: storage='dram_ssd'.
 
     a run ──► rows of its keys in memory, those from the file among them (compiled operations)
-    behind it ──► more rows than memory is for? ──► those used longest ago ──► the file
+    after it ──► more rows than memory is for? ──► those used longest ago ──► the file
 
 A row comes back with its slots as it went, bit for bit. Whatever goes over a whole table, a save
 for one, reads the rows in the file where they are.

@@ -79,7 +79,7 @@ class KeyTally:
         self._seen, self._seen_in_memory = rows, in_memory
 
     def settle(self, store: Any) -> None:
-        """Takes note of the rows that `store` has now, behind changes that aren't training's."""
+        """Takes note of the rows that `store` has now, after changes outside of training."""
         self._seen, self._seen_in_memory = len(store), store.count_in_memory
 
     def evict(self, store: Any, keys_by_option: Mapping[str, np.ndarray]) -> None:

@@ -91,7 +91,7 @@ class _BoundedProcessor(optimizer._OptimizableVariable):
 
 
 def behind(applied: Any, grads_and_vars: Sequence[Any]) -> Any:
-    """Returns an operation that comes behind an update, and behind the clipping of its tables.
+    """Returns an operation that comes after an update, and after the clipping of its tables.
 
     Args:
         applied: the update's operation.
@@ -109,7 +109,7 @@ def behind(applied: Any, grads_and_vars: Sequence[Any]) -> Any:
 
 
 def clip_rows(table: Table, gradient: Any) -> tf.Operation:
-    """Clips the rows of this rank's shard that a gradient is of, behind the control dependencies.
+    """Clips the rows of this rank's shard that have a gradient, after the control dependencies.
 
     Args:
         table: has a bound.

@@ -1,6 +1,6 @@
 """Announces every write of tables and slots before it happens, where somebody follows them.
 
-    an operation that takes a table's handle and may write ──► behind CollectiveAnnounceWrites
+    an operation that takes a table's handle and may write ──► after CollectiveAnnounceWrites
     a function that does, or a branch ──► as one operation
 
 `ops/native/row_changes.h` has who announces what, and to whom.

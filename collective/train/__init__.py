@@ -1,4 +1,4 @@
-"""Has optimizers for recommendation models, beside those of `tf.compat.v1.train`.
+"""Has optimizers for recommendation models, in addition to those of `tf.compat.v1.train`.
 
     train = collective.train.RowWiseAdagradOptimizer(0.1).minimize(loss)
 

@@ -20,7 +20,7 @@ class RowWiseAdagradOptimizer(RowOptimizer):
 
     The slot `accumulator` is [rows, 1]: a table takes (D + 1) / (2 D) of the memory that it takes
     with Adagrad. Rows without a gradient stay as they are. Of a variable that isn't a matrix, a row
-    is what lies behind the first dimension; a vector and a scalar get plain Adagrad.
+    is everything after the first dimension; a vector and a scalar get plain Adagrad.
 
     Source: Duchi, Hazan, Singer: "Adaptive subgradient methods", JMLR 2011. It is TorchRec's and
     FBGEMM's `EXACT_ROWWISE_ADAGRAD`, with `initial_accumulator_value=0, epsilon=1e-8` there.

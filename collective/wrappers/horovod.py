@@ -32,7 +32,7 @@ def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> An
     """Stands in for `hvd._allreduce_cond` and `hvd._grouped_allreduce_cond`: reduces nothing.
 
     All of Horovod's wrappers reduce gradients with them. Eagerly they do reduce: scope() refuses
-    gradients with respect to variables there, and others are none of its own.
+    gradients with respect to variables there, and leaves all others alone.
 
     Raises:
         NotImplementedError: the gradients are to be something else than means over all ranks.

@@ -50,7 +50,7 @@ def generate(count: int, seed: int = 0, history: int = 0) -> ClickLog:
 
     Returns:
         Rows of the features 'dense' (float32 [R, 13], counts), 'categorical' (int64 [R, 26]) and,
-        with a history, 'history' (int64 [R, history]: ids of column 14, -1 behind the last).
+        with a history, 'history' (int64 [R, history]: ids of column 14, -1 after the last).
     """
     random = np.random.default_rng(seed)
     effects = [random.normal(scale=0.5, size=size) for size in CARDINALITIES]

@@ -42,7 +42,7 @@ def write_predictions(
     """Writes lines 'row <tab> probability' of one rank.
 
     Args:
-        folder: is made if it isn't there.
+        folder: is created if it doesn't exist.
         rank, ranks: name the file.
         probabilities: of the rows rank, rank + stride, rank + 2 stride, ….
         stride: the distance of the rows.

@@ -115,7 +115,7 @@ class TextSource:
     Args:
         folder: of the files.
         buckets: the rows of each table.
-        history: the longest history of items that a line has in a field behind the others,
+        history: the longest history of items that a line has in a field after the others,
             separated by spaces; 0 where there is no such field.
 
     Raises:

@@ -3,7 +3,7 @@
 tensorflow-datasets writes into a folder of another name and renames it at the end, so prepared data
 is whole or not there. Ranks that start together take turns at a file lock: the first prepares, the
 others find the data there. The system frees the lock of a process that dies, whatever killed it, so
-the next one prepares anew. Nothing here waits for a particular rank.
+the next one prepares again. Nothing here waits for a particular rank.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class LossRecord:
     The loss is rank 0's own.
 
     Args:
-        path: of the file, which is written anew; None: nothing is recorded.
+        path: of the file, which is overwritten; None: nothing is recorded.
         steps: how many steps there are, the finished ones included.
         rank: this process's rank.
         finished: how many steps were taken before.

@@ -144,7 +144,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._progress: Progress | None = None
 
     def after_create_session(self, session: tf.Session, coordinator: Any) -> None:
-        if self._progress is not None:  # a session that was lost and made anew
+        if self._progress is not None:  # a session that was lost and created again
             self._progress.close()
         finished = int(session.run(tf.train.get_global_step()))
         self._progress = Progress(self._steps, self._batch_size, self._rank, finished)

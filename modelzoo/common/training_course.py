@@ -35,11 +35,11 @@ def add_options(parser: TrainingParser) -> None:
 class TrainingCourse:
     """Sums what the dynamic tables of the graph hold over all ranks, and records it.
 
-    It is made in the graph whose tables it is about, behind them.
+    It is made in the graph whose tables it is about, after them.
 
     Args:
         every: how many steps there are between evaluations; None: there is one at the end.
-        path: of the file, which rank 0 writes anew; None: nothing is recorded.
+        path: of the file, which rank 0 overwrites; None: nothing is recorded.
         rank: this process's rank.
         ranks: how many there are.
     """
@@ -69,7 +69,7 @@ class TrainingCourse:
 
         Args:
             session: of the training.
-            step: that the training is behind.
+            step: that the training has completed.
             scores: 'auc' and 'log_loss' of an evaluation there.
 
         Returns:

@@ -34,7 +34,7 @@ def add_options(parser: TrainingParser) -> None:
         "--history",
         type=whole_number(1),
         default=8,
-        help="the longest history; a line of --data has it as a field behind the others: items, "
+        help="the longest history; a line of --data has it as a field after the others: items, "
         "separated by spaces",
     )
 

@@ -45,7 +45,7 @@ CHUNK = 10_000  # rows that are in memory together
 class HashedClicks:
     """Gives the rows of a log that is generated as it is read.
 
-    It is a `common.click_source.Source`. The test rows are those that come behind the training
+    It is a `common.click_source.Source`. The test rows are those that come after the training
     rows: a tenth, 50,000 at most.
 
     Args:

@@ -20,7 +20,7 @@ def load(data_dir: Path | None, report: Callable[[str], None] = print) -> list[n
 
     Args:
         data_dir: a data directory that holds the ratings; None: the usual one of
-            tensorflow-datasets, where they are prepared if they aren't there.
+            tensorflow-datasets, where they are prepared if they are missing.
         report: gets a line before they are prepared.
 
     Raises:

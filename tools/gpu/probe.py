@@ -1,9 +1,9 @@
-"""Measures what a GPU's driver makes the host wait for: copies to the GPU behind work that runs.
+"""Measures what a GPU's driver makes the host wait for: copies to the GPU after work that runs.
 
     python tools/gpu/probe.py
 
 An operation copies its plan to the GPU before it launches kernels. From memory that is not pinned
-such a copy may wait for the stream; for each size, the milliseconds of the call behind a kernel of
+such a copy may wait for the stream; for each size, the milliseconds of the call after a kernel of
 some milliseconds, from both kinds of memory, and of what else an operation calls.
 """
 

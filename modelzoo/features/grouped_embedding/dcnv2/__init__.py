@@ -1,1 +1,1 @@
-"""Predicts clicks by DCN-V2: a cross network beside a deep one."""
+"""Predicts clicks by DCN-V2: a cross network next to a deep one."""

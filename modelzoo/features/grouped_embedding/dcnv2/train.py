@@ -5,7 +5,7 @@
 
 Without the launcher it is one rank. The model is that of Wang et al., DCN V2: Improved Deep & Cross
 Network (2021): each cross layer multiplies the input once more by a linear function of what it has,
-of low rank, beside a deep network.
+of low rank, next to a deep network.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Predicts clicks by DeepFM: a factorization machine beside a deep network."""
+"""Predicts clicks by DeepFM: a factorization machine and a deep network."""
