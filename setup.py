@@ -55,7 +55,7 @@ gloo_address = Extension(
     extra_link_args=["-Wl,--as-needed", "-ldl"],
 )
 # Operations of TensorFlow (see ops/embedding_bag.py), and the rows of dynamic tables (see
-# ops/compiled_row_store.py). Without contraction a sum, and a first value, is the same on every
+# ops/compiled_row_store.py). Without contraction a sum, and a initial value, is the same on every
 # processor.
 native = Extension(
     "collective.ops._native",

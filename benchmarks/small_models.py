@@ -59,9 +59,7 @@ def step_ms(strategy: CollectiveStrategy, dim: int, hidden: int, samples: int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200, help="steps of each model")
-    parser.add_argument(
-        "--ranks", type=int, help="on one rank: for how many ranks to estimate"
-    )
+    parser.add_argument("--ranks", type=int, help="on one rank: for how many ranks to estimate")
     arguments = parser.parse_args()
     strategy = CollectiveStrategy()
     ranks = strategy.world_size()

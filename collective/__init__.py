@@ -1,10 +1,10 @@
 """Trains recommendation models on several ranks, with TensorFlow and sharded embedding tables.
 
-A rank is a process, with a GPU of its own or on CPUs. Each holds a part of every table's rows and
-of every batch: lookups ask the owners of rows by all-to-all. The rest of the model is replicated.
-Training takes the same steps on any number of ranks as plain TensorFlow takes in one process.
+A rank is a process, with a GPU of its own or on CPUs. Each rank holds a part of every table's rows
+and of every batch. Lookups request rows from their owners by all-to-all. The rest of the model is
+replicated. Training takes the same steps on any number of ranks as plain TensorFlow in one process.
 
-Six lines and the command distribute a TensorFlow 1-style script:
+Six lines and a command distribute a TensorFlow 1-style script:
 
     import tensorflow.compat.v1 as tf
     from collective import CollectiveStrategy                      # 1
@@ -44,8 +44,8 @@ Public names, in short:
     collective.options               the options of scope(), typed
     collective.launch                starts ranks: collective launch
 
-Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, and so on;
-`collective launch --help all` is the launcher's manual; docs/ has the whole life of a model.
+See also: help(collective.CollectiveStrategy) documents every option and error of the scopes;
+`collective launch --help all` is the launcher's manual; docs/ covers the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """
@@ -163,7 +163,7 @@ _MODULES = {
 _SUBMODULES = frozenset({"checkpoint", "data", "feature_column", "serving", "train"})
 
 
-# Type checkers find the names above; with this function, they would take any other for one, too.
+# Type checkers find the names above; with this function, they would accept any other name, too.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -181,10 +181,10 @@ def __dir__() -> list[str]:
 
 
 def _is_asked_by_help() -> bool:
-    """Tells whether pydoc wants to know what is to be documented in full.
+    """Tells whether pydoc is asking what to document in full.
 
-    Then help() of this package is the page above, which lists the names: the operators that tables
-    inherit from TensorFlow alone would be 3,000 lines.
+    In that case help() of this package is the page above, which lists the names: the operators that
+    tables inherit from TensorFlow would take 3,000 lines.
     """
     import inspect
 

@@ -1,9 +1,9 @@
 """Lets two launches of a program on the same number of ranks give the same bits.
 
-This is scope(deterministic=True). TensorFlow can be told that an operation must give the same for
-the same inputs: the kernels that it starts from then on add in one order, and tf.data delivers in
-one order. The same mark (`collective.ops.collectives.in_order`) makes sums over ranks add in the
-order of the ranks. Whatever else is added here has one order anyway: a row's gradients come in the
+This is scope(deterministic=True). TensorFlow can be told that an operation must give the same
+result for the same inputs: from then on its kernels add in one order, and tf.data delivers in one
+order. The same mark (`collective.ops.collectives.in_order`) makes sums over ranks add in the order
+of the ranks. All other sums of this library have one order anyway: a row's gradients come in the
 order of the ranks and of their keys, and one thread adds them up.
 """
 

@@ -33,14 +33,14 @@ def get_embedding_variable(
     The signature is DeepRec's.
 
     `tf.get_variable(name, [None, embedding_dim])` inside scope() makes the same. It is sharded over
-    all ranks by a mix of the key, and lies in the GPU's memory where tables are on a GPU, else in
-    the host's. It grows with the keys that training looks up; elsewhere an unknown key yields
-    zeros. Row and slots start from (seed, name, key) alone, whatever the number of ranks and the
-    order in which keys come.
+    all ranks by a hash of the key, and is in the GPU's memory if tables are on a GPU, else in the
+    host's. It grows with the keys that training looks up; outside of training an unknown key yields
+    zeros. Initial values of a row and its slots depend only on (seed, name, key), not on the number
+    of ranks or the order in which keys come.
 
     Args:
-        name: the variable's name in the variable scope that is open; with reuse, the variable that
-            is there is returned.
+        name: the variable's name in the current variable scope; with reuse, the existing variable
+            is returned.
         embedding_dim: D.
         key_dtype: the keys' type, tf.int64, tf.int32 or tf.string. Keys of any integer type are
             the same keys; strings become keys by `collective.ops.key_hashing.of_strings`.
@@ -49,13 +49,13 @@ def get_embedding_variable(
             uniform, normal, truncated normal, or variance scaling by fan_out. Default: truncated
             normal, standard deviation 1 / sqrt(D).
         trainable, collections: as for `tf.get_variable`.
-        partitioner: no effect: the table is sharded over all ranks anyway.
-        ev_option: what the table keeps: a `collective.TablePolicy`, DeepRec's
+        partitioner: no effect, since the table is sharded over all ranks anyway.
+        ev_option: the table's policy: a `collective.TablePolicy`, DeepRec's
             `EmbeddingVariableOption` or PERSIA's `EmbeddingConfig`. A warning names the options
-            that have no effect yet. Its initializer goes before `initializer`. Default: the policy
-            of the embedding_scope() that is open, if it has one.
+            that have no effect yet. Its initializer takes precedence over `initializer`. Default:
+            the policy of the current embedding_scope(), if any.
         steps_to_live: in older scripts for DeepRec, the policy's `steps_to_live`; 0 for none. That
-            of `ev_option` goes before it. Default None.
+            of `ev_option` takes precedence. Default None.
 
     Returns:
         A `collective.tables.dynamic_table.DynamicTable`.
@@ -109,8 +109,8 @@ def check_scope(what: str) -> None:
 def embedding_sizes() -> dict[str, tf.Tensor]:
     """Returns the rows on each rank of every table of the graph, by the table's name: int64 [N].
 
-    Every rank runs them together, like a training step, though it isn't one. A dynamic table's rows
-    are those of some moment of the run.
+    All ranks run them together, like a training step, though it isn't one. The numbers of a dynamic
+    table are those at some moment of the run.
     """
     ranks = collectives.size()
     tables = sorted(
@@ -138,8 +138,8 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
 def clear_embeddings(session: Any) -> dict[str, int]:
     """Removes all rows of the dynamic tables of a session's graph, on this rank.
 
-    Every rank calls it, between two steps. A key that comes back starts as new, as after
-    `DynamicTable.remove`. Static tables, and variables of the rest of the model, keep their values.
+    Call it on every rank between two steps. A key that comes back starts as a new one, as after
+    `DynamicTable.remove`. Static tables and all other variables keep their values.
 
     Args:
         session: a session, also a `MonitoredSession`.

@@ -21,7 +21,8 @@ __all__ = ["categorical_column_with_embedding", "group_embedding_column_scope"]
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
-    """Does nothing: all embedding columns are looked up together anyway. The name is DeepRec's.
+    """Does nothing, because all embedding columns are looked up together anyway. The name is
+    DeepRec's.
 
     Args:
         name: no effect.
@@ -36,28 +37,28 @@ def categorical_column_with_embedding(
     partition_num: int | None = None,
     ev_option: TablePolicy | PolicyOption | None = None,
 ) -> EmbeddingCategoricalColumn:
-    """Makes a column of keys that are looked up as they are: no hash buckets, no vocabulary.
+    """Makes a column of keys that are looked up directly, without hash buckets or a vocabulary.
 
     The signature is DeepRec's.
 
         user = collective.feature_column.categorical_column_with_embedding('user')
         columns = [tf.feature_column.embedding_column(user, dimension=16)]
 
-    Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not.
-    Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value.
+    Inside strategy.scope() the embedding is a dynamic table, inside or outside embedding_scope().
+    Any int64 is a key, also -1 in a dense tensor, which other columns treat as a missing value.
     Strings become keys by `collective.ops.key_hashing.of_strings`; '' is missing, as in
-    TensorFlow's columns. `tf.feature_column.weighted_categorical_column` takes the column, too;
-    indicator and crossed columns need a number of buckets and don't.
+    TensorFlow's columns. `tf.feature_column.weighted_categorical_column` accepts the column;
+    indicator and crossed columns don't, because they need a number of buckets.
 
     Args:
         key: the feature's name.
         dtype: the feature's type, tf.int64, tf.int32 or tf.string. (DeepRec's default is
             tf.string.)
         partition_num: no effect: the table is sharded over all ranks anyway.
-        ev_option: what the column's tables keep: a `collective.TablePolicy`, DeepRec's
+        ev_option: the policy of the column's tables: a `collective.TablePolicy`, DeepRec's
             `EmbeddingVariableOption` or PERSIA's `EmbeddingConfig`. A warning names the options
-            that have no effect yet. Its initializer goes before the embedding column's. Columns
-            that share a table have the same one.
+            that have no effect yet. Its initializer takes precedence over the embedding column's.
+            Columns that share a table need the same policy.
 
     Raises:
         TypeError: `ev_option` has none of these types.
@@ -93,7 +94,7 @@ class EmbeddingCategoricalColumn(
 
     @property
     def num_buckets(self) -> OpenDimension | None:
-        """Returns None, or what stands for it and has the column's policy: there is no such number.
+        """Returns None, or a stand-in for it with the column's policy: there is no such number.
 
         An embedding of the column has [None, D] weights, a dynamic table.
         """

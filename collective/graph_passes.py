@@ -35,8 +35,8 @@ from collective.tables.table import Sharded
 def fetch_whole_tables(leaves: Iterable[Any]) -> None:
     """Looks up all rows of tables that are fetched as one value.
 
-    It comes first: these lookups are grouped with the others. They are made by the tables' names:
-    ranks may fetch in any order.
+    It comes first, so that these lookups are grouped with the others. They are made in the order of
+    the tables' names, because ranks may fetch in any order.
     """
     tables = [leaf for leaf in leaves if isinstance(leaf, Sharded) and leaf.rows is not None]
     for table in sorted(tables, key=lambda table: str(table.op.name)):
@@ -44,9 +44,9 @@ def fetch_whole_tables(leaves: Iterable[Any]) -> None:
 
 
 def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Makes what a script computes of tables' gradients that of all ranks.
+    """Extends what a script computes from tables' gradients to all ranks.
 
-    It comes before the assignments: what is of all ranks is the same on each.
+    It comes before the assignments: a value that covers all ranks is the same on each.
     """
     rank_parts.settle(graph)
 
@@ -60,7 +60,7 @@ def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
 
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Makes means over ranks of rank-local values that are assigned to replicated variables."""
+    """Replaces rank-local values assigned to replicated variables by their means over ranks."""
     assignments.sync_assignments(graph)
 
 
@@ -128,7 +128,7 @@ def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
 
 
 def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Announces writes of tables and slots, where somebody follows them.
+    """Announces writes of tables and slots, if a consumer follows them.
 
     It comes last: the other passes may add operations that write.
     """
@@ -163,7 +163,7 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
     rank_parts.gather_fetched(graph, leaves)
     options, state = SCOPES.options, state_of(graph)
     if state.prepared_version != (graph.version, options):
-        # A script may run a graph that isn't the default one, and TensorFlow is eager there.
+        # A script may run a graph that isn't the default graph, and TensorFlow is eager there.
         with graph.as_default():
             for graph_pass in PASSES:
                 graph_pass(graph, options)
@@ -172,7 +172,7 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
 
 
 def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
-    """Prepares a graph of which the gradients of `ys` with respect to `xs` are about to be taken.
+    """Prepares a graph in which the gradients of `ys` with respect to `xs` are about to be taken.
 
     Returns:
         `xs`, or the tensors as they are staged in a graph that was split.

@@ -1,6 +1,7 @@
-"""Looks several tables up in one call, as DeepRec does.
+"""Looks up several tables in one call, like DeepRec.
 
-Every lookup inside strategy.scope() is grouped, asked or not: these are other ways to write them.
+Every lookup inside strategy.scope() is grouped anyway: these functions are another way to write
+them.
 
 Source: DeepRec's `tf.nn.group_embedding_lookup_sparse` and `tf.nn.group_embedding_lookup`.
 """
@@ -26,7 +27,7 @@ def group_embedding_lookup_sparse(
     params_num_per_group: int | None = None,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Looks up in several tables, each with ids of its own.
+    """Looks up several tables, each with its own ids.
 
     Args:
         params: L tables or other embeddings.
@@ -34,7 +35,7 @@ def group_embedding_lookup_sparse(
         combiners: for each 'sum', 'mean' or 'sqrtn'.
         sp_weights: for each the ids' weights, or None; by default none has weights.
         partition_strategy, params_num_per_group: no effect.
-        is_sequence: leaves rows as they are, without combining them.
+        is_sequence: whether to return rows without combining them.
         name: the operations' name scope.
 
     Returns:
@@ -68,7 +69,7 @@ def group_embedding_lookup(
     partition_strategy: str = "mod",
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Looks up in several tables, each with ids of its own, dense and of any shape.
+    """Looks up several tables, each with its own dense ids of any shape.
 
     Args:
         params: L tables or other embeddings.

@@ -1,4 +1,4 @@
-"""Stands in where a script hands its graph over: to take gradients, or to a session."""
+"""Stands in for the functions to which a script passes its graph: to take gradients, or to run."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
 def extend(original: Any, session: Any) -> None:
     """Stands in for `Session._extend_graph`: prepares the graph before the session sees it.
 
-    Every run of a session begins with it, the library's own runs, too. An operation that the
-    session has seen can't be changed any more.
+    Every run of a session begins with it, including the library's own runs. An operation that the
+    session has seen can no longer be changed.
     """
     if runs_keys():
-        # The session has seen all that a run of keys needs. Another thread may be adding to the
-        # graph just now.
+        # The session has seen everything that a run of keys needs. Another thread may be adding to
+        # the graph right now.
         return
     graph_passes.prepare_run(session.graph)
     original(session)

@@ -15,9 +15,9 @@ from collective.patching import OperationPatch, Patch
 from collective.wrappers import horovod
 
 REDUCED_TWICE = "Gradients would be reduced once more."
-NO_ADASUM = "Adasum of gradients that are reduced already is no Adasum."
+NO_ADASUM = "Adasum of gradients that are already reduced isn't Adasum."
 RANK_0_SHARDS = "A broadcast would give all ranks rank 0's shards."
-UNKNOWN_BRANCH = "It reduces in a branch of which no other rank knows whether it is taken."
+UNKNOWN_BRANCH = "It reduces in a branch that other ranks may not take."
 AGREE_FIRST = "A script's own collective would not wait for the ranks' agreement."
 HOROVOD = (
     Patch(hvd, "hvd._allreduce_cond", horovod.allreduce, REDUCED_TWICE),

@@ -1,7 +1,7 @@
 """Holds the options of scope(), embedding_scope() and estimator(): types, defaults and checks.
 
 An options object is checked when it is made. `INHERIT` stands for an option that wasn't given: it
-is then what it is in the scope around.
+then has its value in the enclosing scope.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WireType = Literal["float32", "float16", "bfloat16"]
 class DType(Protocol):
     """Stands for a `tf.DType`, which is equal to its name, in annotations.
 
-    TensorFlow has no types that a checker reads. With a class of TensorFlow in it, an annotation
-    would allow anything.
+    Type checkers can't read TensorFlow's types: an annotation with one of its classes would allow
+    anything.
     """
 
     @property
@@ -85,12 +85,13 @@ class WarmStart:
     """Names a checkpoint from which variables start, and what they are called there.
 
     Attributes:
-        path: the checkpoint's prefix, or a folder, whose latest checkpoint it is.
-        names: {name there: name here}. One `*` in a name there stands for any text, and for the
-            same in the name here. None for a name here leaves the variable out. What isn't named
-            has the same name here. Or a function from a name there to one here, or to None. Slots
-            follow their variable.
-        slots: optimizers' slots, and their scalars, start from it, too; else they start fresh.
+        path: the checkpoint's prefix, or a folder, whose latest checkpoint is used.
+        names: {name in the checkpoint: name in the model}. One `*` in the former stands for any
+            text, and for the same text in the latter. None as a name in the model leaves the
+            variable out. Variables that aren't named keep their names. Or a function from a name in
+            the checkpoint to a name in the model, or None. Slots follow their variable.
+        slots: whether optimizers' slots, and their scalars, also start from it; else they start
+            fresh.
 
     Raises:
         ValueError: an attribute has a value that it can't have.
@@ -201,7 +202,7 @@ class ScopeOptions:
 
     @property
     def warm_starts(self) -> tuple[WarmStart, ...]:
-        """The checkpoints from which variables start, in the order in which they are asked."""
+        """The checkpoints from which variables start, in the order in which they are searched."""
         given = () if self.warm_start is None else self.warm_start
         sources = (given,) if isinstance(given, (str, os.PathLike, WarmStart)) else given
         if not isinstance(sources, (list, tuple)) or not all(
@@ -224,10 +225,11 @@ class EmbeddingOptions:
     """Holds the options of embedding_scope().
 
     Attributes:
-        min_rows: variables of fewer rows are no tables.
-        policy: of the tables that have none of their own; None for no policy.
-        chosen: in place of the script, the launcher's --embedding-scope auto has opened the scope:
-            only variables that are embeddings by their name or their partitioner become tables.
+        min_rows: variables with fewer rows don't become tables.
+        policy: the policy of tables without one of their own; None for no policy.
+        chosen: whether the launcher's --embedding-scope auto has opened the scope instead of the
+            script: then only variables that are embeddings by their name or partitioner become
+            tables.
 
     Raises:
         ValueError: an option has a value that it can't have.
@@ -254,7 +256,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def check_given(owner: str, given_options: Mapping[str, Any]) -> None:
-    """Checks options of scope() that something else was given.
+    """Checks options of scope() that were given to something else.
 
     Args:
         owner: what it is, for messages.

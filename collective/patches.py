@@ -1,10 +1,10 @@
 """Lists everything that scope() replaces in TensorFlow and Keras, and why.
 
-There is no extension point for these. `collective.patching` applies the list when the first scope()
-opens, and undoes it when the last one closes. To find a row, search for the name of what it
-replaces. The reason of a row says what would go wrong without it. What is replaced before a scope
-opens, in ranks that may never load this library: `collective.launch.training_apart.REPLACED`. What
-is replaced in Horovod, where that is installed: `collective.horovod_patches`.
+TensorFlow has no extension points for these. `collective.patching` applies the list when the first
+scope() opens, and undoes it when the last one closes. To find a row, search for the name that it
+replaces. Each row's reason says what would go wrong without it. Replacements before a scope opens,
+in ranks that may never load this library: `collective.launch.training_apart.REPLACED`. Replacements
+in Horovod, if it is installed: `collective.horovod_patches`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ GRADIENTS = (
 
 # ---- Norms over tables count every rank's shard once
 
-ONE_SHARD = "It would see this rank's shard only."
+ONE_SHARD = "It would see only this rank's shard."
 CLIPPING = (
     Patch(clip_ops, "clip_ops.global_norm", clipping.global_norm, ONE_SHARD),
     Patch(tf, "tf.global_norm", clipping.global_norm, ONE_SHARD),
@@ -178,8 +178,8 @@ CLIPPING = (
 # ---- Slots and sparse updates of tables
 
 FIXED_SLOTS = "A dynamic table's slots would not grow with the table."
-ALL_ROWS = "An update would go over all rows that a dynamic table could have."
-TWICE_UNIQUE = "Rows that an exchange has made unique would be made unique once more."
+ALL_ROWS = "An update would go over all possible rows of a dynamic table."
+TWICE_UNIQUE = "Rows that an exchange has already made unique would be made unique again."
 NO_KERNEL = "TensorFlow couldn't update tables that are on a GPU."
 MANY_UPDATES = "Each table would be updated by several operations of its own."
 SPARSELY = "_resource_apply_sparse"
@@ -215,7 +215,7 @@ OPTIMIZERS = (
 
 THIS_RANK_ONLY = "Averages and statistics would be of this rank's batches only."
 PLAIN_AVERAGE = "A table's average would be a plain variable, not sharded as the table is."
-TOO_LATE = "An assignment in a branch or a function could not be synced any more later."
+TOO_LATE = "An assignment in a branch or a function could not be synced later."
 WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
 OWN_RECORDS = "A metric's value would be of this rank's records only."
 REPLICATION = (
@@ -272,7 +272,7 @@ REPLICATION = (
 
 # ---- Two launches give the same
 
-PYTHONS_NUMBERS = "First values of Keras's and tf.layers' weights would differ between launches."
+PYTHONS_NUMBERS = "Initial values of Keras's and tf.layers' weights would differ between launches."
 DRAWS = "A generator that draws would give each rank records in another order."
 DETERMINISM = (
     Patch(
@@ -288,7 +288,7 @@ DETERMINISM = (
 
 AT_ONCE = "Iterations with collectives inside would run at the same time."
 NOT_SEEN = "An assignment could not tell that it is in a loop."
-NO_DECIDER = "A branch would not know who decides about it."
+NO_DECIDER = "A branch would not know which operation decides about it."
 CONTROL_FLOW = (
     Patch(while_v2, "while_v2._build_while_op", control_flow.build_while_op, AT_ONCE),
     Patch(while_v2, "while_v2.while_loop", control_flow.loop, NOT_SEEN),
@@ -300,11 +300,11 @@ CONTROL_FLOW = (
 
 ALL_OF_GPU = "A process would use all GPUs, and take all of their memory at once."
 NO_AGREEMENT = "A run would start its collectives before the ranks have agreed on it."
-SEEN = "A graph would be prepared too late: a session takes no change of what it has seen."
+SEEN = "A graph would be prepared too late: a session accepts no change of what it has seen."
 WHOLE_RUNS = "A part of a run would start collectives, but ranks agree on whole runs only."
 LEFT_SILENTLY = "Peers would wait for a rank that has left."
-RECOVERS_ALONE = "After some errors a rank would go on from the last checkpoint, without its peers."
-NOT_ALIKE = "At the end some ranks would run what their hooks run, and others not."
+RECOVERS_ALONE = "After some errors a rank would resume from the last checkpoint without its peers."
+NOT_ALIKE = "At the end, some ranks would run what their hooks run, and others would not."
 ONE_CHIEF = "Only one rank would be a chief; each is the chief of its own process."
 INIT_FN = "An init_fn could give variables values that differ between ranks."
 NO_CHIEF = "A worker would wait for a chief that shares no variables with it."
@@ -312,7 +312,7 @@ OWN_CLOCK = "Its threads would save by each rank's own clock."
 SAME_STEP = "Hooks that act every so many seconds would do so at different steps."
 ALL_WRITE = "Every rank would write summaries."
 OUTSIDE = "Checks would execute the error that a table is to sessions outside of scope()."
-SAME_INPUT = "Every rank would train on the same input, and every record count N times."
+SAME_INPUT = "Every rank would train on the same input, and every record would count N times."
 MANAGER = tf.train.SessionManager
 MONITORED = monitored_session._MonitoredSession
 RECOVERABLE = monitored_session._RecoverableSession
@@ -371,14 +371,14 @@ SESSIONS = (
 ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
-GOES_ON = "A full disk would end training, or a job end without the checkpoint that it missed."
+GOES_ON = "A full disk would end training, or a job would end without its last checkpoint."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
 NOT_STARTED = "scope(warm_start=…) would have no effect."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
-PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
+PARTITIONED = "A table would be mistaken for a partitioned variable, and its name not be found."
 ALL_WRITE_GRAPH = "Every rank would write the graph."
 NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
-NO_ENTRY = "A table in parts would not be found by its name, and its parts be taken for variables."
+NO_ENTRY = "A table in parts would not be found by name, and its parts would look like variables."
 READER = py_checkpoint_reader.CheckpointReader
 SAVER_HOOK = tf.train.CheckpointSaverHook
 CHECKPOINTS = (

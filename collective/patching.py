@@ -21,10 +21,10 @@ class Patch(NamedTuple):
 
     Attributes:
         owner: the class or module that has the attribute.
-        name: the attribute, under the name by which a reader knows it: what follows the last dot is
-            the attribute's own.
+        name: the attribute's name as readers know it; the part after the last dot is the attribute
+            itself.
         replacement: a function that is called with the original and then with the caller's
-            arguments; or, in a `ReplacedValue`, what takes the attribute's place.
+            arguments; or, in a `ReplacedValue`, the attribute's new value.
         why: what would go wrong without it.
         when: tells, as the patch is applied, whether it is needed.
     """
@@ -53,7 +53,7 @@ class Patch(NamedTuple):
 class OperationPatch(Patch):
     """Describes the replacement of a generated function that makes one operation.
 
-    AutoGraph finds no source of it, of which it would warn in each `tf.function` that calls it.
+    AutoGraph finds no source of it, and would warn about that in each `tf.function` that calls it.
     """
 
     def value(self) -> Any:
@@ -61,7 +61,7 @@ class OperationPatch(Patch):
 
 
 class ReplacedValue(Patch):
-    """Describes an attribute that is replaced as it is, without its original."""
+    """Describes an attribute that is replaced by a value that doesn't use the original."""
 
     def value(self) -> Any:
         return self.replacement

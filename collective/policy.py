@@ -23,7 +23,7 @@ DEFAULT_STORAGE_SIZE = 1 << 30  # Bytes.
 
 @dataclasses.dataclass(frozen=True)
 class EverySteps:
-    """Says that something is done every so many global steps; `every_steps` makes one.
+    """Stands for "every n global steps"; `every_steps` makes one.
 
     Attributes:
         steps: from 1.
@@ -36,7 +36,7 @@ class EverySteps:
 
 
 def every_steps(steps: int) -> EverySteps:
-    """Says that rows are evicted every so many global steps: `TablePolicy(evict=every_steps(n))`.
+    """Evicts rows every n global steps: `TablePolicy(evict=every_steps(n))`.
 
     Args:
         steps: the number of global steps, from 1.
@@ -54,11 +54,11 @@ class FirstRows:
     """Names the rows of another checkpoint from which a table starts.
 
     Attributes:
-        checkpoint: its prefix, or a folder, whose latest checkpoint it is.
-        name: the table's name there. Default None: the name that it has here.
+        checkpoint: its prefix, or a folder, whose latest checkpoint is used.
+        name: the table's name in the checkpoint. Default None: the same name as here.
 
     Raises:
-        ValueError: an attribute is no text.
+        ValueError: an attribute isn't a string.
     """
 
     checkpoint: str | os.PathLike[str]
@@ -78,109 +78,108 @@ class FirstRows:
 
 @dataclasses.dataclass(frozen=True)
 class TablePolicy:
-    """Says which keys get rows, their first values and bounds, which are evicted, where rows are.
+    """Says which keys get rows, their initial values and bounds, which are evicted, where rows are.
 
-    `get_embedding_variable(…, ev_option=)` and `categorical_column_with_embedding(…, ev_option=)`
-    take one for their table, `strategy.embedding_scope(policy=)` for the tables made inside.
-    DeepRec's `EmbeddingVariableOption` and PERSIA's `EmbeddingConfig` become one.
+    Pass one to `get_embedding_variable(…, ev_option=)` or `categorical_column_with_embedding(…,
+    ev_option=)` for their table, or to `strategy.embedding_scope(policy=)` for all tables made
+    inside. DeepRec's `EmbeddingVariableOption` and PERSIA's `EmbeddingConfig` become a policy.
 
         policy = collective.TablePolicy(weight_bound=10.0)
         table = collective.get_embedding_variable('user', 16, ev_option=policy)
 
-    A policy changes nothing that it isn't about: a table whose policy never acts equals one without
-    a policy, bit for bit.
+    A policy has no side effects: a table whose policy never acts equals a table without a policy,
+    bit for bit.
 
     Attributes:
         initializer: Fills a new row, as `tf.get_variable`'s initializer does: an initializer of
             TensorFlow (a dynamic table takes those that fill single rows, see
-            `collective.get_embedding_variable`). Default None: the one that the table is made with
-            otherwise. In an `ev_option` it goes before any other; in `embedding_scope(policy=)` it
-            is for tables that are made without one. Policies that differ in nothing else are equal.
+            `collective.get_embedding_variable`). Default None: the table's own initializer. In an
+            `ev_option` it takes precedence over any other; in `embedding_scope(policy=)` it is for
+            tables that are made without one. Policies that differ only in it are equal.
             DeepRec: `InitializerOption(initializer)`; PERSIA: `emb_initialization=(lower, upper)`.
-        weight_bound: Keeps weights small: after an update every element of the rows that it touched
-            lies in [-b, b], rounded towards 0 in the type of the table. The rows that an update
-            touches are those that its gradient is of; slots, and rows that Adam moves without a
-            gradient, are left alone, and so are first, restored, imported and assigned rows until
-            an update touches them. For static and dynamic tables. In units of a weight, above 0.
-            Default None: no bound. PERSIA: `weight_bound`; DeepRec has none.
-        steps_to_live: Evicts a row that training didn't look up for so many global steps. Every
+        weight_bound: Keeps weights small: after an update, every element of the updated rows is in
+            [-b, b], rounded towards 0 in the type of the table. The updated rows are those with a
+            gradient. Slots, and rows that Adam moves without a gradient, are left alone, and so are
+            new, restored, imported and assigned rows until an update touches them. For static and
+            dynamic tables. In units of a weight, above 0. Default None: no bound. PERSIA:
+            `weight_bound`; DeepRec has no such option.
+        steps_to_live: Evicts a row that training hasn't looked up for this many global steps. Every
             lookup of a run that updates something counts as use; evaluation, prediction and serving
             don't. A row that was imported, or restored from a checkpoint without this option,
             counts as used at that time, at step 1 at the earliest. Training needs a global step
             that the optimizer counts. From 1. Default None: no row is evicted for its age. DeepRec:
-            `GlobalStepEvict(steps_to_live)`, for which 0 is none, too.
+            `GlobalStepEvict(steps_to_live)`, where 0 also means none.
         l2_weight_threshold: Evicts a row w with ½‖w‖² below it. Above 0. Default None: no row is
             evicted for its weights. DeepRec: `L2WeightEvict(l2_weight_threshold)`.
-        evict: Says when rows are evicted for their age or weights. 'at_save', the default, as in
-            DeepRec: whenever a Saver saves the table, before it is written.
-            `collective.every_steps(n)`: then, and after each training run that leads to the next
-            multiple of n global steps, or beyond; it needs a global step, too, and goes with
-            steps_to_live or l2_weight_threshold.
-        keep_at_least: Keeps so many rows in all, the ones that were used last, however old they
-            are: it goes with steps_to_live. Each rank keeps its share of the number, so that which
-            rows stay depends on the number of ranks. In rows, from 1. Default None: all can go.
-        capacity: Keeps the table to so many rows in all, R / N on each rank: after each training
-            run, and in a restore, a rank that has more evicts those whose last use is longest ago,
-            of the same age the smallest keys first. It never evicts a row of the run's own batch: a
-            rank can have more rows for as long as batches alone are larger. Which rows go depends
-            on the number of ranks. Training needs a global step, as for steps_to_live. In rows,
-            from 1. Default None: no limit. PERSIA: the servers' `capacity`.
-        filter_freq: Gives a key its row with this occurrence: every occurrence in every lookup of a
-            run that updates something is counted, on all ranks. The run in which the number is
-            reached still reads `default_value_no_permission`, but updates the row; later runs see
-            it. From 1, which is every key at once. Default None: every key gets a row. DeepRec:
-            `CounterFilter(filter_freq)`, for which 0 is none, too.
-        max_element_size: Counts keys in a counting Bloom filter instead of one by one: of fixed
-            memory, which a rank has its part of, and good for so many keys in all. It goes with
+        evict: When to evict rows for their age or weights. 'at_save', the default, as in DeepRec:
+            whenever a Saver saves the table, before it is written. `collective.every_steps(n)`:
+            also after each training run that reaches or passes the next multiple of n global steps;
+            this needs a global step, and steps_to_live or l2_weight_threshold.
+        keep_at_least: Keeps this many rows in total, the most recently used ones, however old they
+            are; it needs steps_to_live. Each rank keeps its share of the number, so which rows stay
+            depends on the number of ranks. In rows, from 1. Default None: all rows can be evicted.
+        capacity: Limits the table to this many rows in total, R / N on each rank: after each
+            training run, and in a restore, a rank with more rows evicts the least recently used
+            ones, and among rows of the same age those with the smallest keys. It never evicts a row
+            of the run's own batch, so a rank can have more rows while a batch alone is larger.
+            Which rows are evicted depends on the number of ranks. Training needs a global step, as
+            for steps_to_live. In rows, from 1. Default None: no limit. PERSIA: the servers'
+            `capacity`.
+        filter_freq: Gives a key its row at this occurrence. Every occurrence in every lookup of a
+            run that updates something counts, on all ranks. The run that reaches the number still
+            reads `default_value_no_permission`, but updates the row; later runs see it. From 1,
+            which admits every key at once. Default None: every key gets a row. DeepRec:
+            `CounterFilter(filter_freq)`, where 0 also means none.
+        max_element_size: Counts keys in a counting Bloom filter instead of one by one. Its memory
+            is fixed, sized for this many keys in total, and each rank has a part of it. It needs
             filter_freq and false_positive_probability. A filter never misses an occurrence, nor
             forgets a key. From 1. Default None: keys are counted exactly, which takes about 21
             bytes for each key without a row. DeepRec: `CBFFilter(max_element_size)`.
-        false_positive_probability: The most keys, of all that never came, that the Bloom filter
-            takes for ones that did, after max_element_size different keys. Above 0 and below 1.
+        false_positive_probability: The largest share of keys that never came which the Bloom filter
+            mistakes for ones that did, after max_element_size different keys. Above 0 and below 1.
             Default None: no Bloom filter. DeepRec: `CBFFilter(false_positive_probability)`.
         counter_type: The type of the Bloom filter's counters, by name: 'uint8', 'uint16', 'uint32',
             'uint64' or 'int64'; it must hold filter_freq. Default 'uint64'. DeepRec:
             `CBFFilter(counter_type)`.
-        admit_probability: Gives a key without a row one with this probability, drawn from (seed,
-            table, key, global step): once for each global step in which training looks it up,
-            whatever the number of ranks. With filter_freq, a key is drawn that has come often
-            enough. The graph needs a global step. From 0 to 1. Default None: every key gets a row;
-            so does 1. PERSIA: `admit_probability`.
-        default_value_no_permission: What the elements are that a key without a row reads: one that
-            wasn't admitted, and outside of training one that isn't known. Finite; default 0.
+        admit_probability: Gives a key without a row its row with this probability, drawn from
+            (seed, table, key, global step) once for each global step in which training looks it up,
+            whatever the number of ranks. With filter_freq, only keys that have come often enough
+            are drawn. The graph needs a global step. From 0 to 1. Default None: every key gets a
+            row; so does 1. PERSIA: `admit_probability`.
+        default_value_no_permission: The value of all elements that a key without a row reads: a key
+            that wasn't admitted or, outside of training, an unknown key. Finite; default 0.
             DeepRec: `InitializerOption(default_value_no_permission)`.
-        storage: Says where the rows of a dynamic table are. Default None: in memory, the GPU's
-            where tables are on a GPU, else the host's. 'dram_ssd': in the host's memory and, beyond
-            `storage_size`, in a file of each rank: after each run the rows that were used longest
-            ago go there, with their slots, and come back when they are looked up. All numbers are
-            those of a table in memory. DeepRec: `StorageOption(storage_type=
-            StorageType.DRAM_SSDHASH)`.
+        storage: Where to keep the rows of a dynamic table. Default None: in memory, the GPU's if
+            tables are on a GPU, else the host's. 'dram_ssd': in the host's memory and, beyond
+            `storage_size`, in a file of each rank: after each run the least recently used rows move
+            there, with their slots, and come back when they are looked up. All numbers equal those
+            of a table in memory. DeepRec: `StorageOption(storage_type= StorageType.DRAM_SSDHASH)`.
         storage_path: The folder of the files of storage='dram_ssd', on a disk of each machine; it
             is created if it doesn't exist. A file has no name in it, and is gone when its process
-            ends, however it ends. Default None; with 'dram_ssd' there must be one. DeepRec:
+            ends, however it ends. Default None; required with 'dram_ssd'. DeepRec:
             `StorageOption(storage_path)`.
         storage_size: The memory that rows and slots of the table take on each rank with
-            storage='dram_ssd', in bytes, from 1; the rows of one batch may come on top, and about
-            30 bytes for each key, 8 more with steps_to_live or capacity. Default None: 1 GiB.
+            storage='dram_ssd', in bytes, from 1. The rows of one batch, and about 30 bytes for each
+            key (38 with steps_to_live or capacity), come in addition. Default None: 1 GiB.
             DeepRec: the first of `StorageOption(storage_size)`.
         first_rows: A `collective.FirstRows`: the table starts from the rows of another checkpoint,
             as by `tf.train.init_from_checkpoint`, on any number of ranks. Slots start fresh, and so
-            do keys that it lacks. A checkpoint of the job's own, which a session restores, goes
-            before it. Default None: every row starts by the initializer. DeepRec:
+            do keys that it lacks. The job's own checkpoint, which a session restores, takes
+            precedence. Default None: every row starts by the initializer. DeepRec:
             `CheckpointOption(ckpt_to_load_from, tensor_name_in_ckpt)`.
 
-    A key that isn't admitted takes no row, and its gradient is dropped. Dynamic tables in the
-    host's memory admit keys; static tables have all rows, and in a GPU's memory these options of a
-    dynamic table are an error. Evaluation, prediction and serving count nothing.
+    A key that isn't admitted gets no row, and its gradient is dropped. Only dynamic tables in the
+    host's memory can refuse keys: static tables have all rows, and for a dynamic table in a GPU's
+    memory these options are an error. Evaluation, prediction and serving count nothing.
 
-    Rows of dynamic tables are evicted, in the host's memory as in a GPU's, on all ranks, but not
-    while gradients of some batches wait for the update of scope(local_steps=…). Row, slots and last
-    use go together, and their memory is given back; a key that comes back starts as a new one. A
-    row goes if any of the options says so. Static tables keep all rows, and don't heed `storage`,
-    which is an error for a dynamic table in a GPU's memory.
+    Rows of dynamic tables are evicted on all ranks, in the host's or a GPU's memory, but not while
+    gradients of some batches wait for the update of scope(local_steps=…). A row is evicted with its
+    slots and last use, and the memory is freed; a key that comes back starts as a new one. A row is
+    evicted if any of the options says so. Static tables keep all rows and ignore `storage`, which
+    is an error for a dynamic table in a GPU's memory.
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     initializer: Any = dataclasses.field(default=None, compare=False)
@@ -360,7 +359,7 @@ class PolicyOption(Protocol):
     """Stands for the options of another system, which become a policy."""
 
     def to_policy(self) -> TablePolicy:
-        """Returns the policy that the options ask for, as far as there is one."""
+        """Returns the policy that corresponds to the options, as far as possible."""
 
     def without_effect(self) -> dict[str, str]:
         """Returns the options that have no effect yet, as they were given, and what that means."""

@@ -1,4 +1,5 @@
-"""Leaves output that all ranks would have alike to rank 0: event files, info and deprecations."""
+"""Leaves output that would be the same on all ranks to rank 0: event files, info and
+deprecations."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class SilentEventWriter:
 
 
 class RepeatedMessages(logging.Filter):
-    """Lets warnings and errors through, but for deprecations, which rank 0 reports."""
+    """Lets warnings and errors through, except for deprecations, which rank 0 reports."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING and not str(record.msg).startswith("From %s")

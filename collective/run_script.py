@@ -1,4 +1,4 @@
-"""Runs a script of another framework as it is: what `collective launch --as` starts.
+"""Runs an unchanged script of another framework; `collective launch --as` starts it.
 
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
 """
@@ -24,7 +24,7 @@ from collective.scope import SCOPES
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the script, in this process, as `__main__`."""
-    training_apart.allow()  # How such a script trains on several ranks is its framework's.
+    training_apart.allow()  # Its framework decides how such a script trains on several ranks.
     options, command = _parse(arguments)
     importlib.import_module(f"collective.compat.{options.framework}")
     script_files.install()
@@ -62,7 +62,7 @@ def _open_scopes(scopes: contextlib.ExitStack) -> None:
 
 
 def _warn_without_scope(script: str) -> None:
-    """Says on several ranks that a script doesn't distribute itself, as far as its text tells."""
+    """Warns on several ranks that a script doesn't distribute itself, as far as its text shows."""
     folder = Path(script).resolve().parent
     files = [Path(script), *folder.glob("*.py"), *folder.glob("*/*.py")]
     words = [word for framework in INSTALLATION.frameworks for word in framework.marks]

@@ -12,7 +12,7 @@ Strategy = TypeVar("Strategy")
 
 
 class OpenScope:
-    """Stands for one entry into scope(): what is in force between entering and leaving.
+    """Stands for one entry into scope(): the options in force until it is left.
 
     Attributes:
         options: in force inside.
@@ -50,12 +50,12 @@ class Scope(Generic[Strategy]):
 class ScopeStack:
     """Tracks the scopes of a process, whichever `CollectiveStrategy` object opened them.
 
-    Each thread has scopes of its own. A thread that has opened none is in the one that was opened
-    last by any other: threads of hooks, of queues and of Keras work for the program that started
-    them. embedding_scope() is in effect for the thread that opened it alone.
+    Each thread has its own scopes. A thread that has opened none is in the scope that any other
+    thread opened last: threads of hooks, of queues and of Keras work for the program that started
+    them. embedding_scope() is in effect only for the thread that opened it.
 
     Attributes:
-        defaults: the options that are in force where nothing else was given.
+        defaults: the options in force if nothing else was given.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class ScopeStack:
             self._entered().append(scope)
             try:
                 self._changed(scope.options)
-            except BaseException:  # What was asked for can't be in force.
+            except BaseException:  # The requested options can't take effect.
                 self.leave()
                 raise
 

@@ -1,4 +1,4 @@
-"""Puts in force what scope() stands for, and takes it back when the last one closes."""
+"""Activates what scope() does, and undoes it when the last scope closes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _close_last() -> None:
     rank0_output.restore()
     _patches.restore()
     try:
-        # Nobody saves tables outside, and nobody would see a session closed.
+        # Outside, tables can't be saved, and closing a session would go unnoticed.
         ownership.marks().release_sessions()
     finally:
         profiler.finish()

@@ -1,15 +1,16 @@
-"""Says on rank 0 what a slow start is busy with, from the first table to the first training step.
+"""Prints on rank 0 what a slow start is doing, from the first table to the first training step.
 
-A start that is quick says nothing. Where a start takes longer, lines on stderr say what is being
-done and how far it is: no ten seconds are silent. Only the same words, with nothing new in them
-after two minutes, come ever more seldom: somebody debugs, or a prediction takes its time.
+A quick start prints nothing. If a start takes longer, lines on stderr say what is being done and
+how far it has got, at least every ten seconds. If nothing has changed for two minutes, the same
+line is repeated less and less often: somebody may be debugging, or a prediction takes its time.
 
     collective: building the model: 180 tables, 150 lookups and 21,400 operations so far (8 s)
     collective: the optimizer makes slots and updates of 150 variables (21 s)
-    collective: starting to run the graph, 80 of 600 tables and slots have their first values (29 s)
+    collective: starting to run the graph, 80 of 600 tables and slots have their initial values (29
+        s)
     collective: the first training step (46 s)
 
-A thread looks once a second; it ends with the first training step, or when nothing happens any
+A thread checks once a second; it ends with the first training step, or when nothing happens any
 more. scope(plan='quiet') silences it.
 """
 
@@ -28,19 +29,19 @@ from collective.ops import collectives
 from collective.ops.counting import counted
 from collective.scope import SCOPES
 
-# Seconds that a start has been busy before it says the first line; and between two lines.
+# Seconds before a busy start prints its first line; and between two lines.
 FIRST_LINE, NEXT_LINE = 4.0, 8.0
-# Seconds of a start from which on each pause between the same words is twice the one before.
+# Seconds after which each pause between equal lines is twice the previous one.
 LONG_START = 120.0
-# Seconds between two looks, and without any work after which nobody looks any more.
+# Seconds between two checks, and without any work after which checking ends.
 LOOK, IDLE = 1.0, 60.0
-# Runs of a graph after which its start is over if it doesn't train: it is evaluated, say.
+# Runs of a graph after which its start is over if it doesn't train (an evaluation, for example).
 RUNS_OF_A_START = 20
 BUILDING, RUNNING = "building the model", "starting to run the graph"
 
 
 class Startup:
-    """Follows the start of one graph: that in which a table was made last.
+    """Follows the start of one graph: the graph in which a table was made last.
 
     Args:
         clock: returns seconds.
@@ -87,17 +88,17 @@ class Startup:
             self._lookups += 1
 
     def will_initialise(self, graph: Any) -> None:
-        """Notes that a table or a slot has first values to be drawn."""
+        """Notes that a table or a slot has initial values to be drawn."""
         if self._graph() is graph:
             self._to_initialise += 1
 
     def initialised(self) -> None:
-        """Notes that the first values of a table or a slot were drawn, by any thread."""
+        """Notes that the initial values of a table or a slot were drawn, by any thread."""
         self._initialised += 1
 
     @contextlib.contextmanager
     def doing(self, graph: Any, work: str) -> Iterator[None]:
-        """Says `work` if what is done inside takes long, before the first training step."""
+        """Prints `work` if the work inside takes long, before the first training step."""
         if not self.follows(graph):
             yield
             return
@@ -111,7 +112,7 @@ class Startup:
 
     @contextlib.contextmanager
     def running(self, graph: Any) -> Iterator[None]:
-        """Follows a run of `graph`; after some that don't train its start is over."""
+        """Follows a run of `graph`; after several runs that don't train, its start is over."""
         if not self.follows(graph):
             yield
             return
@@ -139,7 +140,7 @@ class Startup:
         if graph is None or self._is_over:
             return None
         if not self._work and graph.version == self._version:
-            # The script is busy with something of its own, which is its own to tell.
+            # The script is busy with its own work, which it can report itself.
             self._heard = now
             return None
         self._version, self._busy_at = graph.version, now
@@ -161,7 +162,7 @@ class Startup:
             return f"{BUILDING}: {tables}, {lookups} and {operations} so far"
         if phase == RUNNING and 0 < self._initialised <= self._to_initialise:
             of = f"{self._initialised:,} of {self._to_initialise:,}"
-            return f"{RUNNING}, {of} tables and slots have their first values"
+            return f"{RUNNING}, {of} tables and slots have their initial values"
         return phase
 
     # ---- The thread

@@ -161,7 +161,7 @@ What happens when
   TERM, or INT (Ctrl-C)    is passed on to the ranks, as TERM is for --preempt-signal: see
                            Preemption. Who is there after 60 seconds, or --grace if it is given,
                            gets KILL; after INT first TERM, and KILL after another grace. A second
-                           INT or TERM kills at once, also a TERM after an INT; but for a TERM
+                           INT or TERM kills at once, also a TERM after an INT; except for a TERM
                            within a second of a TERM, and the same signal's first one to the
                            launcher of another host.
   HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace

@@ -428,7 +428,7 @@ def _parser(prog: str) -> _Parser:
         choices=("script", "auto"),
         default="script",
         help="with --as: auto opens strategy.scope() around the whole script and makes tables of "
-        "the weights of its embedding columns and of partitioned variables, but for layers'; "
+        "the weights of its embedding columns and of partitioned variables, except for layers'; "
         "script (the default): the script opens its scopes itself",
     )
     add(

@@ -12,7 +12,7 @@ Where neither is set, every GPU counts that the driver reports. Without a driver
 believed as they stand: CUDA_VISIBLE_DEVICES=0,1 is two devices, so that a job can be planned and
 tested on a machine without a GPU.
 
-Two ranks can't share a GPU, but for tests: where COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
+Two ranks can't share a GPU, except for tests: where COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
 job take the visible ones in turn. NCCL refuses such ranks, so Horovod exchanges by Gloo then.
 """
 

@@ -91,7 +91,7 @@ def excerpt(words: Sequence[str], code: int) -> Excerpt:
 
 
 def _later_lines(words: Sequence[str]) -> list[str]:
-    """Returns what a program wrote behind its error, but for warnings and errors in passing."""
+    """Returns what a program wrote behind its error, except for warnings and errors in passing."""
     asides: set[int] = set()
     for error in errors_in(words):
         asides.update(range(error.first, error.end))

@@ -118,7 +118,7 @@ class LocalRanks:
         return process_tree.kill_descendants(KILL_PATIENCE, self._strangers)
 
     def close(self) -> None:
-        """Closes all that is left of ranks that have ended, but for the threads of a console."""
+        """Closes all that is left of ranks that have ended, except for the threads of a console."""
         self.rendezvous.stop()
         process_tree.reap()
         if self.supervisor is not None:

@@ -223,8 +223,8 @@ class RankStream:
 
         Args:
           descriptor: the reading end of the pipe; None if the bytes come by `take`.
-          prefix: the start of each line; "" passes everything on as it comes, but for a line that
-            the digest may leave out.
+          prefix: the start of each line; "" passes everything on as it comes, except for a line
+            that the digest may leave out.
           screen: where it is shown, if at all.
           log: where it is kept, if at all.
           digest: what it passes on its way to the screen, if anything.

@@ -44,7 +44,7 @@ class AnsweredExchange(NamedTuple):
 
 
 def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bool:
-    """Tells whether the tables of a group can be exchanged so, but for keys ahead and GPUs.
+    """Tells whether the tables of a group can be exchanged so, except for keys ahead and GPUs.
 
     Args:
         kinds: of its tables.

@@ -402,7 +402,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
     """Returns the ranks' `x` [S_k, ...] one below the other; S may differ between ranks.
 
     Args:
-        x: of any numeric dtype, of the same shape on every rank but for S.
+        x: of any numeric dtype, of the same shape on every rank except for S.
         name: the explicit name.
         gate: the gate's zero.
         carrier: by default the one that is in force.

@@ -1,8 +1,8 @@
-"""Keeps keys, rows and first values of dynamic tables by compiled code, in the host's memory.
+"""Keeps keys, rows and initial values of dynamic tables by compiled code, in the host's memory.
 
 Operations of the compiled library (`ops/native/row_store.h`) and Python work on the same objects,
 each of which has a number. Every call leaves the interpreter to other threads before it waits for a
-store's lock: an operation may hold the lock, and have Python draw first values.
+store's lock: an operation may hold the lock, and have Python draw initial values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import keymap, memory, native_library
 from collective.ops.counting import counted
 
-# Kinds of first values: `RowKind` in ops/native/row_generator.h.
+# Kinds of initial values: `RowKind` in ops/native/row_generator.h.
 BY_PYTHON, SAME_ROW, UNIFORM, CENTERED_UNIFORM, TRUNCATED_NORMAL, SCALED_TRUNCATED_NORMAL = range(6)
 
 _NO_MEMORY = int(tf.errors.RESOURCE_EXHAUSTED)
@@ -122,7 +122,7 @@ def _library_functions() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """Describes how the first values of rows are drawn.
+    """Describes how the initial values of rows are drawn.
 
     Attributes:
         kind: one of the kinds above.
@@ -199,12 +199,12 @@ class CompiledColumn:
         self._library.row_column_set_filled(self._number, filled)
 
     def initialize_rows(self, count: int) -> None:
-        """Gives rows up to `count` their first value, unless they have it."""
+        """Gives rows up to `count` their initial value, unless they have it."""
         self._library.row_column_initialize(self._number, count)
 
 
 class CompiledRowStore:
-    """Maps a table's keys to rows, and draws the first values of new ones.
+    """Maps a table's keys to rows, and draws the initial values of new ones.
 
     Args:
         number: by which operations find it.
@@ -425,7 +425,7 @@ class CompiledRowStore:
             raise error(message.value.decode(errors="replace"))
 
     def draw(self, keys: int, count: int, out: int) -> None:
-        """Draws the first values of `count` keys at an address, to another."""
+        """Draws the initial values of `count` keys at an address, to another."""
         assert self._draw is not None
         key_array = memory.array_at(keys, (count,), np.uint64, self)
         rows = memory.array_at(out, (count, self._dim), self._dtype, self)
@@ -438,7 +438,7 @@ _drawing: weakref.WeakValueDictionary[int, CompiledRowStore] = weakref.WeakValue
 
 @_ROW_FUNCTION
 def _draw_rows(number: int, keys: int, count: int, out: int, message: int, size: int) -> int:
-    """Draws first values for a store. There is one such function, which is never freed.
+    """Draws initial values for a store. There is one such function, which is never freed.
 
     An operation may still need it when the store's Python object has gone.
     """

@@ -1,7 +1,7 @@
 """Places what the library makes, whatever devices a script is written for.
 
-A script may build its model inside `tf.device("/gpu:0")`, and TensorFlow makes first values, slots
-and updates of a variable beside it. An operation that has no kernel for a GPU must be neither
+A script may build its model inside `tf.device("/gpu:0")`, and TensorFlow makes initial values,
+slots and updates of a variable beside it. An operation that has no kernel for a GPU must be neither
 there: a session would refuse the graph, or take the table to the CPU.
 """
 
@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 def on(device: str | None) -> Iterator[None]:
     """Has operations that are made inside be on `device`; None: where TensorFlow chooses."""
     graph = tf.get_default_graph()
-    # A variable that is being made colocates its first value by this attribute.
+    # A variable that is being made colocates its initial value by this attribute.
     colocating = {"_class": None} if "_class" in graph._attr_scope_map else {}
     with (
         graph._attr_scope(colocating),

@@ -32,7 +32,7 @@ def find(
         numbers: the stores' numbers, T int64 scalars.
         handles: the variables with the rows, which stay for as long as they are written.
         keys: T times int64.
-        insert: bool scalar: True gives new keys rows with first values, else they have row 0.
+        insert: bool scalar: True gives new keys rows with initial values, else they have row 0.
 
     Raises:
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows. The tables before
@@ -96,7 +96,7 @@ def settle_slots(
     handles: Sequence[tf.Tensor],
     refusal: str,
 ) -> tf.Tensor:
-    """Gives slots of a table their first values for all of its rows, before they are updated.
+    """Gives slots of a table their initial values for all of its rows, before they are updated.
 
     Args:
         training: bool scalar; a run where it is False fails.

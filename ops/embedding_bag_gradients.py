@@ -111,7 +111,7 @@ def _keys_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
 def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     """Returns the gradient of the reduced values with respect to the gradient that was reduced.
 
-    It is linear, but for max_norm.
+    It is linear, except for max_norm.
     """
     if any(norm > 0 for norm in op.get_attr("max_norms")):
         raise NotImplementedError(

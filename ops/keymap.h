@@ -15,8 +15,8 @@
 // of the buckets one by one, by moving back what follows in the probe sequence (backward shift);
 // for many the buckets are filled anew.
 //
-// It is not thread-safe: the caller holds a lock, but for the count and the keys of rows that there
-// are. Errors are returned, nothing throws.
+// It is not thread-safe: the caller holds a lock, except for the count and the keys of rows that
+// there are. Errors are returned, nothing throws.
 
 #ifndef COLLECTIVE_KEYMAP_H_
 #define COLLECTIVE_KEYMAP_H_

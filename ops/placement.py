@@ -15,8 +15,8 @@ DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
 CHOICES = ("auto", "cpu", "gpu")
 INJECTED = "injected"
 SHARE_OPTION = "gpu_options.per_process_gpu_memory_fraction"
-# Of a GPU's memory TensorFlow may take all, unless the session says otherwise, but for what CUDA,
-# NCCL and cuDNN take.
+# Of a GPU's memory TensorFlow may take all, unless the session says otherwise, except for what
+# CUDA, NCCL and cuDNN take.
 TENSORFLOW_SHARE = 0.95
 
 _injected: Callable[[], Any] | None = None

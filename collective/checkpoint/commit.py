@@ -331,7 +331,8 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
         # They followed the checkpoint that was there.
         _remove_increments(prefix)
     else:
-        # The index last but for the data files: a kill in between must not hide that it was there.
+        # The index last except for the data files: a kill in between must not hide that it was
+        # there.
         _delete([record["meta"]] if record["meta"] and is_there else [])
         _delete([tensor_bundle.index_path(prefix)] if is_there else [])
         _delete(path for path in new_data_files if path not in record["old"])

@@ -173,7 +173,7 @@ def finish_tables(
 def _restore_unsharded(
     original: Any, saver: Any, sess: Any, prefix: str, missing: list[str]
 ) -> None:
-    """Lets TensorFlow restore the variables that aren't tables, but for those that are missing."""
+    """Lets TensorFlow restore the variables that aren't tables, except for missing ones."""
     variables, saver_def = unsharded_variables(saver), unsharded_def(saver)
     if missing:
         with graphs.open_for_changes(sess.graph), sess.graph.as_default(), tf.init_scope():

@@ -79,7 +79,7 @@ DEEPREC = Framework(
         works(
             "tf.get_embedding_variable",
             f"{_HERE}.get_embedding_variable",
-            "random first values are those of (seed, table, key), by default of deviation 1; "
+            "random initial values are those of (seed, table, key), by default of deviation 1; "
             "Glorot's scale by default_value_dim",
         ),
         *(

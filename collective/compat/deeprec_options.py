@@ -75,8 +75,8 @@ class InitializerOption:
     Args:
         initializer: fills rows; it goes before the `initializer` of the table. Default None: that
             one.
-        default_value_dim: DeepRec draws so many rows beforehand, which keys share as first values.
-            No effect: here every key starts from values of its own. From 1; default 4096.
+        default_value_dim: DeepRec draws so many rows beforehand, which keys share as initial
+            values. No effect: here every key starts from values of its own. From 1; default 4096.
         default_value_no_permission: the elements of the row that a key reads which isn't admitted,
             or outside of training isn't known. Default 0.
             (`TablePolicy.default_value_no_permission`)

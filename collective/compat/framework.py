@@ -29,7 +29,7 @@ PROMISES: dict[Promise, str] = {
     "the original": "It is an object of TensorFlow 2.15 or Horovod, the same that every script "
     "gets",
     "same effect": "It does for a script what it does there. Where numbers can differ, such as "
-    "random first values, or an order, the row or the page says so",
+    "random initial values, or an order, the row or the page says so",
     "no effect": "It is accepted. Rank 0 says once that it has no effect, and why; numbers are "
     "those of a script without it",
     "refused": "Using it is an error that names it, and says what to do. Importing it is none",

@@ -54,7 +54,7 @@ def lookup_sparse(
     combiners: Any = None,
     use_low_frequency_filter: bool = False,
 ) -> Any:
-    """Looks rows up and combines them, in one table or in several; default combiner 'mean'.
+    """Looks up rows and combines them, in one table or in several; default combiner 'mean'.
 
     Raises:
         NotImplementedError: use_low_frequency_filter is given.
@@ -88,7 +88,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
 def sparse_read_and_evict(
     var: DynamicVariable, indices: Any, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks rows up as `tf.nn.embedding_lookup` does, and evicts none: the table grows.
+    """Looks up rows as `tf.nn.embedding_lookup` does, and evicts none: the table grows.
 
     Args:
         var: a dynamic variable, 'hybrid'.
@@ -160,7 +160,7 @@ class SGD(tf.train.GradientDescentOptimizer):
     """Descends by a rate that is a variable, `lr`.
 
     Args:
-        lr: its first value.
+        lr: its initial value.
     """
 
     def __init__(self, lr: float):

@@ -92,7 +92,7 @@ SOK = Framework(
         ),
         refused(
             "sok.TFDistributedEmbedding",
-            "make a sok.Variable, and look rows up by sok.all2all_dense_embedding.",
+            "make a sok.Variable, and look up rows by sok.all2all_dense_embedding.",
         ),
         *(
             refused(f"{module}.Adam", "use tf.train.AdamOptimizer.")

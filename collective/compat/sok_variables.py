@@ -296,7 +296,7 @@ class DynamicVariable(DynamicTable):
     A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks.
 
     Attributes:
-        backend_type: 'hbm' or 'hybrid', without effect but for first rows and
+        backend_type: 'hbm' or 'hybrid', without effect except for first rows and
         times: when rows were looked up last, of a 'hybrid' one in the host's memory.
         config_dict: the arguments that tune it, without effect.
         dimension, key_type, mode, initializer_str: as given.

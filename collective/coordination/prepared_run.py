@@ -223,7 +223,7 @@ class RunAttempt:
 def peers_are_idle(headers: list[Header], signature: int) -> bool:
     """Tells whether a rank that runs `signature` only has to try again.
 
-    All is well but for peers that still answer an earlier evaluation: they come to the run, too.
+    All is well except for peers that still answer an earlier evaluation: they come to the run, too.
     """
     return (
         any(h.status == IDLE for h in headers)

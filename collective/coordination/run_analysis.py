@@ -245,7 +245,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
 def _shared_names(
     graph: tf.Graph, operations: Iterable[tf.Operation], not_needed: Iterable[str]
 ) -> list[str]:
-    """Returns the names of what all ranks must run alike, but for the initialized variables.
+    """Returns the names of what all ranks must run alike, except for the initialized variables.
 
     Args:
         graph: the graph.

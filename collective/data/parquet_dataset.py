@@ -61,7 +61,7 @@ def parquet(
     of this function as it is, and an Estimator doesn't deal it again.) So each record is used once
     an epoch, by one rank, and (epoch, batch) alone says where a job is, whatever N was: see
     `start`. With interleave=1, N ranks with batches of B / N records take the steps that one rank
-    takes with B, but for the end of an epoch that B doesn't divide.
+    takes with B, except for the end of an epoch that B doesn't divide.
 
     An element is a dict by the columns' names. A column of numbers or strings is [B]; of lists of a
     fixed size [B, size]; of other lists a `RaggedTensor`, nested as the file has it. Types and

@@ -317,7 +317,7 @@ class _Reading:
     def same(self) -> set[tf.Operation]:
         """Returns operations on parts whose results are the same on all ranks.
 
-        A shape is so but for the number of rows, which is known as a part.
+        A shape is so except for the number of rows, which is known as a part.
         """
         return {
             op

@@ -49,7 +49,7 @@ class ReportWriter:
         """Writes the files.
 
         Args:
-            record: all that split.json has, but for the course of the job.
+            record: all that split.json has, except for the course of the job.
         """
         self._record, self._is_stale = record, False
         self._written_at = time.monotonic()

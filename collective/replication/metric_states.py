@@ -80,7 +80,7 @@ class MetricState:
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
         compared: tensors with which an assigned value was compared, or to which it was added.
-        set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
+        set_alike: assignments of what is alike on all ranks (fed, constant), except for zero.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
 
@@ -269,7 +269,7 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
 
 
 def _starts(op: tf.Operation, variable: Any) -> bool:
-    """Tells whether `op` gives `variable` its first value, or one from a checkpoint."""
+    """Tells whether `op` gives `variable` its initial value, or one from a checkpoint."""
     if op is variable.initializer or op.name == f"{variable.op.name}/Assign":
         return True
     value = op.inputs[1] if len(op.inputs) > 1 else None
@@ -286,7 +286,7 @@ class _Kept:
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
         compared: tensors with which an assigned value was compared, or to which it was added.
-        set_alike: assignments of what is alike on all ranks (fed, constant), but for zero.
+        set_alike: assignments of what is alike on all ranks (fed, constant), except for zero.
         is_last: whether one of them isn't constant.
     """
 

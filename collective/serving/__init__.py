@@ -32,7 +32,7 @@ def watch(
                 model = load(path)
 
     Versions are the folders whose names are numbers, as for TensorFlow Serving; everything else is
-    passed over, and so is a version that lacks a file, or has one that is cut off or can't be
+    skipped, and so is a version that lacks a file, or has one that is cut off or can't be
     parsed, with one warning. Of several new versions it gives the newest. If the one that it gave
     is deleted, as to go back to the one before, it gives the newest that is left. The folder
     needn't be there yet, and may be a remote one that `tf.io.gfile` reads.

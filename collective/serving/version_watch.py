@@ -18,7 +18,7 @@ class VersionWatch:
     """Follows a folder of versions; `collective.serving.watch` makes it.
 
     Iterating over it gives the paths of new versions, as they come: always the newest complete one,
-    so that some may be passed over. It waits in between. `latest()` doesn't wait. In a `with`
+    so that some may be skipped. It waits in between. `latest()` doesn't wait. In a `with`
     statement it is closed at the end. One thread uses it; any may close it.
 
     Args:
@@ -98,7 +98,7 @@ class VersionWatch:
             return
         self._warned.add(path)
         warnings.warn(
-            f"'{path}' {problem.rstrip('.')}. It is passed over, and looked at again later; what "
+            f"'{path}' {problem.rstrip('.')}. It is skipped, and looked at again later; what "
             "was served before goes on.",
             RuntimeWarning,
             stacklevel=4,

@@ -23,7 +23,7 @@ def is_saved_model(path: str) -> bool:
 def versions_in(folder: str) -> list[tuple[int, str]]:
     """Returns (number, path) of what may be versions, the newest first.
 
-    They are the entries whose names are numbers, as for TensorFlow Serving: others are passed over,
+    They are the entries whose names are numbers, as for TensorFlow Serving: others are skipped,
     such as those that are being written. A missing folder has none.
 
     Raises:

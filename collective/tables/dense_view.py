@@ -37,7 +37,7 @@ def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
     warn_of_size(
         table,
         "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
-        "every rank. Look rows up instead (tf.nn.embedding_lookup), or make it outside "
+        "every rank. Look up rows instead (tf.nn.embedding_lookup), or make it outside "
         "embedding_scope().",
     )
     # In a loop it would be read in every iteration, of which ranks may have different numbers.

@@ -108,7 +108,7 @@ class DeviceColumn(RowColumn):
         """Moves rows, and gives the memory back that no row is left in.
 
         Rows from `filled` on have no values, and perhaps no memory: a gap that one of them moves to
-        starts from the first value.
+        starts from the initial value.
         """
         with self._bridge.call(), self._initializing:
             has_values = from_ <= self.filled

@@ -288,7 +288,7 @@ class DynamicTable(ReservedVariable, Table):
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
             f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the "
-            "keys that came, on their ranks. Look rows up by their keys (tf.nn.embedding_lookup, "
+            "keys that came, on their ranks. Look up rows by their keys (tf.nn.embedding_lookup, "
             "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather; what pools them "
             "takes ragged keys as ids.to_sparse()), or go through all with table.export(session) "
             "and table.import_(session, keys, rows)."
@@ -489,7 +489,7 @@ class DynamicTable(ReservedVariable, Table):
         return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
 
     def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
-        """Gives rows that `slots` lack their first value, before they are read in `session`."""
+        """Gives rows that `slots` lack their initial value, before they are read in `session`."""
         count = self.store(session).count_in_memory
         for slot in slots:
             slot.settle(session, count)

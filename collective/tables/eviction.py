@@ -159,7 +159,7 @@ def _remove(
 def _all_but_latest(
     is_old: np.ndarray, spared: int, used: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
-    """Returns the positions of rows that are old, but for so many that were used last.
+    """Returns the positions of rows that are old, except for so many that were used last.
 
     Args:
         is_old: [R] bool.

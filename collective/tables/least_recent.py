@@ -3,7 +3,7 @@
     last uses of all rows ──► the oldest ones, sorted ──► one after the other, after each step
 
 A row's last use only gets later, and a new row is later than all. So the rows that were sorted out
-as the oldest stay the oldest, but for those that were used meanwhile: these are passed over. All
+as the oldest stay the oldest, except for those that were used meanwhile: these are skipped. All
 rows are looked at again when none of the sorted ones is left, which is seldom.
 """
 

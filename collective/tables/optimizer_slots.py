@@ -282,7 +282,7 @@ def _settle(
 def _initialized_slot_rows(
     table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]
 ) -> tf.Tensor:
-    """Gives slots their first values for all rows that a gradient is of.
+    """Gives slots their initial values for all rows that a gradient is of.
 
     Returns: int64 scalar, the number of rows that slots have values for.
     """

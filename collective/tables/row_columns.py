@@ -28,7 +28,7 @@ class RowColumn(abc.ABC):
     Attributes:
         number: by which a graph's operations find it.
         first: [D], what a row starts from; None if the store draws it.
-        filled: rows 1 … filled have their first value or a later one.
+        filled: rows 1 … filled have their initial value or a later one.
         holds_last_uses: it has the steps of the rows' last uses, [1] int64 each, which a store with
             a file also knows of the rows there.
     """
@@ -80,7 +80,7 @@ class RowColumn(abc.ABC):
         raise NotImplementedError
 
     def initialize_rows(self, count: int) -> None:
-        """Gives rows up to `count` their first value, unless they have it. Fresh memory is zero."""
+        """Gives rows up to `count` their initial value, if they lack it. Fresh memory is zero."""
         with self._initializing:  # A row that has been updated must not be initialized again.
             self.ensure_capacity(count)
             if self.first is not None and self.first.any() and count > self.filled:
@@ -153,7 +153,7 @@ class HostColumn(RowColumn):
 
 
 class CompiledHostColumn(HostColumn):
-    """Keeps a column in the host's memory, in which compiled operations write first values."""
+    """Keeps a column in the host's memory, in which compiled operations write initial values."""
 
     def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
         number = next(numbers)

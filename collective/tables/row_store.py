@@ -43,7 +43,7 @@ def registered(number: int) -> Any:
         return _registry[number]
     except KeyError:
         raise RuntimeError(
-            "This memory of a dynamic table is gone: its session was closed, or initialized it again."
+            "This memory of a dynamic table is gone: its session was closed or initialized again."
         ) from None
 
 
@@ -89,7 +89,7 @@ class Store:
         lock: returns a context that is held while keys are inserted.
         dim: D.
         name: the table's, for errors.
-        fill: draws first values, see `collective.tables.initializers`.
+        fill: draws initial values, see `collective.tables.initializers`.
         number: by which a graph's operations find it; by default the next one.
     """
 
@@ -136,7 +136,7 @@ class Store:
             self.draw()
 
     def draw(self) -> None:
-        """Gives new rows their first values, after keys were found or inserted.
+        """Gives new rows their initial values, after keys were found or inserted.
 
         It is called also if that failed.
         """

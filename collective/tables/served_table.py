@@ -87,7 +87,7 @@ class ServedTable(composite_tensor.CompositeTensor):
         return tf.nn.embedding_lookup(self.parts, keys, partition_strategy="mod")
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Looks rows up, for `tf.gather(table, indices)`."""
+        """Looks up rows, for `tf.gather(table, indices)`."""
         return tf.nn.embedding_lookup(self, indices, name=name)
 
     def value(self, name: str | None = None) -> tf.Tensor:

@@ -97,7 +97,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return self._shape
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Looks rows up, for `tf.gather(table, indices)`."""
+        """Looks up rows, for `tf.gather(table, indices)`."""
         if in_shard_view():
             return super().sparse_read(indices, name)
         return tf.nn.embedding_lookup(self, indices, name=name)
@@ -216,7 +216,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         """Raises an error that names the table, and what to do instead of `way`."""
         raise TableError(
             f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its "
-            f"{counted(self.rows, 'row')}. Look the rows up (tf.nn.embedding_lookup, "
+            f"{counted(self.rows, 'row')}. Look up the rows (tf.nn.embedding_lookup, "
             "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather), assign a whole "
             "value, or make the variable outside embedding_scope() to have it whole on every rank."
         )

@@ -49,7 +49,7 @@ def is_dynamic(shape: Any) -> bool:
 def is_embedding(name: str, partitioner: Any) -> bool:
     """Tells whether a variable that no script has marked is an embedding.
 
-    The weights of embedding columns are, and what is partitioned, but for the weights of layers.
+    The weights of embedding columns are, and what is partitioned, except for the weights of layers.
     """
     last = name.rpartition("/")[2]
     return last == "embedding_weights" or partitioner is not None and last not in LAYER_WEIGHTS

@@ -1,7 +1,7 @@
 """Updates tables on a GPU by rules for which TensorFlow has kernels on CPUs only.
 
 A rule is composed of TensorFlow's operations for rows, which a GPU has kernels of. Numbers are
-those of TensorFlow's one operation, but for rounding.
+those of TensorFlow's one operation, except for rounding.
 """
 
 from __future__ import annotations

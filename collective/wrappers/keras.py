@@ -195,7 +195,7 @@ def create_seed(original: Callable[..., int], generator: Any, seed: int | None) 
         text = str(tf.random.get_seed(None))
     elif graph.seed is None:
         raise RuntimeError(
-            f"scope(deterministic=True): first values in '{graph.get_name_scope()}' need a seed: "
+            f"scope(deterministic=True): initial values in '{graph.get_name_scope()}' need a seed: "
             "Keras's initializers, which tf.layers takes, too, would draw it from Python's random "
             "numbers. Call tf.set_random_seed(…) in the graph first, or give the initializer a "
             "seed of its own."
@@ -225,7 +225,7 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: A
 
 
 def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
-    # First values of rows depend on the name: it must be the one that the variable will have.
+    # Initial values of rows depend on the name: it must be the one that the variable will have.
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
         return table_getter(base_layer_utils.make_variable, name, options=options, **kwargs)

@@ -17,7 +17,7 @@ def training(
     """Yields this rank's share of each global batch of a training, as row numbers.
 
     There are `steps` global batches of `batch` rows, which `ranks` divides; the first `finished`
-    are left out. Each epoch goes through all rows in an order of its own, but for the last rows
+    are left out. Each epoch goes through all rows in an order of its own, except for the last rows
     that fill no batch.
     """
     share = batch // ranks

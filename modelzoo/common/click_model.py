@@ -92,7 +92,7 @@ class ClickModel:
         return tf.math.floormod(features["categorical"][:, column], self.table_rows[column])
 
     def embedded(self, features: Features, columns: range, dim: int) -> list[tf.Tensor]:
-        """Looks columns up in their tables; returns [B, dim] for each."""
+        """Looks up columns in their tables; returns [B, dim] for each."""
         return [
             tf.nn.embedding_lookup(self.table(column, dim), self.row_numbers(features, column))
             for column in columns

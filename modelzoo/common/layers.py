@@ -1,6 +1,6 @@
-"""Builds dense layers whose first values depend on the seed and their names alone.
+"""Builds dense layers whose initial values depend on the seed and their names alone.
 
-TensorFlow draws first values by the number of operations that a graph had before. Here a session
+TensorFlow draws initial values by the number of operations that a graph had before. Here a session
 and an Estimator, and any number of ranks, start alike.
 """
 

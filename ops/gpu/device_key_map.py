@@ -2,7 +2,7 @@
 `collective.ops.keymap` on a device.
 
 The hash table is in the device's memory, with the step to which the last use of each key led. The
-keys by row are in the host's, too: first values are drawn there, a checkpoint goes through them,
+keys by row are in the host's, too: initial values are drawn there, a checkpoint goes through them,
 and removal names them to the device.
 """
 

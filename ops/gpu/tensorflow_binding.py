@@ -2,7 +2,7 @@
 
 `DeviceOperations` has the operations of the compiled library under their names, with its inputs,
 outputs and attributes. Each launches kernels itself, on TensorFlow's own stream
-(`ops/native/gpu/`), but for the one that finds keys of dynamic tables (`row_finders.py`).
+(`ops/native/gpu/`), except for the one that finds keys of dynamic tables (`row_finders.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // CollectiveFindRows: the local rows of the keys of several dynamic tables in the host's memory. In
-// training new keys get rows, with first values; elsewhere they have row 0.
+// training new keys get rows, with initial values; elsewhere they have row 0.
 // CollectiveAdmitRows: the same of tables with admission, where a new key may be refused.
 // CollectiveCountRows: the number of rows of one.
-// CollectiveSettleSlots: gives the slots of one their first values, before it is updated.
+// CollectiveSettleSlots: gives the slots of one their initial values, before it is updated.
 
 #include "parallel.h"
 #include "row_store.h"

@@ -13,7 +13,7 @@
 // Order: a message is found by (name, sequence): its collective's name, and how often this rank has
 // used that name. Ranks may start collectives in different orders: whatever comes early is kept
 // aside (as a description: its data stays in the arena). Nobody waits to send, so no rank waits for
-// another but for data that the other has still to send, and collectives can't block each other.
+// another except for data that the other has still to send, and collectives can't block each other.
 //
 // Waiting: nobody blocks a thread of TensorFlow for long. Whoever starts an exchange polls for some
 // microseconds; after that one thread of the process waits for all, on a futex, and sleeps as long
@@ -235,7 +235,7 @@ class Mailbox {
   uint64_t arena_start_ = 0;
   int spins_ = 0;
 
-  std::mutex mutex_;  // Of everything below, but for the mappings.
+  std::mutex mutex_;  // Of everything below, except for the mappings.
   std::map<Key, std::shared_ptr<Exchange>> waiting_;
   std::map<Key, std::vector<std::pair<int, Message>>> early_;
   std::vector<std::vector<Message>> unsent_;  // By rank: what its ring has had no room for.

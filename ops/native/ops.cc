@@ -699,7 +699,7 @@ REGISTER_OP("CollectiveSharedAlltoall")
     .Attr(COLLECTIVE_WIRE_TYPES)
     .SetShapeFn(RowsShape);
 
-// Exchanges keys, and looks rows up for each rank as its keys come (answer.cc). `rows` are there
+// Exchanges keys, and looks up rows for each rank as its keys come (answer.cc). `rows` are there
 // when CollectiveSharedAlltoallRows has them; `row_splits` says how many of them come from each
 // rank.
 REGISTER_OP("CollectiveSharedAlltoallKeys")

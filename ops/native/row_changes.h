@@ -50,8 +50,8 @@ struct RowWrite {
   enum Kind {
     // Rows get other values.
     kValues,
-    // Rows of a dynamic table that had no key get one, and first values. It is announced while the
-    // store's lock is held: a listener must not block, nor call the store.
+    // Rows of a dynamic table that had no key get one, and initial values. It is announced while
+    // the store's lock is held: a listener must not block, nor call the store.
     kNewRows,
     // Rows of a dynamic table are about to move to other places in memory, or to and from its file,
     // or to go: any of them. The values that keys have don't change by it. `RowsLeave` and

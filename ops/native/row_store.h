@@ -2,7 +2,7 @@
 // memory of its rows and slots has values. Operations and Python work on the same objects, and find
 // them by the number that the table's variable holds.
 //
-//     keys ──► KeyMap ──► rows, found or numbered ──► first values of new rows ──► their numbers
+//     keys ──► KeyMap ──► rows, found or numbered ──► initial values of new rows ──► their numbers
 //
 // The memory itself is the variables': a `RowColumn` knows its address. Whoever writes into it
 // keeps the variable meanwhile.
@@ -54,14 +54,14 @@ class RowColumn {
   char* address() const { return address_.load(std::memory_order_acquire); }
   void MoveTo(char* address) { address_.store(address, std::memory_order_release); }
 
-  // Rows 1 to `filled` have their first value or a later one.
+  // Rows 1 to `filled` have their initial value or a later one.
   int64_t filled() const { return filled_.load(std::memory_order_acquire); }
   void SetFilled(int64_t filled) { filled_.store(filled, std::memory_order_release); }
 
   // Sets what rows start from. Without it they start from zeros, which fresh memory is.
   void SetFirst(const char* row);
 
-  // Gives rows up to `count` their first value, unless they have it.
+  // Gives rows up to `count` their initial value, unless they have it.
   void InitializeRows(int64_t count);
 
   // Moves `n` rows, and makes those behind `after`, of `before`, rows that never had values.

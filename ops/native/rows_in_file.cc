@@ -177,7 +177,7 @@ Status RowStore::TakeSome(const int64_t* keys, int64_t n) {
     const char* record = records.data() + i * record_bytes;
     const RecordLayout* layout = layouts[i];
     layout->ForEach([&](RowColumn* column, int64_t offset) {
-      // Rows before may not have their first values.
+      // Rows before may not have their initial values.
       if (layout != settled && column != values_.get()) column->InitializeRows(after);
       std::memcpy(column->at(before + 1 + i), record + offset, column->row_bytes());
     });

@@ -1,5 +1,5 @@
-"""Trains on the double, and prints what TensorFlow would refuse to place on a machine with a GPU, or
-would place elsewhere than it belongs.
+"""Trains on the double, and prints what TensorFlow would refuse to place on a machine with a GPU,
+or would place elsewhere than it belongs.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
                     yield f"{op.type} {op.name} copies the whole table"
         yield from _staged_wrongly(graph, devices)
         for op in graph.get_operations():
-            # The first value of a whole table, of which a rank keeps its rows.
+            # The initial value of a whole table, of which a rank keeps its rows.
             if op.type == "Qr" and devices[op.name] != "CPU":
                 yield f"{op.type} {op.name} is on the {devices[op.name]}"
         if len(set(on_device.values())) == 1:

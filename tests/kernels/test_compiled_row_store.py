@@ -1,4 +1,4 @@
-"""Compiled code draws the first values that NumPy draws, bit for bit, and keeps rows as it does."""
+"""Compiled code draws the same initial values as NumPy, bit for bit, and keeps rows alike."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_compiled_code_draws():
 
 @pytest.mark.parametrize("name", ["truncated", "normal"])
 def test_a_store_answers_as_numpys(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(initializers, "BLOCK", 30)  # so that first values come in several blocks
+    monkeypatch.setattr(initializers, "BLOCK", 30)  # so that initial values come in several blocks
     monkeypatch.setattr(row_store, "SORTED_AT_ONCE", 50)
     stores = both_stores({**COMPILED, **BY_PYTHON}[name], 3, np.float32)
     rng = np.random.default_rng(1)

@@ -8,7 +8,7 @@
 Some models are never drawn, because plain TensorFlow is ill-conditioned there or says nothing that
 could be compared:
 
-- `max_norm` for rows of one number: their gradient is zero but for rounding, which Adam makes a
+- `max_norm` for rows of one number: their gradient is zero except for rounding, which Adam makes a
   step of. Adam's epsilon is 1e-3 for the same reason: gradients that cancel leave rounding.
 - samples without keys of dynamic tables, unless there is a default_id: TensorFlow touches row 0 for
   them, which moves it where momentum is left. (So it does for sequences' padding, of which every
@@ -259,7 +259,7 @@ def _lookup(r: random.Random, table: Table) -> Lookup:
         else r.choice(["rows", "rows", "gather", "pooled", "safe"])
     )
     default_id = r.choice([None, r.randrange(table.rows)]) if kind == "safe" else None
-    # Of a dynamic table, ragged keys are refused but for those of integers in embedding_lookup.
+    # Of a dynamic table, ragged keys are refused except for those of integers in embedding_lookup.
     ragged = (
         r.random() < 0.3
         and kind != "gather"

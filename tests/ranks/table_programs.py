@@ -272,6 +272,6 @@ class Reference:
         )
 
     def statistics(self, rank):
-        """Returns what `TableStatistics.counts` has but for bytes, zeros left out."""
+        """Returns what `TableStatistics.counts` has except for bytes, zeros left out."""
         counts = {**self.counts[rank], "rows": len(self._of_rank(rank))}
         return {name: count for name, count in counts.items() if count}

@@ -103,8 +103,8 @@ def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, siz
     ids=["adagrad", "adam"],
 )
 def test_updates_in_a_branch_wait_for_the_keys(strategy, optimizer):
-    """Slots of rows that are new in this very run have their first values, and Adam goes over these
-    rows, too.
+    """Slots of rows that are new in this very run have their initial values, and Adam goes over
+    these rows, too.
     """
     found = []
     for branch in (True, False):

@@ -376,6 +376,6 @@ def test_a_tables_value_and_the_names_of_variables_dont_depend_on_the_number_of_
     strategy, folder
 ):
     estimator = made(strategy, folder)
-    estimator.train(records(0), steps=1)  # no record: the first values
+    estimator.train(records(0), steps=1)  # no record: the initial values
     np.testing.assert_array_equal(estimator.get_variable_value("t"), reference.table_values(10, 2))
     assert estimator.get_variable_names() == ["global_step", "t", "t/Adagrad", "w", "w/Adagrad"]

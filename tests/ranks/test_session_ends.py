@@ -112,7 +112,7 @@ def test_a_checkpoint_while_others_still_answer(strategy, rank, size, folder):
 
 
 class Final(tf.train.SessionRunHook):
-    """Looks rows up at the end, which takes all ranks."""
+    """Looks up rows at the end, which takes all ranks."""
 
     def __init__(self, rows):
         self._rows, self.seen = rows, None

@@ -1,4 +1,4 @@
-"""A scope makes tables of the right variables, with the right first values, or refuses to."""
+"""A scope makes tables of the right variables, with the right initial values, or refuses to."""
 
 import contextlib
 

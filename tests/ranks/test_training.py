@@ -19,7 +19,7 @@ pytestmark = [
 @pytest.mark.carriers
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(strategy, rank, size, name):
-    """Beside those of the acceptance script. Slots are the shard's, whatever their first value."""
+    """More than the acceptance script's. Slots are the shard's, whatever their initial value."""
     compare(
         strategy,
         rank,
@@ -60,7 +60,7 @@ def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in range(10):
-                # a third of a gradient three times over is 1 but for rounding; a step taken too
+                # a third of a gradient three times over is 1 except for rounding; a step taken too
                 # early would be off by 1
                 np.testing.assert_allclose(session.run([emb, train])[0], 1.0 - step, atol=1e-5)
 

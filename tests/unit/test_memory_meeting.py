@@ -103,7 +103,7 @@ def test_a_name_that_is_taken_is_no_hang(job):
 
 
 def test_who_is_no_rank_is_not_waited_for(job):
-    """A connection that says nothing of use is passed over."""
+    """A connection that says nothing of use is skipped."""
 
     def knock():
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

@@ -99,7 +99,7 @@ def test_a_run_says_what_it_does_and_how_much_of_it_is_done(start):
         assert start.pass_seconds(4) == [f"{running} (4 s)"]
         start.startup.initialised()
         assert start.pass_seconds(8) == [
-            f"{running}, 1 of 3 tables and slots have their first values (12 s)"
+            f"{running}, 1 of 3 tables and slots have their initial values (12 s)"
         ]
     with start.startup.doing(start.graph, "the first training step"):
         for _ in range(2):

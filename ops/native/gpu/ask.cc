@@ -10,8 +10,8 @@
 // members one behind the other. Where the rank that asks pools them itself, parts of it are
 // outputs.
 //
-// All is launched before the host waits for the counts, which tell how long the message is; but for
-// the lists of bags, whose lengths they tell.
+// All is launched before the host waits for the counts, which tell how long the message is; except
+// for the lists of bags, whose lengths they tell.
 
 #include <algorithm>
 #include <vector>

@@ -1,7 +1,7 @@
 // CollectiveFindRows on a GPU: the local rows of the keys of several dynamic tables in its memory.
 //
 // A function of Python finds them, by kernels that it launches on the operation's stream
-// (ops/gpu/row_finders.py): tables may have to grow, and the host draws the first values of new
+// (ops/gpu/row_finders.py): tables may have to grow, and the host draws the initial values of new
 // rows.
 //
 // CollectiveStream: tells on which stream all operations of its device launch.

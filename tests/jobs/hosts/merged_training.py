@@ -31,7 +31,7 @@ def batch(step, rank, size):
 
 
 def features(ids, weights):
-    """Looks ids up in every way; returns [B, …] of each lookup, and the tables."""
+    """Looks up ids in every way; returns [B, …] of each lookup, and the tables."""
     policy = collective.TablePolicy(filter_freq=3)
     static = tf.get_variable("static", [V, 4])
     dynamic = tf.get_variable("dynamic", [None, 3])

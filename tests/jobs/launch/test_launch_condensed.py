@@ -126,7 +126,7 @@ def test_an_interrupt_of_a_verbose_job_prints_everything(launch):
 
 
 def test_a_single_rank_asks_without_waiting_for_its_line(launch):
-    """A partial line of stderr is shown at once, but for one that may become noise."""
+    """A partial line of stderr is shown at once, except for one that may become noise."""
     script = launch.script("import sys; sys.stderr.write('name? '); sys.stderr.write(input())")
     process = launch.start(script, stdin=-1)
     assert os.read(process.stderr.fileno(), 100) == b"name? "

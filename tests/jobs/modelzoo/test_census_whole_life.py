@@ -92,7 +92,7 @@ def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_
 
 @pytest.mark.long
 def test_an_estimator_reaches_the_same_auc_and_exports_the_same_model(tmp_path, uninterrupted):
-    """The network's first values differ: TensorFlow draws them by the number of operations made
+    """The network's initial values differ: TensorFlow draws them by the number of operations made
     before.
     """
     reached = auc(

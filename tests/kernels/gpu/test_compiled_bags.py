@@ -84,7 +84,7 @@ def test_no_bags(stand_in: driver.StandIn):
 def _planned(
     made: Bagged, order: list[tuple[int, int]], each: int | None, lanes: int | None
 ) -> Any:
-    """Returns the words of these pieces' lookups as Python plans them, but for the addresses."""
+    """Returns the words of these pieces' lookups as Python plans them, except for the addresses."""
     lookups = [
         pool.Lookup(
             len(made.sent[rank][s].lengths),
@@ -109,7 +109,7 @@ def without_addresses(words: np.ndarray) -> np.ndarray:
 def test_the_plan_is_that_of_python(
     monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn, seed: int
 ):
-    """Word by word, but for the addresses: of lookups, and of where their bags begin."""
+    """Word by word, except for the addresses: of lookups, and of where their bags begin."""
     bind(EmulatedBridge(), monkeypatch)
     with tf.Graph().as_default(), tf.Session() as session:
         made = Bagged((*MIXED, *CLIPPED), 3, 40, 3, seed)

@@ -163,7 +163,7 @@ def test_rows_outside_of_a_table_are_zeros():
 
 
 def test_the_plan_is_that_of_python(monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn):
-    """Word by word, but for the addresses."""
+    """Word by word, except for the addresses."""
     bind(EmulatedBridge(), monkeypatch)
     device, rng = EmulatedDevice(), np.random.default_rng(1)
     for trial in range(3):

@@ -278,7 +278,7 @@ def _without(words: np.ndarray, columns: Sequence[int]) -> np.ndarray:
 def test_the_plan_is_that_of_python(
     monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn, seed: int
 ):
-    """Word by word, but for the addresses: of the forward and of the backward computation."""
+    """Word by word, except for the addresses: of the forward and of the backward computation."""
     bind(EmulatedBridge(), monkeypatch)
     rng = np.random.default_rng(seed)
     members = [

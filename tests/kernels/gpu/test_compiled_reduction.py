@@ -183,7 +183,7 @@ def test_a_row_that_occurs_often(stand_in: driver.StandIn):
 def test_the_plan_is_that_of_python(
     monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn, seed: int
 ):
-    """Word by word, but for the addresses: of keys, occurrences and sums."""
+    """Word by word, except for the addresses: of keys, occurrences and sums."""
     bind(EmulatedBridge(), monkeypatch)
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 3, (3, 5)) * rng.integers(1, 900, (3, 5)) + 1

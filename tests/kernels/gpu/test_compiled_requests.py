@@ -104,7 +104,7 @@ def test_hearing_is_that_of_the_cpu(ranks: int, delays: bool, stand_in: driver.S
 def test_the_plan_of_hearing_is_that_of_python(
     monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn
 ):
-    """Word by word, but for the addresses."""
+    """Word by word, except for the addresses."""
     bridge, rng = EmulatedBridge(), np.random.default_rng(3)
     bind(bridge, monkeypatch)
     bridge.hand_over(partition.SOURCE)

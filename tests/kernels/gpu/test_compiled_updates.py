@@ -282,7 +282,7 @@ def test_nothing_is_launched_without_rows(bound: DeviceOperations, stand_in: dri
 def test_the_plan_is_that_of_python(
     name: str, monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn
 ):
-    """Word by word, but for the addresses."""
+    """Word by word, except for the addresses."""
     bound, rng = bind(EmulatedBridge(), monkeypatch), np.random.default_rng(2)
     for trial in range(4):
         dims = rng.choice([1, 3, 4, 16, 20, 64, 128, 200], 5)

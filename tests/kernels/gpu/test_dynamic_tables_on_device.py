@@ -101,7 +101,7 @@ def test_a_map_that_is_full_keeps_what_came_first(bridge: MemoryBridge):
 
 
 def test_rows_are_those_of_the_hosts_memory(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch):
-    # so that first values come in several blocks
+    # so that initial values come in several blocks
     monkeypatch.setattr(row_store.initializers, "BLOCK", 30)
     monkeypatch.setattr(row_store, "SORTED_AT_ONCE", 50)
     shape = (5000, 3, np.float32, "t", drawn)

@@ -16,8 +16,8 @@ from tests.kernels.gpu.test_hash_table import whole
 
 
 def filled_up(seed: int) -> tuple[HashTable, Workspace, np.ndarray]:
-    """Returns a table all of whose slots have been taken by keys of nobody, but for those of keys
-    that it has.
+    """Returns a table all of whose slots have been taken by keys of nobody, except for those of
+    keys that it has.
     """
     table, workspace, keys = (
         HashTable("t", EmulatedDevice(seed), slots=300),

@@ -27,7 +27,7 @@ LONG = ("ask_bags", "bags", "spread_bags", "reduced_updates")
     "tests, chosen",
     [
         ("host_waits", ""),
-        # But for one of inputs that lie side by side, as copies of them don't.
+        # Except for one of inputs that lie side by side, as copies of them don't.
         *(
             pytest.param(f"compiled_{name}", "not side_by_side", marks=pytest.mark.matrix)
             for name in IN_MATRIX
