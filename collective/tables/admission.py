@@ -1,10 +1,10 @@
 """Decides which keys of a dynamic table get rows, as its policy says: by count, by chance, or both.
 
-    training ──► keys, each with how often it was asked for ──► owners: counted ──► a row, or none
-    a key without a row ──► reads row 0, and its gradient is dropped
+    training ──► keys, each with how often it was requested ──► owners: counted ──► a row, or none a
+    key without a row ──► reads row 0, and its gradient is dropped
 
-Compiled code does it (`ops/native/admission.h`), between finding keys and inserting new ones. How
-often a key came that has a row stands in a column of its own, which is saved and restored like an
+Compiled code does it (`ops/native/admission.h`), between finding keys and inserting new ones. For
+keys with rows, a separate column holds how often each came, which is saved and restored like an
 optimizer's slot. Evaluation, prediction and serving count nothing.
 """
 
@@ -33,7 +33,7 @@ from collective.tables.slots import Slot
 
 
 class Frequencies(Slot):
-    """Holds, for each row, how often its key came in training, 0 of an imported one.
+    """Holds, for each row, how often its key came in training; 0 for an imported row.
 
     Args:
         table: the table.
@@ -48,7 +48,7 @@ class Frequencies(Slot):
             super().__init__(table, first, f"{table.op.name}/frequency/", collections)
 
     def add(self, rows: tf.Tensor, added: tf.Tensor) -> tf.Operation:
-        """Adds numbers [K] int64 to those of local rows [K]; what row 0 gets is nobody's."""
+        """Adds numbers [K] int64 to those of local rows [K]; the number of row 0 is ignored."""
         with device_scopes.on_host():
             # After an IdentityN a write doesn't make a run training
             # (`collective.ops.graph_analysis.holder`); a branch takes it from outside.
@@ -84,7 +84,7 @@ class Admission:
         self.filter = filter_of(policy) if policy.counts_keys else None
 
     def begin(self, store: Any) -> None:
-        """Lets a new store admit keys; no key has been looked up in it."""
+        """Lets a new store admit keys, before any key is looked up in it."""
         store.keys.admit_by(
             self._policy.filter_freq if self.counts_keys else None,
             self.filter,
@@ -102,7 +102,7 @@ class Admission:
         counts: Sequence[tf.Tensor | None],
         training: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the local rows of keys of tables of which some have an admission, as `find`."""
+        """Returns the local rows of keys like `find`, if some of the tables have an admission."""
 
         found: list[tf.Tensor] = list(keys)
         for find, admits in ((cls.find, True), (DynamicTable.local_of_tables, False)):
@@ -130,7 +130,7 @@ class Admission:
         Args:
             tables: T tables.
             keys: T times int64 [K].
-            counts: how often each key was asked for, int64 [K]; None if the table doesn't count.
+            counts: how often each key was requested, int64 [K]; None if the table doesn't count.
             training: bool scalar.
         """
         graph = tf.get_default_graph()
@@ -180,7 +180,7 @@ def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
     """Makes what the policy of a new table needs to admit keys.
 
     Raises:
-        TableError: the table is where keys can't be refused.
+        TableError: the table is in memory where keys can't be refused.
     """
     policy = table.policy
     admits_some = policy.counts_keys or policy.draws_keys

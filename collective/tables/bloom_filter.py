@@ -1,10 +1,10 @@
-"""Sizes counting Bloom filters, and says which part of one a rank has, and a checkpoint.
+"""Sizes counting Bloom filters, and defines which part of a filter a rank has, and a checkpoint.
 
-A filter is made of `PARTITIONS` small ones. Key k is counted in partition mix(k) mod `PARTITIONS`;
-it lives on rank mix(k) mod N. Where N divides `PARTITIONS`, all keys of a partition live on one
-rank, which has this partition alone: what the filter knows of a key doesn't depend on N. Where N
-doesn't, several ranks have a partition, each with the keys of its own, and the memory is divided by
-the greatest common divisor.
+A filter consists of `PARTITIONS` small filters. Key k is counted in partition mix(k) mod
+`PARTITIONS`, and lives on rank mix(k) mod N. If N divides `PARTITIONS`, all keys of a partition
+live on one rank, and only this rank has the partition: what the filter knows of a key doesn't
+depend on N. Otherwise several ranks have a partition, each for its own keys, and the memory is
+divided by the greatest common divisor.
 
 A checkpoint has partitions by numbers u, which are those of a key on a rank: u mod `PARTITIONS` is
 the partition, u mod N the rank. It keeps them under the key whose mix is u, which that rank owns.
@@ -30,8 +30,8 @@ _WORD = 1 << 64
 def size(elements: int, probability: float) -> tuple[int, int]:
     """Returns (counters of a key, counters in a partition) of the smallest filter.
 
-    After so many different keys it takes a key that never came for one that did with less than the
-    probability.
+    After this many different keys, the probability that it mistakes a key that never came for one
+    that did is below the given one.
     """
     loads, weights = _loads(elements / PARTITIONS)
     best: tuple[int, int] | None = None
@@ -66,7 +66,7 @@ def _loads(mean: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _false_positives(loads: np.ndarray, weights: np.ndarray, hashes: int, cells: int) -> float:
-    """Returns the share of keys that never came of which all counters are in use.
+    """Returns the share of keys that never came, but whose counters are all in use.
 
     Counters in use are throws into cells: E[(X / c)**k] of their number X, to second order.
     """

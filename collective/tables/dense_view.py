@@ -1,8 +1,8 @@
-"""Gives TensorFlow's own operations on a variable all rows of a sharded one.
+"""Lets TensorFlow's own operations on variables use all rows of a sharded one.
 
-A read is the lookup of every row, so it shares exchanges, agreements and gradients with the lookups
-of the script. A write takes the same whole value on every rank, which keeps its own rows. Either
-costs as much as moving the whole table.
+A read looks up every row, so it shares exchanges, agreements and gradients with the script's
+lookups. A write takes the same whole value on every rank, and each rank keeps its own rows. Both
+cost as much as moving the whole table.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ class ShardedRows(Protocol):
 
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
-    """Returns all rows on every rank, [V, D]. The gradient is the rows', as a sparse one."""
+    """Returns all rows on every rank, [V, D]. Its gradient is a sparse gradient of the rows."""
     warn_of_size(
         table,
         "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
         "every rank. Look up rows instead (tf.nn.embedding_lookup), or make it outside "
         "embedding_scope().",
     )
-    # In a loop it would be read in every iteration, of which ranks may have different numbers.
+    # In a loop it would be read in every iteration, and ranks may have different numbers of
+    # iterations.
     with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():
         return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
 
 
 def warn_of_size(table: ShardedRows, message: str) -> None:
-    """Warns, once for a large table, of what a script does with all of its rows.
+    """Warns, once for a large table, about an operation on all of its rows.
 
     Args:
         table: the table.
@@ -74,7 +75,7 @@ def unread(table: ShardedRows) -> tf.Tensor:
 def check_numerics(original: Any) -> Any:
     """Stands in for `tf.add_check_numerics_ops`: checks all of a graph but what `unread` has made.
 
-    A check would execute it, which is an error.
+    A check would execute it, and it raises an error.
     """
     graph = tf.get_default_graph()
     all_operations = graph.get_operations
@@ -142,7 +143,7 @@ def agreed(table: ShardedRows, what: str) -> tf.Tensor:
     """Makes an operation after which all ranks change `table`, or none does.
 
     Args:
-        table: a change of one rank alone would be one of its shard only.
+        table: a change by one rank alone would change only its shard.
         what: names the change.
     """
     opened = gate.gates_of(tf.get_default_graph()).beside([]).zero

@@ -17,11 +17,11 @@ from collective.tables import initializers
 from collective.tables.row_columns import RowColumn, is_small
 from collective.tables.row_store import MORE_MEMORY, Store, registered
 
-BLOCK_BYTES = 64 << 20  # Of rows that are copied at once where they move, or are computed with.
+BLOCK_BYTES = 64 << 20  # Of rows that are copied or computed with at once.
 
 
 class DeviceColumn(RowColumn):
-    """Keeps a column in memory of the device that grows where it is.
+    """Keeps a column in memory of the device that grows in place.
 
     TensorFlow is told its address, and uses it as its own.
 
@@ -84,7 +84,9 @@ class DeviceColumn(RowColumn):
             ).fill(0)
 
     def initialize_rows(self, count: int) -> None:
-        with self._bridge.call():  # Which `close_gaps` comes from: the other lock is the inner one.
+        with (
+            self._bridge.call()
+        ):  # `close_gaps` holds it: the other lock is the inner one.
             super().initialize_rows(count)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -94,7 +96,7 @@ class DeviceColumn(RowColumn):
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         if not isinstance(rows, slice):
-            # Of a row that is given twice the last values stay. A device writes in no order: it
+            # If a row is given twice, the last values count. A device writes in no order, so it
             # gets each row once.
             last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
             rows, values = rows[last], values[last]
@@ -105,7 +107,7 @@ class DeviceColumn(RowColumn):
             )
 
     def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
-        """Moves rows, and gives the memory back that no row is left in.
+        """Moves rows, and returns memory that holds no row any more.
 
         Rows from `filled` on have no values, and perhaps no memory: a gap that one of them moves to
         starts from the initial value.
@@ -131,7 +133,7 @@ class DeviceColumn(RowColumn):
         return max(1, BLOCK_BYTES // self._row_bytes)
 
     def is_small(self, count: int, threshold: float) -> np.ndarray:
-        """Tells of rows 1 to `count` whether they are small, see `row_columns.is_small`."""
+        """Tells which of rows 1 to `count` are small, see `row_columns.is_small`."""
         found = np.empty(count, bool)
         with self._bridge.call():
             kernels = self._bridge.kernels
@@ -201,7 +203,7 @@ def find(
             each store's keys leads; 0 for none that counts.
     """
     stores: list[Store] = [registered(int(number)) for number in numbers]
-    with contextlib.ExitStack() as drawing:  # All stores draw, also if one fails.
+    with contextlib.ExitStack() as drawing:  # All stores draw, even if one fails.
         for store in stores:
             drawing.callback(store.draw)
         with _advising():
@@ -212,7 +214,7 @@ def find(
 
 @contextlib.contextmanager
 def _advising() -> Iterator[None]:
-    """Says what to do where a map is full."""
+    """Adds to an error what to do if a map is full."""
     try:
         yield
     except device_key_map.FullMapError as error:

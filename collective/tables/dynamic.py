@@ -1,4 +1,4 @@
-"""Keeps the name under which `collective.tables.dynamic_table` was known first."""
+"""Keeps the first name of `collective.tables.dynamic_table`."""
 
 from collective.tables.dynamic_table import DynamicTable
 

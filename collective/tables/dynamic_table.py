@@ -56,23 +56,24 @@ class DynamicTable(ReservedVariable, Table):
 
     `collective.ops.key_hashing` has the mix.
 
-    A key gets its row when training looks it up for the first time; row and slots start from (seed,
-    name, key) alone. Elsewhere an unknown key has a row of zeros, and stays unknown. It is looked
-    up and trained like any table: `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
-    `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every optimizer of `tf.train`.
-    Keys are of any integer type, or strings (`collective.ops.key_hashing.of_strings`).
+    A key gets its row when training looks it up for the first time; initial values of row and slots
+    depend only on (seed, name, key). Outside of training an unknown key reads zeros, and stays
+    unknown. It is looked up and trained like any table: `tf.nn.embedding_lookup`,
+    `embedding_lookup_sparse`, `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every
+    optimizer of `tf.train`. Keys are of any integer type, or strings
+    (`collective.ops.key_hashing.of_strings`).
 
     Attributes:
         rows: None.
         dim: D.
         shape: [None, D].
         slots: the slots that optimizers have made for it.
-        bridge: shares the memory of the device on which the table is; None in the host's memory,
-            where tables of other types than float32 are.
-        compiled: compiled operations find its rows, in the host's memory.
-        capacity: the most rows on this rank: what the memory can hold.
-        inserts_always: every run inserts the keys that it looks up, not only one that trains.
-        slot_row_count: int64, the number of rows that slots have values for, while an update is
+        bridge: shares the memory of the table's device; None in the host's memory, where all tables
+            of types other than float32 are.
+        compiled: whether compiled operations find its rows, in the host's memory.
+        capacity: the largest number of rows on this rank that the memory can hold.
+        inserts_always: whether every run inserts the keys that it looks up, not only training.
+        slot_row_count: int64, the number of rows for which slots have values, while an update is
             built.
     """
 
@@ -136,7 +137,7 @@ class DynamicTable(ReservedVariable, Table):
         return int(self.bridge.rows_that_fit(row_bytes, MOST_ROWS - 1))  # Row 0 counts, too.
 
     def new_store(self) -> row_store.Store:
-        """Makes an empty store for this rank's rows, where the policy says that they are."""
+        """Makes an empty store for this rank's rows, in the memory that the policy asks for."""
         shape = self.capacity, self.dim, self._numpy, self._name, self._fill
         if self.bridge is not None:
             device_store: row_store.Store = _device_row_store().new_store(*shape, self.bridge)
@@ -172,7 +173,7 @@ class DynamicTable(ReservedVariable, Table):
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
     ) -> RowColumn:
-        """Makes memory for a slot `name` of rows [`dim`] of `dtype`, starting from row `first`."""
+        """Makes memory for a slot `name` with rows [`dim`] of `dtype` that start as `first`."""
         shape = self.capacity + 1, dim, dtype
         return (
             row_store.host_column(*shape, first, self.compiled)
@@ -182,12 +183,12 @@ class DynamicTable(ReservedVariable, Table):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Returns [None, D]; for optimizers [1, D], as one row of a slot stands for all."""
+        """Returns [None, D]; for optimizers [1, D], as one row of a slot stands for all rows."""
         return tf.TensorShape([1 if in_shard_view() else None, self.dim])
 
     @property
     def shard_shape(self) -> tf.TensorShape:
-        """Returns a shape of unknown rows: all reserved memory is not their number."""
+        """Returns a shape of unknown rows: their number isn't that of the reserved memory."""
         return tf.TensorShape([None, self.dim])
 
     def owners(self, keys_: tf.Tensor) -> tf.Tensor:
@@ -202,7 +203,7 @@ class DynamicTable(ReservedVariable, Table):
 
         Args:
             keys_: the keys.
-            counts: how often each was asked for, int64 [K], of a table that counts.
+            counts: how often each was requested, int64 [K], for a table that counts.
         """
         insert = self._inserts()
         if self.admission is not None:
@@ -229,7 +230,7 @@ class DynamicTable(ReservedVariable, Table):
         counts: Sequence[tf.Tensor | None],
         training: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Returns `local` of each of `tables`, all in the same memory, for its keys of `keys_`.
+        """Returns `local` for each of `tables`, all in the same memory, for its keys in `keys_`.
 
         Args:
             tables: the tables.
@@ -341,15 +342,15 @@ class DynamicTable(ReservedVariable, Table):
     ) -> Iterator[tuple[np.ndarray, ...]]:
         """Yields this rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
 
-        With `frequencies`, how often training looked each key up is the third, int64 [b].
+        With `frequencies`, the third element is how often training looked up each key, int64 [b].
 
         Args:
-            session: a session, also a `MonitoredSession`. Rows that it changes meanwhile may be
-                the old or the new ones.
+            session: a session, also a `MonitoredSession`. Rows that it changes meanwhile may have
+                old or new values.
             block: rows at a time, which bounds the memory.
             frequencies: whether to yield these. A key that was imported came 0 times.
-            last_used: yields also the global steps to which the runs led that used the rows last,
-                int64 [b]; 0 where none did.
+            last_used: whether to yield also the global steps of the runs that used the rows last,
+                int64 [b]; 0 if none did.
 
         Raises:
             ValueError: no option of the table's policy needs them.
@@ -374,15 +375,15 @@ class DynamicTable(ReservedVariable, Table):
             yield (keys, values, *(numbers[:, 0] for numbers in others))
 
     def import_(self, session: Any, keys_: Any, rows: Any) -> None:
-        """Gives keys these rows, block after block; every rank keeps the keys that it owns.
+        """Sets the rows of keys, block by block; every rank keeps the keys that it owns.
 
-        A key that is there has its row replaced and keeps its slots, a new one's slots start fresh.
+        An existing key's row is replaced and its slots are kept; a new key's slots start fresh.
         Nothing else changes.
 
         Args:
             session: a session, also a `MonitoredSession`.
-            keys_: [b] int64. Ranks may pass the same block or each its own; of a key given twice
-                the last row stays.
+            keys_: [b] int64. Ranks may pass the same block or different blocks; if a key is given
+                twice, the last row counts.
             rows: [b, D].
 
         Raises:
@@ -457,13 +458,13 @@ class DynamicTable(ReservedVariable, Table):
         return removed
 
     def statistics(self, session: Any) -> TableStatistics:
-        """Returns how many rows this rank has in `session`, and which came and went.
+        """Returns how many rows this rank has in `session`, and how many were added and removed.
 
         Args:
             session: a session, also a `MonitoredSession`.
         """
         store = self.store(raw_session(session))
-        # What a table on a device has in the host's memory is for saves alone.
+        # A table on a device uses the host's memory only for saves.
         slots = [slot for slot in self.slots if slot.on_device or self.bridge is None]
         return store.tally.statistics(store, [self, *slots])
 
@@ -489,13 +490,13 @@ class DynamicTable(ReservedVariable, Table):
         return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
 
     def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
-        """Gives rows that `slots` lack their initial value, before they are read in `session`."""
+        """Gives rows that `slots` lack their initial value before they are read in `session`."""
         count = self.store(session).count_in_memory
         for slot in slots:
             slot.settle(session, count)
 
     def loading(self, slots: Sequence[Any]) -> Loading:
-        """Begins to read rows, and those of `slots`: `add` them, then `assign` all at once."""
+        """Begins to load rows and those of `slots`: `add` them, then `assign` all at once."""
         return Loading(self, slots)
 
 

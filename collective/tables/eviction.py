@@ -1,7 +1,7 @@
 """Evicts rows of dynamic tables whose policy says so.
 
-save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all
-step ──► more rows than there may be ──► those whose last use is longest ago ──► removed
+save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all step
+──► more rows than allowed ──► the least recently used rows ──► removed
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collective.tables.dynamic_table import DynamicTable
 from collective.tables.last_use import DeviceLastUse, LastUse, global_step
 from collective.tables.row_store import Store, local_counts
 
-BLOCK = 1 << 14  # Rows that are read at once in a file.
+BLOCK = 1 << 14  # Rows of a file that are read at once.
 
 
 def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
@@ -40,7 +40,7 @@ def evicts(policy: TablePolicy) -> bool:
 
 
 def at_save(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
-    """Removes the rows of this rank that the policies of `tables` don't keep, before a save.
+    """Removes this rank's rows that the policies of `tables` don't keep, before a save.
 
     Returns:
         How many of each table, by its name.
@@ -52,9 +52,9 @@ def at_save(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
 
 
 def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
-    """Removes the rows of this rank that are too old or too small for the policies of `tables`.
+    """Removes this rank's rows that are too old or too small for the policies of `tables`.
 
-    It is for the time between two steps.
+    Call it between two steps.
 
     Returns:
         How many of each table, by its name.
@@ -82,13 +82,13 @@ def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
 def limit(
     session: Any, tables: Sequence[DynamicTable], before: int | None = None
 ) -> dict[str, int]:
-    """Removes the rows of this rank that are too many for the policies of `tables`.
+    """Removes this rank's rows in excess of what the policies of `tables` allow.
 
     Args:
         session: the session, between two steps.
         tables: tables with a capacity.
         before: rows that were used in the run that led to this step, or later, aren't removed.
-            None: any can be.
+            None: any row can be removed.
 
     Returns:
         How many of each table, by its name.
@@ -128,7 +128,7 @@ def _counts(session: Any, tables: Sequence[DynamicTable]) -> list[tuple[DynamicT
 
 
 def _share(rows: int) -> int:
-    """Returns how many of so many rows in all this rank is to have."""
+    """Returns this rank's share of a total number of rows."""
     return len(range(collectives.rank(), rows, collectives.size()))
 
 
@@ -140,7 +140,7 @@ def _remove(
     Args:
         session: the session.
         table: the table.
-        by_option: [K] int64 keys, and where they are (`Store.locate`), by the option that says so;
+        by_option: [K] int64 keys and their places (`Store.locate`), by the option that evicts them;
             each key once.
 
     Returns:
@@ -159,11 +159,11 @@ def _remove(
 def _all_but_latest(
     is_old: np.ndarray, spared: int, used: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
-    """Returns the positions of rows that are old, except for so many that were used last.
+    """Returns the positions of old rows, except for the most recently used ones.
 
     Args:
         is_old: [R] bool.
-        spared: how many; below 1 for none.
+        spared: how many of these; below 1 for none.
         used: [R] the steps of the last uses.
         keys: [R], by which rows of the same step are ordered.
     """
@@ -175,7 +175,8 @@ def _all_but_latest(
 
 
 def _are_small(store: Store, threshold: float) -> np.ndarray:
-    """Tells of each row w of `store`, in the order of its keys, whether ½‖w‖² is below a threshold.
+    """Tells for each row w of `store`, in the order of its keys, whether ½‖w‖² is below a
+    threshold.
 
     Rows in a file are read there.
     """

@@ -1,6 +1,6 @@
-"""Chooses the rule of our own by which a table is updated as an optimizer of `tf.train` does.
+"""Chooses the library's own rule that updates a table like an optimizer of `tf.train`.
 
-A rule replaces what an optimizer does with the sparse gradient of one variable:
+A rule replaces an optimizer's update by the sparse gradient of one variable,
 `Optimizer._resource_apply_sparse`. Numbers that may change, like a learning rate, are read in every
 step.
 """
@@ -27,11 +27,11 @@ from collective.tables.table import Table
 
 
 class OptimizerRule(NamedTuple):
-    """Describes the update that an optimizer asks for.
+    """Describes an optimizer's update.
 
     Attributes:
-        name: as it ends the names of the compiled operations.
-        numbers: scalars, which these are given.
+        name: the end of the compiled operations' names.
+        numbers: scalars, the inputs of these operations.
         slots: the slots' names.
         all_rows: True if rows without a gradient change, too.
     """
@@ -144,7 +144,7 @@ def _apply(
 ) -> tf.Operation:
     """Updates rows in place of an optimizer's `_resource_apply_sparse`.
 
-    Adam hands on, as the last argument, how TensorFlow would add to rows.
+    Adam passes, as the last argument, TensorFlow's function that adds to rows.
     """
     if not _is_possible(kind, variable, gradient):
         if kind is adam.AdamOptimizer and getattr(variable, "slot_row_count", None) is not None:
@@ -171,7 +171,7 @@ def _apply(
 def _without_scatters(
     kind: Any, original: Any, others: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns TensorFlow's update, and what Adam hands on, for a table on a GPU (`row_writes`)."""
+    """Returns TensorFlow's update and Adam's function, for a table on a GPU (`row_writes`)."""
     if kind is gradient_descent.GradientDescentOptimizer:
         return _descend, others
     return original, (_add_to_slot,) if kind is adam.AdamOptimizer else others
@@ -194,7 +194,7 @@ def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
         kind.__name__, variable.hashed, variable.dtype, gradient.dtype
     ):
         return False
-    # Another optimizer has Adam do its updates: nobody knows how many rows to go over.
+    # Another optimizer lets Adam do its updates: the number of rows to go over is unknown.
     is_uncounted = variable.hashed and variable.slot_row_count is None
     return not (
         is_uncounted and kind is adam.AdamOptimizer and not placement.on_device(variable.hashed)
@@ -202,7 +202,7 @@ def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
 
 
 def _rule_of(optimizer: Any, rule_of: Callable[[Any], OptimizerRule]) -> OptimizerRule:
-    """Returns an optimizer's rule: the same numbers for all of its tables, as far as it can be."""
+    """Returns an optimizer's rule, with the same numbers for all tables as far as possible."""
     graph, key = tf.get_default_graph(), (id(optimizer), rule_of)
     if _rules.by_optimizer is None or graph._get_control_flow_context() is not None:
         return rule_of(optimizer)

@@ -1,20 +1,20 @@
-"""Groups the lookups of a graph, so that they share exchanges without being asked to.
+"""Groups the lookups of a graph automatically, so that they share exchanges.
 
-That happens before gradients are taken, and before a session runs the graph.
+This happens before gradients are taken, and before a session runs the graph.
 
-Each lookup was written as the identity of a complete exchange of its own, which is right wherever
-it is used. Grouping builds one exchange for many lookups and points their identities to it. A run
-that needs only some of a group's lookups feeds empty arrays for the others (see
+Each lookup is first built as the identity of a complete exchange of its own, which is correct
+wherever it is used. Grouping builds one exchange for many lookups and points their identities to
+it. A run that needs only some of a group's lookups feeds empty arrays for the others (see
 `collective.strategies.grouped_exchange.required_operations`): it still needs the same data, and
 exchanges for the same lookups.
 
 Some lookups keep exchanges of their own, with the same results:
 
-* lookups in branches, loops and functions, where an identity can't be pointed elsewhere;
-* lookups made under `tf.control_dependencies`, or while a `tf.GradientTape` records: these hold for
-  the lookup's own exchange;
-* lookups in a graph that a session has run already: TensorFlow takes no change of it;
-* lookups of other types than float32, or where the compiled operations aren't built.
+* lookups in branches, loops and functions, where an identity can't be redirected;
+* lookups made under `tf.control_dependencies`, or while a `tf.GradientTape` records, which both
+refer to the lookup's own exchange;
+* lookups in a graph that a session has already run: TensorFlow accepts no change of it;
+* lookups of types other than float32, and all lookups if the compiled operations aren't built.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def use(enabled: bool) -> None:
 
 @dataclasses.dataclass
 class WrittenLookup:
-    """Records a lookup as a script wrote it.
+    """Records a lookup as the script wrote it.
 
     Attributes:
         lookup: the lookup.
-        out: the identity that the script was given.
-        reason_ungrouped: why it keeps an exchange of its own; '' if it needn't.
-        group: the group that it is in, once it is.
+        out: the identity that the script received.
+        reason_ungrouped: why it keeps an exchange of its own; '' if it can be grouped.
+        group: its group, once it has one.
     """
 
     lookup: strategies.Lookup
@@ -81,7 +81,7 @@ class GraphLookups:
         self._state = state
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor, reason_ungrouped: str) -> None:
-        """Notes that `lookup` was written, and is `out`."""
+        """Notes that `lookup` was written, with the result `out`."""
         if not graphs.is_function(out.graph):
             self.written.append(WrittenLookup(lookup, out.op, reason_ungrouped))
             self._ungrouped.append(self.written[-1])
@@ -99,10 +99,10 @@ class GraphLookups:
         xs: Iterable[Any] = (),
         answers: bool = True,
     ) -> None:
-        """Builds exchanges for lookups that have none but their own.
+        """Builds exchanges for lookups that have only their own.
 
-        A lookup that depends on another's rows comes a level later, in an exchange that waits for
-        theirs.
+        A lookup that depends on another lookup's rows is one level later, in an exchange that waits
+        for theirs.
 
         Args:
             backend: lays the groups out.
@@ -166,8 +166,8 @@ def lookups_of(graph: tf.Graph) -> GraphLookups:
 def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
     """Builds an exchange of its own for `lookup`.
 
-    Until it is grouped, it is a group of one, which takes fewer operations; what can't be grouped
-    goes by TensorFlow's own.
+    Until it is grouped, it is a group of one, which takes fewer operations; a lookup that can't be
+    grouped uses TensorFlow's own operations.
 
     Returns:
         (the result; why it can't be grouped, '' if it can)
@@ -185,10 +185,10 @@ def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
 
 
 def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
-    """Returns for each lookup a number; with one rank those share it that read the same data.
+    """Returns a number for each lookup; on one rank, lookups that read the same data share it.
 
-    One rank may run a graph outside of scope(), where nothing feeds what a run doesn't need: then a
-    lookup must need no more than its own data. With more ranks each number is 0.
+    One rank may run a graph outside of scope(), where nothing feeds the lookups that a run doesn't
+    need: a lookup must then need only its own data. With more ranks each number is 0.
     """
     lookups = list(lookups)
     if collectives.size() > 1:

@@ -1,8 +1,8 @@
-"""Fills a table's first rows, a shard at a time: row i is the same for every number of ranks.
+"""Fills a table's initial rows, a shard at a time: row i is the same for every number of ranks.
 
-A row comes from (seed, the table's name, i) alone, by a counter-based generator: element d of row i
+A row depends only on (seed, the table's name, i), by a counter-based generator: element d of row i
 is a hash of seed and i * D + d. The hash is the output function of SplitMix64 (Steele, Lea, Flood:
-"Fast splittable pseudorandom number generators", OOPSLA 2014). The distributions are TensorFlow's,
+"Fast splittable pseudorandom number generators", OOPSLA 2014). The distributions are TensorFlow's;
 the numbers are not.
 """
 
@@ -109,9 +109,9 @@ def truncated_normal(bits: np.ndarray) -> np.ndarray:
 def table_seed(name: str, seed: int | None) -> int:
     """Returns 64 bits from the table's name, its initializer's seed and the graph's.
 
-    The graph's is that of `tf.set_random_seed`.
+    The graph's seed is set by `tf.set_random_seed`.
 
-    Without any seed the values are still a function of the name: ranks must agree on them.
+    Without any seed the values are still a function of the name, because ranks must agree on them.
     """
     text = f"{tf.get_default_graph().seed}/{seed}/{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -119,10 +119,10 @@ def table_seed(name: str, seed: int | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Makes values of 64 random bits an element.
+    """Makes values from 64 random bits per element.
 
     Attributes:
-        kind: by which compiled code knows it (`collective.ops.compiled_row_store`).
+        kind: its name in compiled code (`collective.ops.compiled_row_store`).
         draw: f(bits uint64) -> float64.
         a, b: the numbers that compiled code takes.
     """
@@ -143,7 +143,7 @@ class Distribution:
 
 
 class RandomRows:
-    """Draws rows that depend on (seed, number of the row) alone.
+    """Draws rows that depend only on (seed, number of the row).
 
     Args:
         seed: 64 bits.
@@ -211,17 +211,17 @@ def first_values(fill: Fill, dim: int, dtype: Any) -> FirstValues:
 
 def _random(seed: int | None, name: str, distribution: Distribution) -> Fill:
     if tf.get_default_graph().seed is not None:
-        # TensorFlow numbers unseeded operations: the next one must keep its number.
+        # TensorFlow numbers unseeded operations, and the next operation must keep its number.
         random_seed.get_seed(seed)
     return RandomRows(table_seed(name, seed), distribution)
 
 
 def of_rows(init: Any, rows: int) -> Any:
-    """Returns an initializer for a dynamic table that scales as for a table of so many rows.
+    """Returns an initializer for a dynamic table that scales as for a table with this many rows.
 
     Args:
-        init: one of TensorFlow's; any but variance scaling by fan_in or fan_avg is returned as it
-            is.
+        init: one of TensorFlow's; returned unchanged unless it is variance scaling by fan_in or
+            fan_avg.
         rows: their number.
     """
     init = init() if isinstance(init, type) else init
@@ -294,8 +294,8 @@ def is_constant(init: Any) -> bool:
 def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
     """Returns how `init` fills single rows; None if it isn't an initializer of TensorFlow that can.
 
-    An initializer counts by the class that defines its `__call__`, so that a subclass which draws
-    otherwise is not mistaken.
+    The class that defines `__call__` decides, so that a subclass which draws differently isn't
+    mistaken for TensorFlow's.
     """
     kind = next((c for c in type(init).__mro__ if "__call__" in vars(c)), type(init))
     if kind.__module__.partition(".")[0] not in ("tensorflow", "keras"):
@@ -389,7 +389,7 @@ def shard(
     if fill is None:
         # A GPU may have no room for the whole table.
         with same_on_all_ranks(init, name), device_scopes.on_host():
-            # As TensorFlow converts it: from NumPy's and Python's numbers of any type.
+            # Like TensorFlow's conversion: from NumPy's and Python's numbers of any type.
             all_rows = tf.convert_to_tensor(
                 _call(init, shape, dtype) if callable(init) else init, dtype
             )
@@ -412,10 +412,10 @@ def shard(
 
 
 def _call(init: Any, shape: tuple[int, int], dtype: tf.DType) -> Any:
-    """Calls an initializer of a whole table as TensorFlow does.
+    """Calls an initializer of a whole table like TensorFlow.
 
-    One that takes `partition_info` gets that of a variable of one part, also where TensorFlow gives
-    None: it then works with a partitioner and without.
+    If it takes `partition_info`, it gets that of a variable with one part, also where TensorFlow
+    passes None, so that it works with and without a partitioner.
     """
     rows_and_dim = list(shape)
     if "partition_info" in _parameters(init):
@@ -427,7 +427,10 @@ def _call(init: Any, shape: tuple[int, int], dtype: tf.DType) -> Any:
 def _parameters(function: Any) -> Collection[str]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A function that isn't Python's has none to be seen.
+    except (
+        TypeError,
+        ValueError,
+    ):  # Not a Python function: no visible signature.
         return ()
 
 
@@ -474,8 +477,8 @@ def filled(
 
     STARTUP.will_initialise(graphs.outermost(tf.get_default_graph()))
     with device_scopes.on_host():
-        # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard
-        # with the graph.
+        # Both are stateful, because the graph optimizer would fold a constant and then keep the
+        # whole shard with the graph.
         out = empty(shape, dtype)
         written = tf.numpy_function(write, [out, *inputs], tf.int64, stateful=True)
         with tf.control_dependencies([written]):
@@ -483,7 +486,8 @@ def filled(
 
 
 def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor of any content that TensorFlow owns and its graph optimizer leaves alone.
+    """Returns a tensor with undefined content that TensorFlow owns and its graph optimizer leaves
+    alone.
 
     The compiled operation takes no more memory than the rows need; TensorFlow's allocator takes up
     to a sixteenth more.

@@ -1,4 +1,4 @@
-"""Makes keys of what scripts give to a dynamic table's methods."""
+"""Converts the keys that scripts pass to a dynamic table's methods."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STRINGS = (
 
 
 def int64_keys(given: Any, table: str) -> np.ndarray:
-    """Returns the keys that are given to a method of a dynamic table, int64.
+    """Returns the keys that were passed to a method of a dynamic table, as int64.
 
     Args:
-        given: an array, or what becomes one. An empty one may be of any type.
+        given: an array or array-like. An empty one may have any type.
         table: the table's name, for errors.
 
     Raises:

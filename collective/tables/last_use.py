@@ -1,10 +1,10 @@
-"""Knows when each row of a dynamic table was used last.
+"""Records when each row of a dynamic table was last used.
 
     training ──► rows of the batch ──► last_used[rows] = step
 
-The step of a row's last use stands in a column of its own, which is saved and restored like an
-optimizer's slot. Evaluation, prediction and serving leave it alone. On a GPU it is next to the
-key in the hash table, and the column has it only while it is saved, restored or exported.
+The step of a row's last use is kept in a separate column, which is saved and restored like an
+optimizer's slot. Evaluation, prediction and serving don't change it. On a GPU it is next to the key
+in the hash table, and the column holds it only while it is saved, restored or exported.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collective.tables.row_columns import HostColumn, RowColumn
 from collective.tables.row_store import Store
 from collective.tables.slots import Slot
 
-BLOCK = 1 << 14  # Rows in a file that are looked at once.
+BLOCK = 1 << 14  # Rows in a file that are checked at once.
 
 
 class LastUse(Slot):
-    """Holds, for each row, the global step to which the run led that used it last.
+    """Holds, for each row, the global step of the run that used it last.
 
-    0 stands for a row that no training has used yet.
+    0 means that no training has used the row yet.
 
     Args:
         table: the table.
@@ -41,7 +41,7 @@ class LastUse(Slot):
     def __init__(self, table: DynamicTable, collections: Sequence[str] | None):
         with tf.init_scope():
             first = tf.zeros([1, 1], tf.int64)
-            # A name that ends so is no other than this one, wherever the table is made.
+            # A name with this ending is always this variable's, wherever the table is made.
             super().__init__(table, first, f"{table.op.name}/last_used/", collections, False)
 
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
@@ -68,19 +68,19 @@ class LastUse(Slot):
         return column
 
     def used(self, session: Any) -> np.ndarray:
-        """Returns what it holds in `session` of all keys of the store, int64 [R].
+        """Returns its values in `session` for all keys of the store, int64 [R].
 
-        Rows that no training has used count as used now from now on.
+        From then on, rows that no training has used count as used now.
         """
         self.begin(session, in_file=True)
         return self.table.store(session).all_last_uses(self.column(session))
 
     def begin(self, session: Any, in_file: bool = False) -> None:
-        """Has rows that no training has used count as used now, such as imported ones.
+        """Makes rows that no training has used, such as imported ones, count as used now.
 
         Args:
             session: the session.
-            in_file: those in the table's file, too.
+            in_file: whether to include rows in the table's file.
         """
         store, step = self.table.store(session), _first_use(session)
         self._begin_in_memory(session, store, step)
@@ -107,14 +107,14 @@ class DeviceLastUse(LastUse):
         return _SavedColumn(self.table.capacity + 1, self.dim, self._numpy, first)
 
     def noted_step(self) -> tf.Tensor:
-        """Returns the step that is noted where rows are found for training, int64 scalar."""
+        """Returns the step that is noted when training finds rows, int64 scalar."""
         return next_step.tensor(tf.get_default_graph())
 
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         return rows
 
     def used(self, session: Any) -> np.ndarray:
-        """Returns what the hash table has in `session`, see `LastUse.used`."""
+        """Returns the hash table's values in `session`, see `LastUse.used`."""
         store: Any = self.table.store(session)
         used: np.ndarray = store.all_last_uses(None)
         unused = np.flatnonzero(used == 0)
@@ -123,13 +123,13 @@ class DeviceLastUse(LastUse):
         return used
 
     def settle(self, session: Any, count: int) -> None:
-        """Copies what the hash table has in `session`, before it is read."""
+        """Copies the hash table's values in `session` before they are read."""
         store: Any = self.table.store(session)
         column: Any = self.column(session)
         column.view_of(count)[:, 0] = store.all_last_uses(None)[:count]
 
     def begin(self, session: Any, in_file: bool = False) -> None:
-        """Gives the hash table what was restored, and has other rows count as used now."""
+        """Copies restored values to the hash table, and makes other rows count as used now."""
         store: Any = self.table.store(session)
         column: Any = self.column(session)
         restored, column.filled = column.filled, 0
@@ -138,16 +138,16 @@ class DeviceLastUse(LastUse):
 
 
 class _SavedColumn(HostColumn):
-    """Keeps what is saved or restored of a column that stands elsewhere."""
+    """Keeps the saved or restored values of a column that is kept elsewhere."""
 
     def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
         pass
 
 
 def _first_use(session: Any) -> int:
-    """Returns the step at which rows count as used that no training has used: 1 at the earliest.
+    """Returns the step of use for rows that no training has used: 1 at the earliest.
 
-    0 would stand for no use still, and the rows would count as used whenever they are looked at.
+    0 would still mean no use, and the rows would count as used whenever they are checked.
     """
     return max(global_step(session), 1)
 

@@ -1,10 +1,10 @@
-"""Finds the rows of a dynamic table whose last use is longest ago, a few of them in every step.
+"""Finds the least recently used rows of a dynamic table, a few of them in every step.
 
     last uses of all rows ──► the oldest ones, sorted ──► one after the other, after each step
 
-A row's last use only gets later, and a new row is later than all. So the rows that were sorted out
-as the oldest stay the oldest, except for those that were used meanwhile: these are skipped. All
-rows are looked at again when none of the sorted ones is left, which is seldom.
+A row's last use only gets later, and a new row is later than all others. So the rows that were
+selected as the oldest stay the oldest, except for those that were used meanwhile, which are
+skipped. All rows are checked again when no selected row is left, which is rare.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-# One of so many rows is sorted at once, and so many rows at least.
+# The fraction of rows that is selected at once, and the minimum number of rows.
 SHARE_SORTED, FEWEST_SORTED = 16, 1 << 12
 
 
 class LeastRecentRows:
-    """Finds the rows of one store whose last use is longest ago, of the same age by their keys."""
+    """Finds the least recently used rows of one store; rows of the same age are ordered by key."""
 
     def __init__(self) -> None:
         self._keys = np.empty(0, np.int64)
         self._used = np.empty(0, np.int64)
 
     def forget(self) -> None:
-        """Forgets which rows are the oldest: some may have come that are as old."""
+        """Forgets which rows are the oldest, because rows that are as old may have been added."""
         self._keys, self._used = self._keys[:0], self._used[:0]
 
     def take(
@@ -35,12 +35,12 @@ class LeastRecentRows:
 
         Args:
             store: the `collective.tables.row_store.Store`, in every call the same.
-            column: holds the steps of last uses, of all rows.
+            column: holds the steps of all rows' last uses.
             count: how many.
             before: rows whose last use is this step, or later, aren't taken.
 
         Returns:
-            (`count` distinct keys or fewer, where they are), as `Store.locate` says it: int64 both.
+            (`count` distinct keys or fewer, their places as in `Store.locate`), both int64.
         """
         taken, taken_places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         missing = count
@@ -61,7 +61,7 @@ class LeastRecentRows:
         return np.concatenate(taken), np.concatenate(taken_places)
 
     def _sort(self, store: Any, column: Any, missing: int, before: int, taken: np.ndarray) -> None:
-        """Sorts out the oldest rows, those of keys excepted that are `taken`; `missing` or more."""
+        """Selects at least `missing` of the oldest rows, without those of the `taken` keys."""
         all_keys = store.all_keys()
         used = store.all_last_uses(column)
         wanted = max(missing + len(taken), len(used) // SHARE_SORTED, FEWEST_SORTED)

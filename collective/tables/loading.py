@@ -1,4 +1,4 @@
-"""Collects the rows and slots of a dynamic table that are read, until they replace a session's."""
+"""Collects rows and slots of a dynamic table as they are read, until they replace a session's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Loading:
         """Removes keys that were added.
 
         Args:
-            choose: is given keys [K] int64, and returns those of them that go, or others.
+            choose: called with keys [K] int64; returns the keys to remove (and possibly other
+                keys).
         """
         keys_ = choose(self.store.all_keys().copy())
         self.store.remove_keys(keys_, list(self.columns.values()))

@@ -1,9 +1,9 @@
 """Carries out TensorFlow's lookup functions on tables, by its type-based dispatch.
 
-The functions are registered once, for the type alone. `tf.nn.safe_embedding_lookup_sparse`, feature
-columns and `tf.gather` end in `embedding_lookup` and `embedding_lookup_sparse` and need nothing of
-their own. Only on dynamic tables the first does: TensorFlow's own takes negative keys for invalid
-ones.
+The functions are registered once, by type. `tf.nn.safe_embedding_lookup_sparse`, feature columns
+and `tf.gather` call `embedding_lookup` and `embedding_lookup_sparse`, so they need no functions of
+their own. The exception is the first on dynamic tables, because TensorFlow's own function treats
+negative keys as invalid.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from collective.tables.table import Sharded
 
 
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
-    """Returns a lookup of the ids as int64, which the gate is to check.
+    """Returns a lookup of the ids as int64, for the gate to check.
 
-    They are checked on the spot inside control flow or a function, whose tensors the gate can't
-    reach, and with one rank, which has no gate, if there are no compiled operations.
+    They are checked immediately inside control flow or a function, whose tensors the gate can't
+    reach. So are they on one rank, which has no gate, if there are no compiled operations.
     """
     if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
         raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
@@ -179,8 +179,8 @@ def lookup_safely(
 ) -> tf.Tensor:
     """Computes `tf.nn.safe_embedding_lookup_sparse` where every key is valid.
 
-    Nothing is pruned but weights that aren't positive (with the combiners that divide by them, as
-    TensorFlow does), and a sample without keys gets zeros without looking anything up.
+    Only weights that aren't positive are pruned (with the combiners that divide by them, as in
+    TensorFlow). A sample without keys gets zeros without a lookup.
     """
     if not isinstance(sparse_ids, tf.SparseTensor):
         raise TypeError(
@@ -240,7 +240,8 @@ def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:
     return tf.constant(table.shape.as_list(), out_type or tf.int32, name=name)
 
 
-# All types of ids but RaggedTensor: TensorFlow's own dispatch takes these apart and calls again.
+# All types of ids except RaggedTensor, which TensorFlow's own dispatch takes apart before it calls
+# again.
 Ids = Union[tensor_lib.Tensor, variables.Variable, np.ndarray, np.generic, list, tuple, int]
 Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 

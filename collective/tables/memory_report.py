@@ -1,4 +1,4 @@
-"""Adds the sizes of tables to the error of a TensorFlow that has no memory left."""
+"""Adds the sizes of tables to TensorFlow's error that memory is exhausted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_NAMED = 5
 def adding_table_sizes(graph: tf.Graph) -> Iterator[None]:
     """Adds the sizes of the tables of `graph` on this rank to a run's `ResourceExhaustedError`.
 
-    A message that names them, or the settings of a GPU's memory, is left as it is.
+    A message that already names them, or the settings of a GPU's memory, is left unchanged.
     """
     try:
         yield

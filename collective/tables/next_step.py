@@ -1,10 +1,10 @@
-"""Tells the operations of a run to which global step it leads, also lookups older than the step.
+"""Gives operations the global step to which a run leads, also lookups built before the step.
 
     lookup, built first ──► placeholder with default 0
     optimizer, built later: the graph has a global step
     before a session sees the graph ──► the default is the global step + 1
 
-A training run that needs the step where there is none is refused before ranks exchange anything.
+A training run that needs the step is refused before ranks exchange anything if there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collective.ops.graph_state import state_of
 from collective.policy import EverySteps
 from collective.tables.dynamic_table import DynamicTable
 
-# What an assigned value passes on its way from where it comes.
+# Operations that an assigned value passes through on its way from its source.
 _PASSED = frozenset({"Identity", "Cast", "Reshape"})
 
 
@@ -52,7 +52,7 @@ def tensor(graph: tf.Graph) -> tf.Tensor:
 def connect(graph: tf.Graph) -> None:
     """Lets `tensor` follow the global step of `graph`, as soon as there is one.
 
-    It comes before a session sees the graph: TensorFlow takes no change afterwards.
+    It must be called before a session sees the graph: TensorFlow accepts no change afterwards.
     """
     state = state_of(graph)
     if state.next_step is None or _is_connected(graph):
@@ -66,16 +66,17 @@ def connect(graph: tf.Graph) -> None:
         tf.init_scope(),
         device_scopes.on_host(),
     ):
-        # The update that counts the step waits for gradients, these for lookups, and so for this.
+        # The update that counts the step waits for gradients, which wait for lookups, and so for
+        # this.
         value = step.read_value() if hasattr(step, "read_value") else step
         led_to = tf.add(tf.cast(value, tf.int64), 1, "collective/step_led_to")
         state.next_step.op._update_input(0, led_to)
 
 
 def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
-    """Refuses a training run that needs a global step which it can't have.
+    """Refuses a training run that needs a global step but can't have one.
 
-    Every rank does so alike: it depends on the graph alone.
+    Every rank does so, since it depends only on the graph.
 
     Args:
         graph: the graph.
@@ -94,7 +95,7 @@ def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
 
 
 def _check_step(graph: tf.Graph, table: DynamicTable, needs: str, without: str) -> None:
-    """Refuses a training run without a global step, and warns of one that stands still.
+    """Refuses a training run without a global step, and warns about a step that nothing counts.
 
     Args:
         graph: the graph.
@@ -144,10 +145,10 @@ def _is_connected(graph: tf.Graph) -> bool:
 
 
 def most_counted(graph: tf.Graph) -> int | None:
-    """Returns the most global steps that one run of `graph` counts; None if that isn't known.
+    """Returns the largest number of global steps that one run of `graph` counts; None if unknown.
 
-    That is what all operations add that count it, each once. How often a loop runs isn't known, nor
-    what a function adds, nor an assignment of a computed value.
+    This is the sum of what all counting operations add, each once. It is unknown if a loop or a
+    function counts, or a computed value is assigned.
     """
     step = tf.train.get_global_step(graph)
     if step is None or isinstance(step, tf.Tensor):

@@ -1,7 +1,7 @@
-"""Defines the first dimension of a dynamic table's shape where the table has a policy of its own.
+"""Defines the first dimension of a dynamic table's shape if the table has its own policy.
 
-A table's shape is all that comes from a feature column, through TensorFlow's columns and layers, to
-the place where the table is made.
+The shape is the only thing that a feature column can pass through TensorFlow's columns and layers
+to the place where the table is made.
 """
 
 from __future__ import annotations

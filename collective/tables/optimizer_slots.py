@@ -1,10 +1,10 @@
 """Makes optimizers' slots of tables, and updates dynamic tables.
 
-A static table's slots start in memory of their own. TensorFlow's constant initializers keep what
-they start from with the graph, as large as the shard, and the first update copies it.
+A static table's slots start in memory of their own. TensorFlow's constant initializers would keep
+an initial value as large as the shard with the graph, and the first update would copy it.
 
-Of a dynamic table, an optimizer makes its slots for one row, [1, D], which stands for all of them.
-Where TensorFlow's own update goes over the whole slot (Adam's), the rows in use are gone over in
+For a dynamic table, an optimizer makes its slots for one row, [1, D], which stands for all rows. If
+TensorFlow's own update (Adam's) goes over the whole slot, this module goes over the rows in use in
 blocks, with the same arithmetic.
 """
 
@@ -40,7 +40,7 @@ from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded, in_shard_view, mark_shard, shard_view
 
-BLOCK = 1 << 20  # Elements of a table that a dense update holds at once.
+BLOCK = 1 << 20  # Elements of a table that a dense update processes at once.
 
 KEYS_NOT_INSERTED = (
     "is updated by a run that no session of strategy.scope() runs: the keys of its lookups were "
@@ -58,14 +58,14 @@ def create_slot_var(
     dtype: Any,
     **kwargs: Any,
 ) -> Any:
-    """Makes slots in `slot_creator._create_slot_var`, whose place it takes.
+    """Makes slots, in place of `slot_creator._create_slot_var`.
 
-    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is, also where a
-    script makes it before the update, of the whole table's shape. Either has rows of any width. A
-    slot that is one number for the whole table is a replicated variable.
+    A dynamic table gets a `Slot`. A static table gets a variable that is sharded like the table,
+    also if a script makes it before the update with the whole table's shape. Rows of a slot may
+    have any width. A slot that is one number for the whole table is a replicated variable.
 
-    What an open `variable_scope` sets for variables (a partitioner, a regularizer, a getter and so
-    on) is for those of the script: a table's slots come out as without.
+    The settings of an open `variable_scope` (a partitioner, a regularizer, a getter and so on) are
+    for the script's variables: they don't affect a table's slots.
 
     Raises:
         TableError: an optimizer's slot of a table has another shape.
@@ -77,7 +77,7 @@ def create_slot_var(
 
 
 def _scope_without_settings() -> Any:
-    """Returns a scope of the current one's name, that sets nothing for variables."""
+    """Returns a scope with the current scope's name and no settings for variables."""
     current = tf.get_variable_scope()
     plain = tf.VariableScope(
         reuse=False, name=current.name, name_scope=current.original_name_scope, use_resource=True
@@ -144,10 +144,11 @@ def _create_slot(
 
 
 def _refuse_shape(table: Sharded, slot_shape: tf.TensorShape) -> None:
-    """Refuses a slot that is of the whole table, but not one number.
+    """Refuses a slot that is for the whole table but isn't one number.
 
-    Where a rank has a single row of the table, the shape [1, ...] is that of a slot by row: ranks
-    would differ in whether the slot is sharded. A checkpoint would take it for a part of one.
+    On a rank with a single row of the table, the shape [1, ...] is also that of a slot by row:
+    ranks would differ in whether the slot is sharded, and a checkpoint would mistake it for a part
+    of one.
 
     Raises:
         TableError: the slot has another shape than [].
@@ -222,7 +223,7 @@ class _Processor(optimizer._OptimizableVariable):
             tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
             tf.control_dependencies([settled]),
         ):
-            # Other lookups may insert keys meanwhile, whose rows slots have no memory for.
+            # Other lookups may insert keys meanwhile, for whose rows slots have no memory.
             table.slot_row_count = count
             try:
                 return optimizer_._resource_apply_sparse_duplicate_indices(
@@ -233,7 +234,7 @@ class _Processor(optimizer._OptimizableVariable):
 
 
 def settled(gradient: tf.IndexedSlices, table: DynamicTable) -> tf.IndexedSlices:
-    """Returns the gradient of a dynamic table, after slots have the rows that it is of."""
+    """Returns the gradient of a dynamic table, after slots have its rows."""
     with tf.control_dependencies([_settle(table, gradient, False)[0]]):
         values = tf.identity(gradient.values)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -242,15 +243,15 @@ def settled(gradient: tf.IndexedSlices, table: DynamicTable) -> tf.IndexedSlices
 def _settle(
     table: DynamicTable, gradient: tf.IndexedSlices, needs_count: bool
 ) -> tuple[Any, tf.Tensor | None]:
-    """Refuses an update in a run that doesn't train; gives slots the rows that it is of.
+    """Refuses an update in a run that doesn't train; gives slots the gradient's rows.
 
-    The slots are those of all optimizers, as one may have another do its updates. On a device,
-    there is memory only for rows that were announced; in the host's, rows of zeros need none. But a
-    table with a file has all slots count as its memory.
+    This covers the slots of all optimizers, since one may let another do its updates. On a device,
+    there is memory only for announced rows; in the host's memory, rows of zeros need no
+    announcement. For a table with a file, all slots count towards its memory.
 
     Returns:
-        (what the update waits for, the number of rows that slots have values for, which is None
-        where nobody needs it).
+        (what the update waits for, the number of rows for which slots have values, or None if it
+        isn't needed).
     """
     is_training = training_flag.flag(tf.get_default_graph())
     refusal = f"dynamic table '{table.op.name}' {KEYS_NOT_INSERTED}"
@@ -282,9 +283,9 @@ def _settle(
 def _initialized_slot_rows(
     table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]
 ) -> tf.Tensor:
-    """Gives slots their initial values for all rows that a gradient is of.
+    """Gives slots their initial values for all rows of a gradient.
 
-    Returns: int64 scalar, the number of rows that slots have values for.
+    Returns: int64 scalar, the number of rows for which slots have values.
     """
     # The size makes it wait for the keys: in a branch, TensorFlow drops the control input that it
     # has for them.
@@ -306,7 +307,7 @@ def _initialize_slot_rows(_: np.ndarray, number: np.ndarray, *slots: np.ndarray)
 
 
 def _goes_over_all_rows(optimizer_: Any) -> bool:
-    """Tells whether an optimizer updates as Adam does, rows without a gradient included."""
+    """Tells whether an optimizer updates like Adam, including rows without a gradient."""
     name = "_apply_sparse_shared"
     return isinstance(optimizer_, adam.AdamOptimizer) and (
         getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name)
@@ -316,7 +317,7 @@ def _goes_over_all_rows(optimizer_: Any) -> bool:
 def update_by_adam(
     optimizer_: Any, values: tf.Tensor, table: DynamicTable, rows: tf.Tensor
 ) -> tf.Operation:
-    """Updates as `AdamOptimizer._apply_sparse_shared` does, in the same order.
+    """Updates like `AdamOptimizer._apply_sparse_shared`, in the same order.
 
     The moments decay in all rows, and all rows move.
 
@@ -370,7 +371,7 @@ def update_by_adam(
 def _over_blocks(
     count: tf.Tensor, dim: int, work: Callable[[tf.Tensor], list[tf.Operation]]
 ) -> tf.Tensor:
-    """Does `work` for the local rows 1 … count, block by block."""
+    """Calls `work` for the local rows 1 … count, block by block."""
     step = max(1, BLOCK // dim)
 
     def body(first: tf.Tensor, last: tf.Tensor) -> list[tf.Tensor]:

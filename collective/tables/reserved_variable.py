@@ -1,4 +1,4 @@
-"""Makes variables in reserved memory, of which dynamic tables and their slots are made."""
+"""Makes variables in reserved memory, for dynamic tables and their slots."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
     """Keeps [capacity, D] in reserved memory, which is never read or written as a whole.
 
     Attributes:
-        number: the read of the number under which `collective.tables.row_store` knows its memory.
-        on_device: its memory is where kernels compute, not the host's.
+        number: reads the number of its memory in `collective.tables.row_store`.
+        on_device: whether its memory is where kernels compute, not the host's.
     """
 
     def _create(
@@ -89,9 +89,9 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                     address = tf.reshape(
                         tf.numpy_function(_address, [column_number], tf.int64, stateful=True), []
                     )
-                    # It stands where the variable is: TensorFlow copies a tensor that several
-                    # operations take to another device, or swaps it out, and this one is as large
-                    # as all reserved memory.
+                    # It is placed with the variable: TensorFlow copies a tensor that several
+                    # operations use to another device, or swaps it out, and this one is as large as
+                    # all reserved memory.
                     with handle.graph.colocate_with(handle.op, ignore_existing=True):
                         mapped = native_library.library().collective_memory(
                             address,
@@ -105,8 +105,8 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
             with placement_scope():
                 assigned = tf.raw_ops.AssignVariableOp(resource=at, value=mapped)
                 with tf.control_dependencies([assigned]):
-                    # The first sparse update of a variable copies it if anybody else holds the
-                    # memory. Nobody does now.
+                    # The first sparse update of a variable copies it if anything else holds the
+                    # memory. Nothing does now.
                     nothing = {
                         "resource": at,
                         "indices": tf.zeros([0], tf.int64),
@@ -147,20 +147,20 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
         tf.add_to_collections(collections, self)
 
     def to_proto(self, export_scope: str | None = None) -> None:
-        """Leaves the variable out of an exported graph: its keys are in this process."""
+        """Leaves the variable out of an exported graph, because its keys are in this process."""
 
     def refuse(self, way: str) -> NoReturn:
         raise NotImplementedError
 
     def _as_graph_element(self) -> NoReturn:
-        """Refuses to be fetched: a session calls it for a variable among its fetches."""
+        """Refuses to be fetched: a session calls this method for a variable among its fetches."""
         self.refuse("Fetching the value")
 
 
 def _in_file(path: str, rows: int, dim: int, dtype: tf.DType) -> tf.Tensor:
     """Returns the memory of a file that is mapped, [rows, dim]."""
     mapped = tf.raw_ops.ImmutableConst(dtype=dtype, shape=[rows, dim], memory_region_name=path)
-    # The graph optimizer would run it before there is a file. It leaves operations with this
+    # The graph optimizer would run it before the file exists. It leaves operations with this
     # attribute alone.
     mapped.op._set_attr(
         "_scoped_allocator", attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=[]))

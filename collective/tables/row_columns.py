@@ -1,7 +1,7 @@
 """Holds the columns of a dynamic table: its rows, and each of its slots.
 
-Each is the buffer of one resource variable, reserved once and taken as rows are used. A `RowColumn`
-knows where it lies and writes into it; it is forgotten when its variable goes.
+Each is the buffer of one resource variable, which is reserved once and used as rows are added. A
+`RowColumn` knows its address and writes into it; it is dropped with its variable.
 `device_row_store.py` has columns on a device.
 """
 
@@ -26,11 +26,11 @@ class RowColumn(abc.ABC):
     """Holds one row of memory for each row of a table: its values, or a slot.
 
     Attributes:
-        number: by which a graph's operations find it.
+        number: its number in a graph's operations.
         first: [D], what a row starts from; None if the store draws it.
         filled: rows 1 … filled have their initial value or a later one.
-        holds_last_uses: it has the steps of the rows' last uses, [1] int64 each, which a store with
-            a file also knows of the rows there.
+        holds_last_uses: whether it has the steps of the rows' last uses, [1] int64 each, which a
+            store with a file also keeps for the rows there.
     """
 
     holds_last_uses = False
@@ -43,18 +43,18 @@ class RowColumn(abc.ABC):
 
     @abc.abstractmethod
     def expose(self, path: str) -> None:
-        """Lets TensorFlow take the memory, only once; `adopt_mapping` follows."""
+        """Lets TensorFlow take the memory, once; `adopt_mapping` follows."""
 
     @abc.abstractmethod
     def adopt_mapping(self) -> None:
-        """Takes what TensorFlow has mapped for this column's memory from now on."""
+        """Uses what TensorFlow has mapped as this column's memory from now on."""
 
     @abc.abstractmethod
     def ensure_capacity(self, count: int) -> None:
         """Takes memory for the rows up to `count`.
 
         Raises:
-            MemoryError: there isn't.
+            MemoryError: there isn't enough.
         """
 
     @abc.abstractmethod
@@ -63,7 +63,7 @@ class RowColumn(abc.ABC):
 
     @abc.abstractmethod
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
-        """Gives rows that there is memory for [b, D] values, or all of them the same [D]."""
+        """Gives rows that have memory the values [b, D], or the same [D] to all of them."""
 
     def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
         """Moves rows into gaps, and clears the rows after them as if they never had values.
@@ -76,7 +76,7 @@ class RowColumn(abc.ABC):
         raise NotImplementedError
 
     def is_small(self, count: int, threshold: float) -> np.ndarray:
-        """Tells of each row w of rows 1 to `count` whether ½‖w‖² is below a threshold."""
+        """Tells for each of rows 1 to `count`, w, whether ½‖w‖² is below a threshold."""
         raise NotImplementedError
 
     def initialize_rows(self, count: int) -> None:
@@ -89,7 +89,7 @@ class RowColumn(abc.ABC):
 
 
 class HostColumn(RowColumn):
-    """Keeps a column in the host's memory, which is taken as it is written."""
+    """Keeps a column in the host's memory, which is allocated as it is written."""
 
     def __init__(
         self,
@@ -188,10 +188,10 @@ class CompiledHostColumn(HostColumn):
 
 
 def is_small(rows: Any, threshold: float, xp: Any) -> Any:
-    """Tells of each row w of `rows` [R, D] whether ½‖w‖² is below a threshold.
+    """Tells for each row w of `rows` [R, D] whether ½‖w‖² is below a threshold.
 
-    Sums go from the first element to the last, in double precision: a row's doesn't depend on its
-    place, nor on where it is computed.
+    Sums go from the first element to the last, in double precision, so that a row's sum doesn't
+    depend on its place or on where it is computed.
 
     Args:
         rows: an array of the module `xp`, NumPy's or CuPy's.

@@ -38,13 +38,13 @@ def _gather_gradient(
         has_row = tf.not_equal(admitted, -1)
         gradient = tf.boolean_mask(gradient, has_row)
         rows = dynamic_rows.updated(tf.boolean_mask(admitted, has_row))
-    # Without a dense shape nobody can make a matrix of the gradient, which would be as large as all
+    # Without a dense shape the gradient can't be made a matrix, which would be as large as all
     # reserved memory.
     return shard_gradients.of_shard(tf.IndexedSlices(gradient, rows, None)), None
 
 
 def _outside(x: tf.Tensor) -> tf.Tensor:
-    """Returns what `x` stands for outside of a function or a branch that captures it."""
+    """Returns the tensor outside of a function or a branch that `x` captures."""
     while hasattr(x.graph, "captures"):
         outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
         if outer is None:

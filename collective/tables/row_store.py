@@ -1,7 +1,7 @@
-"""Keeps the part of a dynamic table that one session has: keys, and memory of rows and slots.
+"""Keeps one session's part of a dynamic table: keys, and memory of rows and slots.
 
-`row_columns.py` has the memory. Row 0 belongs to no key and stays as it is: it is the row of
-unknown keys. In the host's memory compiled code finds keys and draws rows
+`row_columns.py` has the memory. Row 0 belongs to no key and never changes: it is the row of unknown
+keys. In the host's memory compiled code finds keys and draws rows
 (`collective.ops.compiled_row_store`); without it, NumPy does.
 """
 
@@ -48,7 +48,7 @@ def registered(number: int) -> Any:
 
 
 def register(number: int, holder: Any) -> np.ndarray:
-    """Returns an int64 array [1, 1] of `number`, by which `registered` finds `holder`.
+    """Returns an int64 array [1, 1] with `number`, by which `registered` finds `holder`.
 
     `holder` is kept for as long as TensorFlow has the array's memory.
     """
@@ -61,7 +61,7 @@ def register(number: int, holder: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def registered_meanwhile(holder: Any) -> Iterator[int]:
-    """Gives a number by which `registered` finds `holder`, inside."""
+    """Registers `holder` under a number inside the context."""
     number = next(numbers)
     _registry[number] = holder
     try:
@@ -80,8 +80,8 @@ class Store:
     """Holds the keys of a table on this rank, and its rows.
 
     Attributes:
-        oldest: finds the rows whose last use is longest ago.
-        tally: counts the keys that come and go.
+        oldest: finds the least recently used rows.
+        tally: counts the keys that are added and removed.
 
     Args:
         keys: numbers the keys: a `KeyMap`, or an object with its functions.
@@ -90,7 +90,7 @@ class Store:
         dim: D.
         name: the table's, for errors.
         fill: draws initial values, see `collective.tables.initializers`.
-        number: by which a graph's operations find it; by default the next one.
+        number: its number in a graph's operations; by default the next one.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Store:
         return 0
 
     def __len__(self) -> int:
-        """Returns the number of rows; a key whose row found no memory for its values has none."""
+        """Returns the number of rows; a key whose row got no memory for its values has none."""
         return min(len(self.keys), self.values.filled)
 
     def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
@@ -138,7 +138,7 @@ class Store:
     def draw(self) -> None:
         """Gives new rows their initial values, after keys were found or inserted.
 
-        It is called also if that failed.
+        It is also called if that failed.
         """
         count = len(self.keys)
         if count <= self.values.filled:
@@ -154,7 +154,7 @@ class Store:
             self.values.filled = last - 1
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Gives `keys` these values, whether new or not. Returns their local rows."""
+        """Sets the values of new or existing `keys`. Returns their local rows."""
         self.tally.count(self)
         local = self._put(keys, rows)
         self.tally.settle(self)
@@ -163,7 +163,7 @@ class Store:
 
     def _put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         with self._lock(), self._drawing():
-            self.draw()  # Rows that found no memory before.
+            self.draw()  # Rows that got no memory before.
             local = self.keys.find_or_insert(keys)
             self.values.ensure_capacity(len(self.keys))
             self.values.write(local, rows)
@@ -171,7 +171,7 @@ class Store:
             return local
 
     def remove(self, rows: np.ndarray, slots: Sequence[RowColumn]) -> None:
-        """Removes rows; the last ones take their places, so that there are no gaps.
+        """Removes rows; the last rows move into the gaps.
 
         It must not come between a lookup and the update of what was looked up.
 
@@ -195,7 +195,7 @@ class Store:
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (keys, local rows) of all rows by ascending keys, at most `block` at a time.
 
-        The rows are for `read`. Of keys in a file they are `collective.ops.rows_in_file.IN_FILE`.
+        The rows are for `read`. For keys in a file they are `collective.ops.rows_in_file.IN_FILE`.
         """
         for keys, positions in in_ascending_order(self.keys.keys(1, len(self) + 1), block):
             yield keys, positions + 1
@@ -208,9 +208,9 @@ class Store:
         return len(self)
 
     def locate(self, keys: np.ndarray) -> np.ndarray:
-        """Returns where the rows of `keys` are, int64: no row moves.
+        """Returns where the rows of `keys` are, int64, without moving a row.
 
-        These are local rows; `collective.ops.rows_in_file.IN_FILE` of keys in the file; 0 of
+        These are local rows, `collective.ops.rows_in_file.IN_FILE` for keys in the file, and 0 for
         unknown keys.
         """
         return self.rows(keys, False)
@@ -218,27 +218,27 @@ class Store:
     def all_keys(self) -> np.ndarray:
         """Returns all keys, int64 [R]: those of local rows 1 to the last, then those in the file.
 
-        It may be a view of memory that the next change writes over.
+        It may be a view of memory that the next change overwrites.
         """
         keys: np.ndarray = self.keys.keys(1, len(self) + 1)
         return keys
 
     def places(self, positions: np.ndarray) -> np.ndarray:
-        """Returns where rows are, as `locate` does, by the positions of keys in `all_keys`."""
+        """Returns where rows are, like `locate`, by the positions of keys in `all_keys`."""
         return positions + 1
 
     def all_last_uses(self, column: Any) -> np.ndarray:
-        """Returns what `column`, which holds last uses, has of `all_keys`, int64 [R]."""
+        """Returns the values of `column`, which holds last uses, for `all_keys`, int64 [R]."""
         last_uses: np.ndarray = column.view_of(self.count_in_memory)[:, 0]
         return last_uses
 
     def last_uses(self, column: Any, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Returns what `column` has of keys, int64 [b].
+        """Returns the values of `column` for keys, int64 [b].
 
         Args:
-            column: one that holds last uses.
+            column: a column that holds last uses.
             keys: [b] int64 that have rows.
-            places: [b], where `locate` says that they are.
+            places: [b], their places by `locate`.
         """
         of_rows: np.ndarray = column.view_of(self.count_in_memory)[:, 0]
         return of_rows[places - 1]
@@ -246,7 +246,7 @@ class Store:
     def read(
         self, columns: Sequence[RowColumn], keys: np.ndarray, rows: np.ndarray
     ) -> list[np.ndarray]:
-        """Returns copies of what `columns` have of keys, wherever they are: [b, D] each.
+        """Returns copies of the values of `columns` for keys, wherever they are: [b, D] each.
 
         Args:
             columns: columns of this store's table.
@@ -262,7 +262,7 @@ class Store:
         return self.remove_at(keys[places > 0], places[places > 0], slots)
 
     def remove_at(self, keys: np.ndarray, places: np.ndarray, slots: Sequence[RowColumn]) -> int:
-        """Removes distinct keys, as `remove` removes rows, where `locate` says that they are.
+        """Removes distinct keys, as `remove` removes rows, at the places given by `locate`.
 
         Returns how many.
         """
@@ -276,7 +276,7 @@ class Store:
         return count
 
     def limit_memory(self, slots: Sequence[RowColumn]) -> None:
-        """Moves rows to the file, if more are in memory than are to be. `slots` as for `remove`.
+        """Moves rows to the file if too many are in memory. `slots` as for `remove`.
 
         It must not come between a lookup and the update of what was looked up.
         """
@@ -355,7 +355,7 @@ def host_store(
     """Makes an empty store in the host's memory; arguments as for `Store` and `HostColumn`.
 
     Args:
-        compiled: False has NumPy draw rows: the compiled operations are missing.
+        compiled: with False, NumPy draws rows, because the compiled operations are missing.
     """
     if compiled:
         return CompiledStore(capacity, dim, dtype, name, fill)

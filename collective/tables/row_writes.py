@@ -1,8 +1,8 @@
-"""Writes rows of tables and of their slots in place, where they are.
+"""Writes rows of tables and of their slots in place.
 
-On a GPU a compiled operation does it. TensorFlow's scatters of integers, and of all types where
-operations must be deterministic, copy the whole variable to the host and back there: slow for a
-static table, and an illegal access, which ends the process, for the address space of a dynamic one.
+On a GPU, a compiled operation does it. There, TensorFlow's scatters of integers, and of all types
+if operations must be deterministic, copy the whole variable to the host and back. This is slow for
+a static table, and an illegal access that ends the process for the address space of a dynamic one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collective.tables.table import Sharded
 
 
 def on_device(holder: Any) -> bool:
-    """Tells whether a variable is a table, or a slot of one, that is where kernels compute."""
+    """Tells whether a variable is a table or slot in memory where kernels compute."""
     if isinstance(holder, ReservedVariable):
         return holder.on_device
     return isinstance(holder, Sharded) and placement.on_device(dynamic=False)
@@ -44,7 +44,7 @@ def write(holder: Any, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation:
 
 
 def add(holder: Any, rows: tf.Tensor, amounts: tf.Tensor) -> tf.Operation:
-    """Adds [K, ...] to local rows [K] of a variable, each of which is there once."""
+    """Adds [K, ...] to distinct local rows [K] of a variable."""
     if on_device(holder):
         return write(holder, rows, read(holder, rows) + amounts)
     added: tf.Operation = tf.raw_ops.ResourceScatterAdd(
@@ -54,7 +54,7 @@ def add(holder: Any, rows: tf.Tensor, amounts: tf.Tensor) -> tf.Operation:
 
 
 def subtract(holder: Any, rows: tf.Tensor, amounts: tf.Tensor) -> tf.Operation:
-    """Subtracts [K, ...] from local rows [K] of a variable, each of which is there once."""
+    """Subtracts [K, ...] from distinct local rows [K] of a variable."""
     if on_device(holder):
         return write(holder, rows, read(holder, rows) - amounts)
     subtracted: tf.Operation = tf.raw_ops.ResourceScatterSub(

@@ -1,5 +1,5 @@
-"""Finds and counts rows of dynamic tables where compiled operations don't: without these, and on a
-device where a lookup is alone. Finds the keys of rows, which only a script's own work needs.
+"""Finds and counts rows of dynamic tables where compiled operations don't: if these are missing,
+and on a device for a single lookup. Finds the keys of rows, which only a script's own code needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def find(
         number: int64 scalar.
         keys: int64.
         insert: bool scalar; new keys are inserted, or have row 0.
-        step: that to which an insertion leads, int64 scalar, for a store on a device; else None.
+        step: the step of an insertion, int64 scalar, for a store on a device; else None.
     """
     inputs = [number, keys, insert, *([] if step is None else [step])]
     with device_scopes.on_host():
@@ -32,7 +32,7 @@ def find(
 
 
 def noted_step(last_used: Any) -> tf.Tensor:
-    """Returns the step that a hash table notes with a use, int64 scalar; 0 where nothing asks.
+    """Returns the step that a hash table notes with a use, int64 scalar; 0 if it isn't needed.
 
     Args:
         last_used: the table's `LastUse`, or None.
@@ -55,7 +55,7 @@ def count(number: tf.Tensor) -> tf.Tensor:
 def keys_of(number: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the keys of local rows [K] in the store of this number, int64 [K].
 
-    Row 0, which is no key's, has -1: outside of training, unknown keys have it.
+    Row 0, which unknown keys have outside of training, gives -1.
     """
     with device_scopes.on_host():
         keys = tf.numpy_function(_keys_of, [number, rows], tf.int64, stateful=True)
@@ -66,7 +66,7 @@ def keys_of(number: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 def rows_of(number: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Returns the local rows of keys [K] that have one in the store of this number, int64 [K].
 
-    A run in which one has none fails.
+    A run in which a key has no row fails.
     """
     with device_scopes.on_host():
         rows = tf.numpy_function(_rows_of, [number, keys], tf.int64, stateful=True)

@@ -1,10 +1,10 @@
-"""Keeps the rows of a dynamic table that weren't used for long in a file: storage='dram_ssd'.
+"""Keeps the rows of a dynamic table that haven't been used for long in a file: storage='dram_ssd'.
 
     a run ──► rows of its keys in memory, those from the file among them (compiled operations)
-    after it ──► more rows than memory is for? ──► those used longest ago ──► the file
+    after it ──► more rows than memory is for? ──► the least recently used ──► the file
 
-A row comes back with its slots as it went, bit for bit. Whatever goes over a whole table, a save
-for one, reads the rows in the file where they are.
+A row comes back with its slots unchanged, bit for bit. An operation on a whole table, such as a
+save, reads the rows in the file without moving them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IN_FILE = rows_in_file.IN_FILE
 
 
 class StoreWithFile(CompiledStore):
-    """Holds keys and rows in the host's memory and, beyond so many bytes, in a file.
+    """Holds keys and rows in the host's memory and, beyond a number of bytes, in a file.
 
     Arguments as for `CompiledStore`, and:
 
@@ -66,7 +66,7 @@ class StoreWithFile(CompiledStore):
 
     @property
     def is_overfull(self) -> bool:
-        """Tells whether more rows are in memory than are to be."""
+        """Tells whether too many rows are in memory."""
         return rows_in_file.is_overfull(self.number)
 
     @property
@@ -138,10 +138,10 @@ class StoreWithFile(CompiledStore):
 
 
 def prepare(table: Any) -> None:
-    """Notes a new table of which rows go to a file.
+    """Notes a new table whose rows may go to a file.
 
     Raises:
-        TableError: the table is where that can't be.
+        TableError: the table is in memory where that isn't possible.
     """
     if table.policy.storage is None:
         return
@@ -175,11 +175,11 @@ def check_all_rows_are_not_updated(table: Any, optimizer: Any) -> None:
 
 
 def check_rows_stay(variables: Iterable[Any], what: str) -> None:
-    """Raises TableError if some of `variables` are tables with a file, of which rows move.
+    """Raises TableError if some of `variables` are tables with a file, because their rows move.
 
     Args:
         variables: variables, tables or not.
-        what: keeps numbers of rows from one run to the next.
+        what: the thing that keeps numbers of rows from one run to the next.
     """
     for table in variables:
         policy = getattr(table, "policy", None)

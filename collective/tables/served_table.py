@@ -1,4 +1,4 @@
-"""Stands in for tables in a graph that is built to be served."""
+"""Stands in for tables in a graph that is built for serving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServedGraph(Protocol):
 
 
 def served_graph(graph: tf.Graph) -> ServedGraph | None:
-    """Returns the checkpoint that `graph` is served from; None if it is not built to be served."""
+    """Returns the checkpoint from which `graph` is served; None if it isn't built for serving."""
     served: ServedGraph | None = state_of(graphs.outermost(graph)).served_from
     return served
 
@@ -46,10 +46,10 @@ def served_graph(graph: tf.Graph) -> ServedGraph | None:
 class ServedTable(composite_tensor.CompositeTensor):
     """Stands in for a table, in a graph that is to be served.
 
-    It is looked up as a `Table` is. Whatever else takes a variable for one value gets all rows of a
-    static one, put together from its parts. With one part it isn't made at all: the part is the
-    table. (It is no composite tensor, but TensorFlow dispatches by types of composite tensors
-    only.)
+    It is looked up like a `Table`. All other operations on a variable's value get all rows of a
+    static table, assembled from its parts. If there is only one part, the part itself is the table
+    and this class isn't used. (It isn't a composite tensor, but TensorFlow dispatches only by types
+    of composite tensors.)
 
     Attributes:
         rows: V; None if dynamic.
@@ -64,7 +64,7 @@ class ServedTable(composite_tensor.CompositeTensor):
     def __init__(
         self, name: str, rows: int | None, dim: int, dtype: tf.DType, parts: Sequence[Any]
     ):
-        # A variable has them, too.
+        # Variables have them, too.
         self.name, self.op = f"{name}:0", types.SimpleNamespace(name=name)
         self.rows, self.dim, self.dtype, self.parts = rows, dim, dtype, list(parts)
 
@@ -107,14 +107,14 @@ class ServedTable(composite_tensor.CompositeTensor):
 
 
 class ServedDynamicTable(ServedTable):
-    """Stands in for a dynamic table; a key that it doesn't have yields zeros, or another number.
+    """Stands in for a dynamic table; an unknown key yields zeros, or another number.
 
     Attributes:
         parts: its variables, [n_p, D] each, without the empty ones.
         keys: [n_p] int64 variables, ascending: row i of a part is that of key i.
         numbers: the parts' numbers: key k is in part mix(k) mod P.
         ranks: P, the number of parts with the empty ones.
-        unknown: the elements of what a key reads that it doesn't have.
+        unknown: the value of all elements that an unknown key reads.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ServedDynamicTable(ServedTable):
         return stitched
 
     def _unknown_rows(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns what `keys` [K] read that the table doesn't have, [K, D]."""
+        """Returns the rows of unknown `keys` [K], [K, D]."""
         return tf.fill([tf.size(keys), self.dim], tf.constant(self.unknown, self.dtype))
 
     def _rows_in_part(self, i: int, keys: tf.Tensor) -> tf.Tensor:

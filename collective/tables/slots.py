@@ -20,7 +20,7 @@ from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, mark_s
 class Slot(ReservedVariable):
     """Holds an optimizer's slot for a dynamic table: one row for each of the table's.
 
-    Its local rows are read by `ResourceGather`. It is where the table is, unless it is made with
+    Its local rows are read by `ResourceGather`. It is in the table's memory, unless it is made with
     `on_device=False`.
 
     Attributes:
@@ -80,7 +80,7 @@ class Slot(ReservedVariable):
         return column
 
     def settle(self, session: Any, count: int) -> None:
-        """Gives rows 1 to `count` what they lack in `session`, before they are read."""
+        """Gives rows 1 to `count` the values that they lack in `session`, before they are read."""
         self.column(session).initialize_rows(count)
 
     def refuse(self, way: str) -> NoReturn:

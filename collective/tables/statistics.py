@@ -1,10 +1,10 @@
-"""Counts the keys of a dynamic table that come, go and come back, and describes them.
+"""Counts the keys of a dynamic table that are added, evicted and come back, and reports them.
 
     a key gets a row ──► admitted         a policy lets none have one ──► refused
     a row is evicted ──► evicted, by the option that said so; its key comes back ──► returned
 
-Nothing is counted in a step: the numbers are taken from the store when rows go, or when somebody
-asks.
+Nothing is counted in a step: the numbers are taken from the store when rows are removed, or on
+request.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REMEMBERED = 1 << 20  # Places for keys that were evicted, of 4 bytes.
 class EvictedKeys:
     """Remembers keys that were evicted, in 4 MB: about the last million of them.
 
-    A key has one place, and is forgotten when another takes it. Two keys are taken for one in one
-    of 2 billion cases.
+    A key has one place, and is forgotten when another key takes it. Two keys are mistaken for each
+    other in one of 2 billion cases.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class EvictedKeys:
 
     @staticmethod
     def _places_and_marks(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # The keys of a rank are alike in the lowest bits of the mix.
+        # The keys of a rank have the same lowest bits of the hash.
         mixed = key_hashing.mix_np(keys)
         places = (mixed >> np.uint64(44)).astype(np.int64) % REMEMBERED
         return places, (mixed >> np.uint64(12)).astype(np.uint32) | np.uint32(1)
@@ -56,7 +56,7 @@ class KeyTally:
     """Counts the keys of one store.
 
     Attributes:
-        evicted: rows that were evicted, by the option of the policy that said so.
+        evicted: rows that were evicted, by the option of the policy that evicted them.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class KeyTally:
     def count(self, store: Any) -> None:
         """Counts the rows that have come since the last call, the last ones in memory.
 
-        Rows may be among these that have come from the file of `store`: they are counted before
-        they go there, and so aren't known as evicted.
+        These may include rows that came from the file of `store`. They were counted before they
+        went there, and so aren't known as evicted.
         """
         rows, in_memory = len(store), store.count_in_memory
         self._admitted += max(0, rows - self._seen)
@@ -87,7 +87,7 @@ class KeyTally:
 
         Args:
             store: the store.
-            keys_by_option: [K] int64, by the option that says so.
+            keys_by_option: [K] int64, by the option that evicts them.
         """
         self.count(store)
         for option, keys in keys_by_option.items():
@@ -118,19 +118,18 @@ class KeyTally:
 
 @dataclasses.dataclass(frozen=True)
 class TableStatistics:
-    """Describes a rank's part of a dynamic table, since its session initialized or restored it.
+    """Describes a rank's part of a dynamic table since its session initialized or restored it.
 
     Attributes:
-        rows: how many it has now, those in its file among them.
+        rows: how many it has now, including those in its file.
         bytes: what they take, with their keys and slots.
         admitted: how often training gave a key a row. Rows that were restored or imported aren't
             counted.
-        refused: how often the policy let a key have no row.
-        evicted: how many rows were evicted, by the option of the `collective.TablePolicy` that said
-            so; options that evicted none are left out. Rows that were removed otherwise aren't
-            counted.
-        returned: how many of the admitted keys had been evicted before, as far as that is known:
-            about the last million keys that were evicted are.
+        refused: how often the policy refused a key a row.
+        evicted: how many rows each option of the `collective.TablePolicy` evicted; options that
+            evicted none are left out. Rows that were removed otherwise aren't counted.
+        returned: how many of the admitted keys had been evicted before, as far as known (about the
+            last million evicted keys are remembered).
     """
 
     rows: int
@@ -141,7 +140,7 @@ class TableStatistics:
     returned: int
 
     def counts(self) -> dict[str, int]:
-        """Returns all numbers by name: 'evicted by capacity', for one."""
+        """Returns all numbers by name, such as 'evicted by capacity'."""
         counts = {
             "rows": self.rows,
             "bytes": self.bytes,

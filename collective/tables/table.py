@@ -1,4 +1,4 @@
-"""Defines the static table and its slots, whose shape is the whole's and memory the shard's."""
+"""Defines the static table and its slots: they show the whole shape, but hold only the shard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _view = threading.local()
 
 @contextlib.contextmanager
 def shard_view() -> Iterator[None]:
-    """Makes tables present themselves as their shards, inside.
+    """Makes tables look like their shards inside the context.
 
-    For optimizers, which then make slots of the shard's shape.
+    It is for optimizers, which then make slots of the shard's shape.
     """
     previous, _view.on = in_shard_view(), True
     try:
@@ -38,16 +38,16 @@ def in_shard_view() -> bool:
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
-    """Holds V rows of dimension D, of which row i lives on rank i mod N.
+    """Holds V rows of dimension D; row i lives on rank i mod N.
 
     It is row i div N of the shard there.
 
     Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
     `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
-    Whatever takes a variable for one value (fetching it, `tf.matmul`, slices, `tf.nn.l2_loss`,
-    `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
+    Operations that use a variable as one value (a fetch, `tf.matmul`, slices, `tf.nn.l2_loss`,
+    `read_value`) get all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
     take such a value, the same on every rank (see `collective.tables.dense_view`). Other operations
-    would reach one rank's shard only: they raise `TableError`. With one rank, shard and variable
+    would reach only one rank's shard, so they raise `TableError`. With one rank, shard and variable
     are the same.
 
     Attributes:
@@ -56,7 +56,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         shape: [V, D].
         handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
         shard_shape: its shape.
-        shows_shard: True if a rank sees the shard: its shape, its value, what is assigned to it.
+        shows_shard: True if the script sees the shard: in its shape, its value and assignments.
         hashed: True if a key's owner is found by hashing it.
         warned_of_dense_read: True if the user was warned that it is read as one value.
 
@@ -80,7 +80,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     @property
     def counts_keys(self) -> bool:
-        """Tells whether keys come to their owners with how often they were asked for."""
+        """Tells whether owners are told how often each key was requested."""
         return False
 
     @property
@@ -124,12 +124,12 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return ids if collectives.size() == 1 else tf.cast(ids, tf.int64) // collectives.size()
 
     def check_is_looked_up(self) -> None:
-        """Refuses a lookup by TensorFlow's functions, if the table isn't for them."""
+        """Refuses a lookup by TensorFlow's functions if the table doesn't allow it."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the table, as the only part of what TensorFlow would have partitioned.
+        """Yields the table itself, as if it were the only part of a partitioned variable.
 
-        `list(variable)` of a partitioned variable gives its parts, which lookups take.
+        `list(variable)` of a partitioned variable gives its parts, which lookups accept.
         """
         yield self
 
@@ -175,7 +175,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return self._unread if self._fetched is None else self._fetched
 
     def to_be_fetched(self) -> None:
-        """Makes the table's graph element the whole value from now on."""
+        """From now on, makes the table's graph element the whole value."""
         if self._is_whole() or self._fetched is not None:
             return
         graph = self.graph
@@ -223,13 +223,13 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
 
 class Table(Sharded):
-    """Holds rows of the model, as `tf.get_variable` makes them in embedding_scope().
+    """Holds rows of the model; `tf.get_variable` makes it in embedding_scope().
 
-    It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes:
-    optimizers, `var_list`, `tf.gradients`.
+    It is in `tf.trainable_variables()` under its own name, and can be used like a variable: in
+    optimizers, `var_list` and `tf.gradients`.
 
     Attributes:
-        policy: what it keeps; where it is made sets it.
+        policy: its policy, set by the code that makes the table.
 
     Args:
         initializer: fills [V, D]; see `collective.tables.initializers.shard`.
@@ -257,7 +257,7 @@ class Table(Sharded):
 
     @property
     def initial_value(self) -> Any:
-        """Returns the value that the table starts from: all rows, made on this rank."""
+        """Returns the table's initial value: all rows, made on this rank."""
         if self._is_whole():
             return self._initial_value
         return (
@@ -268,7 +268,7 @@ class Table(Sharded):
 
 
 def _whole_assignment(method: str) -> Any:
-    """Returns `assign`, `assign_add` or `assign_sub` of a value that all ranks give whole."""
+    """Returns `assign`, `assign_add` or `assign_sub` for a whole value, the same on all ranks."""
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
     @functools.wraps(inherited)
@@ -305,7 +305,7 @@ def _refusing_on_several_ranks(method: str, way: str) -> Any:
     return guarded
 
 
-# Methods that read or write all of a sharded variable, and how an error calls them.
+# Methods that read or write all of a sharded variable, and their names in errors.
 WHOLE_VALUE_METHODS = {
     "value": "Reading the value",
     "read_value": "Reading the value",
@@ -344,7 +344,7 @@ for _method, _way in REFUSED_METHODS.items():
 
 
 def mark_shard(variable: Any, table: Table) -> None:
-    """Marks `variable` as one that has a row for each row of `table`'s shard.
+    """Marks `variable` as having a row for each row of `table`'s shard.
 
     It is never made equal over ranks.
     """
@@ -353,7 +353,7 @@ def mark_shard(variable: Any, table: Table) -> None:
 
 
 def shard_of(variable: Any) -> Table | None:
-    """Returns the table whose shard `variable` is or has a slot for; None if it is replicated."""
+    """Returns the table of which `variable` is the shard or a slot; None if it is replicated."""
     table: Table | None = (
         variable if isinstance(variable, Table) else getattr(variable, "_collective_shard", None)
     )

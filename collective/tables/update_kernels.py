@@ -1,9 +1,9 @@
-"""Refuses an optimizer that can't update a table where it is, in a GPU's memory.
+"""Refuses an optimizer that can't update a table in a GPU's memory.
 
-TensorFlow has some updates for CPUs only. It would refuse the graph when a session starts, without
-a word of table or optimizer; or, told to place softly, take the table to the CPU, away from its
-lookups. Some others it has for a GPU, too, but does there by a copy of the whole variable, which
-ends the process where that is a dynamic table's address space (`row_writes`).
+TensorFlow has some updates only for CPUs. It would refuse the graph when a session starts, without
+naming the table or optimizer; or, with soft placement, move the table to the CPU, away from its
+lookups. Other updates exist for GPUs, but copy the whole variable, which ends the process if that
+is a dynamic table's address space (`row_writes`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _CheckedProcessor(optimizer._OptimizableVariable):
 
 
 def _is_on_device(variable: Any) -> bool:
-    # Built without GPUs, TensorFlow has kernels for CPUs only, whatever stands in for a GPU.
+    # A TensorFlow that was built without GPUs has kernels only for CPUs, even if something stands
+    # in for a GPU.
     return (
         isinstance(variable, Table)
         and placement.on_device(variable.hashed)
@@ -54,14 +55,14 @@ def _is_on_device(variable: Any) -> bool:
 
 
 def check(optimizer_: Any, variable: Any) -> None:
-    """Checks that an optimizer's update of a variable has kernels where that is.
+    """Checks that an optimizer's update of a variable has kernels on its device.
 
     Args:
         optimizer_: of TensorFlow 1, or Keras's legacy one; it has made its update.
         variable: a table, or any other variable.
 
     Raises:
-        TableError: the table is on a GPU, and the update isn't possible there.
+        TableError: the table is on a GPU, where the update isn't possible.
     """
     if not _is_on_device(variable):
         return

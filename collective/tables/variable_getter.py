@@ -47,15 +47,15 @@ def is_dynamic(shape: Any) -> bool:
 
 
 def is_embedding(name: str, partitioner: Any) -> bool:
-    """Tells whether a variable that no script has marked is an embedding.
+    """Tells whether a variable that the script hasn't marked is an embedding.
 
-    The weights of embedding columns are, and what is partitioned, except for the weights of layers.
+    Weights of embedding columns are, and partitioned variables, except for the weights of layers.
     """
     last = name.rpartition("/")[2]
     return last == "embedding_weights" or partitioner is not None and last not in LAYER_WEIGHTS
 
 
-# How layers of TensorFlow call their matrices.
+# Names of the matrices of TensorFlow's layers.
 LAYER_WEIGHTS = ("kernel", "recurrent_kernel", "depthwise_kernel", "weights")
 # Of a dynamic table that is made outside of embedding_scope().
 OUTSIDE = EmbeddingOptions()
@@ -74,11 +74,11 @@ def table_getter(
 ) -> Any:
     """Makes a `Table` of a 2-D floating-point variable: a variable-scope getter.
 
-    [V, D] is a static table if V is `options.min_rows` at least, [None, D] is a dynamic one.
+    [V, D] is a static table if V is at least `options.min_rows`; [None, D] is a dynamic one.
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
-    made as outside: replicated. No variable is partitioned: a partitioner in embedding_scope()
-    would say how to shard a table, which isn't its choice here. `kind` is a table's class.
+    made as outside: replicated. No variable is partitioned: in embedding_scope() the library, not a
+    partitioner, decides how to shard a table. `kind` is a table's class.
     """
     del partitioner
     graphs.refuse_eager("embedding_scope()", f"'{name}' is made")
@@ -183,9 +183,9 @@ def table_getter(
 def get_variable(
     original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Makes tables in `VariableScope.get_variable`, whose place it takes.
+    """Makes tables, in place of `VariableScope.get_variable`.
 
-    [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
+    [None, D] is always a dynamic table: TensorFlow has no such variable.
     """
     options = SCOPES.embedding_options
     if options is not None and options.chosen:
@@ -201,7 +201,7 @@ def get_variable(
 
 
 def _inside(outer: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Nests two getters: the outer one may rename or cast, and gets a table from its `getter`."""
+    """Nests two getters: the outer one may rename or cast; its `getter` makes the table."""
 
     def getter(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return outer(functools.partial(inner, getter), *args, **kwargs)

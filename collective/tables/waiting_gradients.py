@@ -1,4 +1,4 @@
-"""Tells whether gradients wait for an update of several batches, which knows rows by numbers."""
+"""Tells whether gradients wait for an update of several batches, which numbers rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def any_in(session: Any) -> bool:
 
 
 def check_none(table: Any, session: Any) -> None:
-    """Raises TableError if rows of `table` can't be removed now, as gradients wait in `session`."""
+    """Raises TableError if rows of `table` can't be removed, as gradients wait in `session`."""
     if any_in(session):
         raise TableError(
             f"Rows of table '{table.op.name}' can not be removed now: gradients of some batches "

@@ -1,18 +1,18 @@
 """Keeps the elements of updated rows within a bound: `TablePolicy.weight_bound`.
 
-An optimizer updates rows as it does without a bound. Before anything that waits for the update goes
-on, the rows of the gradient are clipped in place:
+An optimizer updates rows as without a bound. Before anything that waits for the update continues,
+the gradient's rows are clipped in place:
 
     gradient (values, rows) ──► update of table and slots ──► min(row, b) ──► max(row, -b)
 
-A row without a gradient is left alone, also where the optimizer moves all rows, as Adam does: a
+A row without a gradient is left alone, even if the optimizer moves all rows like Adam: otherwise a
 step would have to go over the whole table once more. Such a row is clipped with its next gradient.
 
-On a GPU, an update by a kernel clips the rows itself, where it is all that the optimizer does.
+On a GPU, a kernel that does the whole update clips the rows itself.
 
-Minimum and maximum leave an element within the bound as it is, bit for bit, and NaN, too. They lose
-nothing of another update of the same row in the same run, as a clipped copy written back would. On
-a GPU that is such a copy (`row_writes`).
+Minimum and maximum leave elements within the bound unchanged, bit for bit, and NaN, too. Unlike
+writing back a clipped copy, they lose nothing of another update of the same row in the same run. On
+a GPU it is such a copy (`row_writes`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(policy: TablePolicy, dtype: tf.DType, name: str) -> None:
         name: its name, for the message.
 
     Raises:
-        ValueError: no number of this type but 0 is within the bound.
+        ValueError: 0 is the only number of this type within the bound.
     """
     if policy.weight_bound is not None and not largest_within(policy.weight_bound, dtype) > 0:
         raise ValueError(
@@ -62,7 +62,8 @@ def _bound_of(table: Table) -> Any:
 
 
 def bounded(processor: Any, variable: Any) -> Any:
-    """Returns an optimizer's processor of a variable, or one that keeps its rows within its bound.
+    """Returns an optimizer's processor of a variable, or one that also keeps its rows within its
+    bound.
 
     Args:
         processor: applies gradients to the variable, without a bound.
@@ -113,7 +114,7 @@ def clip_rows(table: Table, gradient: Any) -> tf.Operation:
 
     Args:
         table: has a bound.
-        gradient: `IndexedSlices` of the shard; or a matrix, which is of all of its rows.
+        gradient: `IndexedSlices` of the shard, or a matrix for all of its rows.
     """
     rows = (
         gradient.indices

@@ -1,9 +1,9 @@
-"""Announces every write of tables and slots before it happens, where somebody follows them.
+"""Announces every write of tables and slots before it happens, if a consumer follows them.
 
     an operation that takes a table's handle and may write ──► after CollectiveAnnounceWrites
     a function that does, or a branch ──► as one operation
 
-`ops/native/row_changes.h` has who announces what, and to whom.
+`ops/native/row_changes.h` says what is announced by whom, and to whom.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ READERS = frozenset(
         "VariableShape",
     }
 )
-# Operations that hand a handle on: its consumers take it, too.
+# Operations that pass on a handle: its consumers take it, too.
 _PASSES = graph_analysis.PASSES | {"IdentityN", "Exit", "NextIteration", "Merge"}
 _BY_NUMBER = frozenset({"IdentityN"})  # Output i is input i.
 
 
 def want(graph: tf.Graph) -> None:
-    """Has writes of the tables and slots of `graph` announced from now on.
+    """From now on, announces writes of the tables and slots of `graph`.
 
-    Call it before a session runs the graph. A variable that an operation writes which a session has
-    seen is in `GraphState.unannounced`: all of it counts as written at any time.
+    Call it before a session runs the graph. If a session has already seen an operation that writes
+    a variable, the variable is in `GraphState.unannounced`, and all of it always counts as written.
 
     Raises:
         RuntimeError: the compiled operations are missing.
@@ -63,7 +63,7 @@ def want(graph: tf.Graph) -> None:
 
 
 def announce(graph: tf.Graph) -> None:
-    """Puts an announcement before each operation that may write a table or slot: a pass."""
+    """Puts an announcement before each operation that may write a table or slot."""
     state = state_of(graph)
     if not state.announces_writes:
         return
@@ -79,7 +79,7 @@ def announce(graph: tf.Graph) -> None:
 
 
 def watch(session: Any, variables: Sequence[Any]) -> list[int]:
-    """Returns the numbers by which one listens to `variables`, tables or slots, in `session`.
+    """Returns the numbers with which to listen to `variables`, tables or slots, in `session`.
 
     Raises:
         tf.errors.FailedPreconditionError: a dynamic table isn't initialized.
@@ -87,7 +87,7 @@ def watch(session: Any, variables: Sequence[Any]) -> list[int]:
     with graphs.open_for_changes(session.graph), session.graph.as_default(), tf.init_scope():
         for variable in variables:
             if not hasattr(variable, "_collective_watch"):
-                # On a device, a table's keys are nobody's to announce.
+                # On a device, nothing announces a table's keys.
                 has_store = variable is shard_of(variable) and not getattr(variable, "bridge", None)
                 store = getattr(variable, "number", None) if has_store else None
                 with tf.control_dependencies(None), tf.name_scope("collective/watch/"):
@@ -99,7 +99,7 @@ def watch(session: Any, variables: Sequence[Any]) -> list[int]:
 
 
 def announce_rows(session: Any, variable: Any, rows: np.ndarray) -> None:
-    """Announces a write that Python is about to make into a table's or slot's memory.
+    """Announces a write by Python into a table's or slot's memory.
 
     Args:
         session: whose memory it is.
@@ -168,7 +168,7 @@ def _any_writes(graph: tf.Graph, names: list[str]) -> bool:
     while stack:
         function = graph._functions.get(stack.pop())
         if function is None:
-            return True  # Nobody knows.
+            return True  # Unknown.
         for node in function.cached_definition.node_def:
             called = _called_functions(node)
             for name in called:
@@ -193,7 +193,7 @@ def _announce_before(graph: tf.Graph, op: tf.Operation, number: int) -> None:
         tf.control_dependencies(None),
         tf.name_scope("collective/announce/"),
     ):
-        # It stands where the operation does: in the same branch, or the same loop.
+        # It is placed with the operation: in the same branch, or the same loop.
         graph._set_control_flow_context(op._get_control_flow_context())
         with tf.device(op.device or None), graph._original_op(None):
             announced = row_changes.announce_write(op.inputs[number], _rows(op))
@@ -201,7 +201,7 @@ def _announce_before(graph: tf.Graph, op: tf.Operation, number: int) -> None:
 
 
 def _rows(op: tf.Operation) -> tf.Tensor | None:
-    """Returns the rows that an operation writes; None if it isn't known to write some only."""
+    """Returns the rows that an operation writes; None if it may write all of them."""
     if not op.type.startswith(("ResourceSparseApply", "ResourceScatter", "CollectiveWriteRows")):
         return None
     if op.type.startswith("ResourceScatterNd"):
