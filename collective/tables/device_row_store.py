@@ -84,9 +84,7 @@ class DeviceColumn(RowColumn):
             ).fill(0)
 
     def initialize_rows(self, count: int) -> None:
-        with (
-            self._bridge.call()
-        ):  # `close_gaps` holds it: the other lock is the inner one.
+        with self._bridge.call():  # `close_gaps` holds it: the other lock is the inner one.
             super().initialize_rows(count)
 
     def read(self, rows: np.ndarray) -> np.ndarray:

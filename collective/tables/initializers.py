@@ -294,8 +294,7 @@ def is_constant(init: Any) -> bool:
 def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
     """Returns how `init` fills single rows; None if it isn't an initializer of TensorFlow that can.
 
-    The class that defines `__call__` decides, so that a subclass which draws differently isn't
-    mistaken for TensorFlow's.
+    The class that defines `__call__` decides, since a subclass may draw differently.
     """
     kind = next((c for c in type(init).__mro__ if "__call__" in vars(c)), type(init))
     if kind.__module__.partition(".")[0] not in ("tensorflow", "keras"):
@@ -414,8 +413,8 @@ def shard(
 def _call(init: Any, shape: tuple[int, int], dtype: tf.DType) -> Any:
     """Calls an initializer of a whole table like TensorFlow.
 
-    If it takes `partition_info`, it gets that of a variable with one part, also where TensorFlow
-    passes None, so that it works with and without a partitioner.
+    If it takes `partition_info`, it gets that of a variable with one part, even if TensorFlow
+    passes None: it then works with and without a partitioner.
     """
     rows_and_dim = list(shape)
     if "partition_info" in _parameters(init):
