@@ -36,38 +36,39 @@ for folder in SUBPACKAGES:
 links = [pattern for folder in SUBPACKAGES for pattern in (folder, f"{folder}.*")]
 packages += [f"collective.{inner}" for inner in find_packages("collective", exclude=links)]
 
-# Libraries, no Python modules. The key map has a C interface (see ops/keymap.py), so it needs no
-# headers of Python.
+# Libraries, no Python modules. The key map has a C interface (see ops/rows/keymap.py), so it needs
+# no headers of Python.
 keymap = Extension(
     "collective.ops._keymap",
-    ["ops/keymap.cc"],
+    ["ops/native/keymap.cc"],
     language="c++",
-    depends=["ops/keymap.h"],
+    depends=["ops/native/keymap.h"],
     extra_compile_args=[*OPTIMIZED, "-fvisibility=default"],
 )
-# Preloaded into ranks, that Horovod listens where the launcher says (see launch/gloo_address.py).
+# Preloaded into ranks, so that Horovod listens where the launcher says (see
+# collective/job/gloo_address.py).
 gloo_address = Extension(
     "collective.ops._gloo_address",
-    ["ops/gloo_address.cc"],
+    ["ops/native/gloo_address.cc"],
     language="c++",
     extra_compile_args=[*OPTIMIZED, "-fno-exceptions", "-fvisibility=hidden"],
     # Every process below a rank loads it: no library comes along that it doesn't need.
     extra_link_args=["-Wl,--as-needed", "-ldl"],
 )
-# Operations of TensorFlow (see ops/embedding_bag.py), and the rows of dynamic tables (see
-# ops/compiled_row_store.py). Without contraction a sum, and a initial value, is the same on every
-# processor.
+# Operations of TensorFlow (see ops/exchange/embedding_bag.py), and the rows of dynamic tables (see
+# ops/rows/compiled_row_store.py). Without contraction a sum, and an initial value, is the same on
+# every processor.
 native = Extension(
     "collective.ops._native",
     ["ops/native/native.cc"],
     language="c++",
-    depends=["ops/keymap.h", *sorted(glob.glob("ops/native/**/*.*", recursive=True))],
+    depends=sorted(glob.glob("ops/native/**/*.*", recursive=True)),
 )
 
 
 def version():
     """Reads the version where it is written; an import would read more."""
-    with open("collective/__init__.py", encoding="utf-8") as file:
+    with open("collective/version.py", encoding="utf-8") as file:
         return re.search('^__version__ = "(.+)"$', file.read(), re.MULTILINE).group(1)
 
 
@@ -141,7 +142,7 @@ setup(
     package_dir=package_dir,
     package_data={
         "collective": ["py.typed"],
-        "collective.ops": ["*.cu", "*.cuh", "*.cc", "*.h", "native/**/*.cc", "native/**/*.h"],
+        "collective.ops": ["native/**/*.cc", "native/**/*.h"],
         "collective.ops.gpu": ["*.cu", "*.cuh"],
     },
     # Else the links' contents count as data of `collective`, and every module is there twice.

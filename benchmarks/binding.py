@@ -30,7 +30,8 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
-from collective.ops import dispatch, placement  # noqa: E402
+from collective.ops import placement  # noqa: E402
+from collective.ops.exchange import dispatch  # noqa: E402
 
 WARM = 5
 WHOLE = "all of the step"

@@ -73,7 +73,7 @@ def measure_rank(carrier: str, folder: Path, sizes: list[int]) -> None:
     """Times all collectives on one of the ranks, and writes what it measured."""
     import tensorflow.compat.v1 as tf
 
-    from collective.ops import carriers, collectives
+    from collective.ops.communication import carriers, collectives
 
     tf.disable_eager_execution()
     collectives.init()
@@ -91,7 +91,7 @@ def collective_ms(kind: str, size: int) -> float:
     """Returns the milliseconds of one collective of a chain, each given `size` bytes."""
     import tensorflow.compat.v1 as tf
 
-    from collective.ops import collectives
+    from collective.ops.communication import collectives
 
     ranks, links = collectives.size(), chain_length(size)
     words = max(ranks, size // 4 // ranks * ranks)

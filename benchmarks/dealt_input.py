@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from argument_types import count  # noqa: E402
 
 from collective.data.order_digest import with_digest  # noqa: E402
-from collective.ops import collectives  # noqa: E402
+from collective.ops.communication import collectives  # noqa: E402
 
 CACHED = 64  # batches, which are read again and again
 WARM = 200

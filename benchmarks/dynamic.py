@@ -33,8 +33,8 @@ import report  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
-from collective.ops.keymap import KeyMap  # noqa: E402
-from collective.tables import eviction  # noqa: E402
+from collective.ops.rows.keymap import KeyMap  # noqa: E402
+from collective.tables.policies import eviction  # noqa: E402
 
 BATCH = 4096
 BLOCK = 100_000  # keys inserted by one step

@@ -1,4 +1,4 @@
-"""Times the compiled operations of an exchange (collective.ops.embedding_bag), and plain
+"""Times the compiled operations of an exchange (collective.ops.exchange.embedding_bag), and plain
 TensorFlow doing one rank's part.
 
     python benchmarks/exchange_ops.py [--dims 16 128] [--ids one many] [--pooling asker owner]
@@ -35,7 +35,7 @@ import step_workload  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 from step_workload import Setting  # noqa: E402
 
-from collective.ops import embedding_bag  # noqa: E402
+from collective.ops.exchange import embedding_bag  # noqa: E402
 
 RANKS, SAMPLES, BATCHES, WARMUP = 2, 4096, 4, 5
 LONGEST_BAG = 10

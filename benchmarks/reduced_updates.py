@@ -26,7 +26,8 @@ from exchange_ops import aligned
 from sparse_updates import OPTIMIZERS
 from step_workload import Setting
 
-from collective.ops import native_library, reduced_updates
+from collective.ops import native_library
+from collective.ops.updates import reduced_updates
 
 # Tables, D, ids a feature
 SETTINGS = ((26, 16, (1, 1)), (26, 128, (1, 1)), (260, 16, (1, 1)), (26, 16, (1, 10)))

@@ -22,7 +22,7 @@ import report
 import tensorflow.compat.v1 as tf
 
 from collective import train
-from collective.ops import sparse_updates
+from collective.ops.updates import sparse_updates
 
 # D, rows, rows updated, tables
 SETTINGS = ((16, 200_000, 100_000, 1), (128, 200_000, 100_000, 1), (16, 2000, 100, 260))

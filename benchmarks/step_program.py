@@ -114,7 +114,7 @@ def bare_exchange(setting: Setting, folder: Path, rank: int) -> Iterator[Program
     """Prepares the program of a step's collectives alone."""
     from step_wire import Wire
 
-    from collective.ops import collectives
+    from collective.ops.communication import collectives
 
     collectives.init()
     with tf.Graph().as_default():

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from step_workload import Setting
 
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 # Collectives of a run that ranks agree on wait for a gate, a zero.
 GATE = 0

@@ -56,6 +56,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from collective.version import __version__ as __version__
+
 if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text file
     from importlib.util import find_spec
 
@@ -130,7 +132,6 @@ __all__ = [
     "group_embedding_lookup",
     "group_embedding_lookup_sparse",
 ]
-__version__ = "0.1.0"
 _MODULES = {
     "CBFFilter": "compat.deeprec_options",
     "CacheType": "compat.deeprec_options",

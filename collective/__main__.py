@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collective import __version__
+from collective.version import __version__
 
 _HELP = """\
 usage: collective [--help | --version] COMMAND [ARGUMENTS]
@@ -47,14 +47,20 @@ COMMANDS = (
         "collective.launch.__main__",
         "start the ranks of a script, and watch over them",
     ),
-    Command("check", "collective.launch.diagnostics", "say what is installed and what is missing"),
+    Command(
+        "check", "collective.launch.check.diagnostics", "say what is installed and what is missing"
+    ),
     Command(
         "checkpoint",
         "collective.checkpoint.__main__",
         "show, consolidate and verify checkpoints; import another framework's",
     ),
     Command("data", "collective.data.__main__", "convert Criteo's click logs to Parquet"),
-    Command("report", "collective.report.__main__", "draw where the time of profiled steps went"),
+    Command(
+        "report",
+        "collective.profiling.report.__main__",
+        "draw where the time of profiled steps went",
+    ),
     Command(
         "build-horovod",
         "collective.build_horovod",

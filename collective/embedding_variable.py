@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, gate
+from collective.ops.communication import collectives, gate
 from collective.policy import PolicyOption, TablePolicy, is_whole, policy_of
 from collective.scope import SCOPES
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.open_dimension import OpenDimension
+from collective.tables.policies.open_dimension import OpenDimension
 from collective.tables.table import Table
 
 
@@ -43,7 +43,7 @@ def get_embedding_variable(
             is returned.
         embedding_dim: D.
         key_dtype: the keys' type, tf.int64, tf.int32 or tf.string. Keys of any integer type are
-            the same keys; strings become keys by `collective.ops.key_hashing.of_strings`.
+            the same keys; strings become keys by `collective.ops.exchange.key_hashing.of_strings`.
         value_dtype: a floating-point type.
         initializer: fills a row: TensorFlow's zeros, ones, constant (one number, or one row of D),
             uniform, normal, truncated normal, or variance scaling by fan_out. Default: truncated

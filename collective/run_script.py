@@ -18,7 +18,7 @@ from pathlib import Path
 from collective.compat import script_files
 from collective.compat.framework import say_once
 from collective.compat.script_modules import INSTALLATION
-from collective.launch import training_apart
+from collective.job import training_apart
 from collective.scope import SCOPES
 
 

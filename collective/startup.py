@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.scope import SCOPES
 

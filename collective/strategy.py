@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Callable
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective import options, scope_activation, strategies
-from collective.checkpoint import best
+from collective import options, strategies
+from collective.checkpoint.saving import best
 from collective.coordination import run_analysis
 from collective.estimator import input_sharding
-from collective.ops import collectives, graph_analysis, membership
+from collective.interception import scope_activation
+from collective.ops.communication import collectives, membership
+from collective.ops.graph import graph_analysis
 from collective.options import (
     INHERIT,
     Carrier,
@@ -36,7 +38,7 @@ from collective.scope import SCOPES, Scope
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
-    from collective.checkpoint.best import KeepBest
+    from collective.checkpoint.saving.best import KeepBest
     from collective.estimator.estimator import Estimator
 
 

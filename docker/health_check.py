@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective.launch.progress_board import VARIABLE, Board, Phase, ProgressRecord
-from collective.launch.stall_detector import WARN_AFTER, read_records
+from collective.job.progress_board import VARIABLE, Board, Phase, ProgressRecord
+from collective.launch.progress.stall_detector import WARN_AFTER, read_records
 
 _SIZE_VARIABLE = "LOCAL_WORLD_SIZE"
 _MOST_RANKS = 20  # as many are named

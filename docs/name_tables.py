@@ -15,13 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from collective.compat.contrib_names import CONTRIB, MOVED  # noqa: E402
-from collective.compat.deeprec_names import DEEPREC  # noqa: E402
-from collective.compat.estimator_names import ESTIMATORS  # noqa: E402
 from collective.compat.framework import PROMISES, Framework, Name  # noqa: E402
-from collective.compat.horovod_names import HOROVOD  # noqa: E402
-from collective.compat.hybridbackend_names import HYBRIDBACKEND  # noqa: E402
-from collective.compat.sok_names import SOK  # noqa: E402
+from collective.compat.names.contrib import CONTRIB, MOVED  # noqa: E402
+from collective.compat.names.deeprec import DEEPREC  # noqa: E402
+from collective.compat.names.estimator import ESTIMATORS  # noqa: E402
+from collective.compat.names.horovod import HOROVOD  # noqa: E402
+from collective.compat.names.hybridbackend import HYBRIDBACKEND  # noqa: E402
+from collective.compat.names.sok import SOK  # noqa: E402
 
 FRAMEWORKS: tuple[Framework, ...] = (DEEPREC, HYBRIDBACKEND, SOK, HOROVOD)
 SECTIONS: tuple[tuple[str, tuple[Name, ...]], ...] = (

@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None, **called: str) -> int:
     # Until there is a job, Ctrl-C ends the launcher as TERM does: there is nothing to be undone.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from .cli import main as run
+    from collective.launch.cli import main as run
 
     return run(arguments, **called)
 

@@ -20,24 +20,26 @@ import signal
 import time
 from dataclasses import replace
 
-from . import process_tree, rank_stacks, schedulers, stall_detector
-from .announcement import announcement
-from .channel import Channel
-from .command import is_interpreter
-from .local_ranks import LocalRanks
-from .milestones import Milestones
-from .outcome import CAUSE_DELAY, JobOutcome, RankExit
-from .output import Console
-from .plan import LaunchPlan
-from .preemption import departure
-from .progress_board import ProgressRecord
-from .remote_hosts import RemoteHosts
-from .rendezvous import Entry
-from .restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
-from .shutdown import ShutdownSchedule
-from .signals import SignalPipe
-from .stall_detector import StallDetector
-from .supervisor import KILL_PATIENCE, SupervisorEvent
+from collective.job import schedulers
+from collective.job.key_value_store import Entry
+from collective.job.milestones import Milestones
+from collective.job.progress_board import ProgressRecord
+from collective.launch.command_line.announcement import announcement
+from collective.launch.command_line.command import is_interpreter
+from collective.launch.connection.channel import Channel
+from collective.launch.other_hosts.remote_hosts import RemoteHosts
+from collective.launch.output.outcome import CAUSE_DELAY, JobOutcome, RankExit
+from collective.launch.output.rank_output import Console
+from collective.launch.planning.plan import LaunchPlan
+from collective.launch.processes import process_tree
+from collective.launch.processes.local_ranks import LocalRanks
+from collective.launch.processes.shutdown import ShutdownSchedule
+from collective.launch.processes.signals import SignalPipe
+from collective.launch.processes.supervisor import KILL_PATIENCE, SupervisorEvent
+from collective.launch.progress import rank_stacks, stall_detector
+from collective.launch.progress.preemption import departure
+from collective.launch.progress.stall_detector import StallDetector
+from collective.launch.restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
 
 # For how many seconds a launcher that was told to stop waits for a reader of its last output.
 _LAST_OUTPUT_TIMEOUT = 2.0

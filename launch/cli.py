@@ -10,15 +10,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from collective import __version__
-
-from . import __doc__ as manual
-from .command import FRAMEWORKS, as_framework, misplaced_option, rank_command, script_of
-from .devices import NO_GPUS, SHARED, choose_devices, driver_gpus, visible_gpus
-from .dry_run import describe
-from .durations import seconds
-from .errors import UsageError
-from .host_options import (
+from collective.job.errors import UsageError
+from collective.job.preempt_signals import signal_number
+from collective.launch import __doc__ as manual
+from collective.launch.command_line.command import (
+    FRAMEWORKS,
+    as_framework,
+    misplaced_option,
+    rank_command,
+    script_of,
+)
+from collective.launch.command_line.dry_run import describe
+from collective.launch.command_line.durations import seconds
+from collective.launch.command_line.host_options import (
     HostList,
     HostOptions,
     add_host_options,
@@ -26,15 +30,22 @@ from .host_options import (
     host_options,
     timeouts,
 )
-from .limits import check_limits, least_ranks
-from .machine import available_cores
-from .manifests.options import ManifestOptions, add_options, check_unused
-from .plan import LONGEST_PAUSE, LaunchPlan
-from .preempt_signals import signal_number
-from .rank_count import has_ranks_here, rank_count, ranks_here
-from .short_help import short_help
-from .standard_streams import open_standard_streams
-from .unused_options import Mode, check_purpose, check_used
+from collective.launch.command_line.limits import check_limits, least_ranks
+from collective.launch.command_line.rank_count import has_ranks_here, rank_count, ranks_here
+from collective.launch.command_line.short_help import short_help
+from collective.launch.command_line.unused_options import Mode, check_purpose, check_used
+from collective.launch.manifests.options import ManifestOptions, add_options, check_unused
+from collective.launch.planning.devices import (
+    NO_GPUS,
+    SHARED,
+    choose_devices,
+    driver_gpus,
+    visible_gpus,
+)
+from collective.launch.planning.machine import available_cores
+from collective.launch.planning.plan import LONGEST_PAUSE, LaunchPlan
+from collective.launch.processes.standard_streams import open_standard_streams
+from collective.version import __version__
 
 _PROGRAM = "collective launch"
 DEFAULT_GRACE = 5.0
@@ -101,7 +112,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         except UsageError as error:
             if hosts is None or options.dry_run:
                 raise
-            from .declining import decline
+            from collective.launch.connection.declining import decline
 
             print(f"collective launch: {error}", file=sys.stderr, flush=True)
             decline(hosts, os.environ, str(error))
@@ -110,27 +121,27 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             if note:
                 print(f"collective launch: {note}", file=sys.stderr)
         if options.dry_run:
-            from .logs import check_logs
+            from collective.launch.output.logs import check_logs
 
             if has_ranks_here(listed):
                 check_logs(plan)
             return _print(describe(plan, hosts, listed) + "\n")
         if listed is not None:
-            from .several_hosts import run_from_here
+            from collective.launch.several_hosts import run_from_here
 
             words = sys.argv[1:] if arguments is None else arguments
             return run_from_here(
                 plan, listed, words, lambda size: parse_rank_list(options.tee, size)
             )
         if hosts is not None:
-            from .secret import job_secret
-            from .several_hosts import run
+            from collective.job.secret import job_secret
+            from collective.launch.several_hosts import run
 
             secret = job_secret(os.environ, hosts.secret_file)
             return run(plan, hosts, secret, lambda size: parse_rank_list(options.tee, size))
         # Only a job needs a server and its like; importing them takes half of the start-up time.
-        from .gloo_address import with_gloo_address
-        from .job import Job
+        from collective.launch.job import Job
+        from collective.launch.planning.plan import with_gloo_address
 
         return Job(with_gloo_address(plan)).run()
     except UsageError as error:
@@ -178,7 +189,7 @@ def emitted(options: LauncherOptions) -> str:
     Raises:
       UsageError: the options ask for what a scheduler doesn't give.
     """
-    from .manifests import cluster_job, manifest
+    from collective.launch.manifests import cluster_job, manifest
 
     check_purpose(options)
     check_limits(options)
@@ -201,7 +212,7 @@ def emitted(options: LauncherOptions) -> str:
 
 def _check(options: LauncherOptions) -> int:
     """Runs --check for the job that the other options describe."""
-    from .diagnostics import CheckedJob, check
+    from collective.launch.check.diagnostics import CheckedJob, check
 
     listed = host_list(options, os.environ)
     hosts = None if listed is not None else host_options(options, os.environ)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import sys
 
-from .attempt import Attempt
-from .devices import driver_gpus, visible_gpus
-from .errors import UsageError
-from .plan import LaunchPlan
-from .remote_hosts import LOST, RemoteHosts
-from .restarts import RestartPolicy, gone, stopped_before_restart
-from .signals import SignalPipe, stop_signals
+from collective.job.errors import UsageError
+from collective.launch.attempt import Attempt
+from collective.launch.other_hosts.remote_hosts import LOST, RemoteHosts
+from collective.launch.planning.devices import driver_gpus, visible_gpus
+from collective.launch.planning.plan import LaunchPlan
+from collective.launch.processes.signals import SignalPipe, stop_signals
+from collective.launch.restarts import RestartPolicy, gone, stopped_before_restart
 
 
 class Job:

@@ -21,10 +21,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .milestones import Milestones
-from .outcome import JobOutcome
-from .plan import LONGEST_PAUSE, LaunchPlan
-from .preemption import newest
+from collective.job.milestones import Milestones
+from collective.launch.output.outcome import JobOutcome
+from collective.launch.planning.plan import LONGEST_PAUSE, LaunchPlan
+from collective.launch.progress.preemption import newest
 
 _NOT_STARTED = (126, 127)
 _BAD_USAGE = 2

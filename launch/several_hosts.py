@@ -14,17 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .channel import Channel
-from .environment import LOOPBACK
-from .errors import UsageError
-from .gathering import Gathering, Guest, Stopped, introduction, join, make_world
-from .gloo_address import with_gloo_address
-from .host_agent import HostAgent
-from .host_options import HostList, HostOptions
-from .host_start import HostStarter, passed_environment
-from .hosts import Host, named_twice
-from .job import Job
-from .network import (
+from collective.job.errors import UsageError
+from collective.job.hosts import Host, named_twice
+from collective.job.network import (
     address_of_interface,
     addresses_of_hosts,
     interface_of,
@@ -33,10 +25,24 @@ from .network import (
     resolve,
     source_address,
 )
-from .plan import LaunchPlan
-from .remote_hosts import RemoteHosts
-from .secret import new_secret
-from .signals import SignalPipe, stop_signals
+from collective.job.secret import new_secret
+from collective.launch.command_line.host_options import HostList, HostOptions
+from collective.launch.connection.channel import Channel
+from collective.launch.connection.rendezvous import (
+    Gathering,
+    Guest,
+    Stopped,
+    introduction,
+    join,
+    make_world,
+)
+from collective.launch.job import Job
+from collective.launch.other_hosts.host_agent import HostAgent
+from collective.launch.other_hosts.host_start import HostStarter, passed_environment
+from collective.launch.other_hosts.remote_hosts import RemoteHosts
+from collective.launch.planning.environment import LOOPBACK
+from collective.launch.planning.plan import LaunchPlan, with_gloo_address
+from collective.launch.processes.signals import SignalPipe, stop_signals
 
 
 def run(

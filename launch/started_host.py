@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .cli import make_plan, parse_options
-from .errors import UsageError
-from .gathering import Stopped, introduction, join
-from .host_options import timeouts
-from .several_hosts import run_as_agent, stopped_before_start
-from .signals import SignalPipe, stop_signals
+from collective.job.errors import UsageError
+from collective.launch.cli import make_plan, parse_options
+from collective.launch.command_line.host_options import timeouts
+from collective.launch.connection.rendezvous import Stopped, introduction, join
+from collective.launch.processes.signals import SignalPipe, stop_signals
+from collective.launch.several_hosts import run_as_agent, stopped_before_start
 
 _MOST_STDIN_BYTES = 8 << 20
 

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import device_scopes
+from collective.ops.graph import device_scopes
 
 
 def _file() -> Path | None:

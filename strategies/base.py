@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import tensorflow_lookup
 from collective.ops.counting import counted
-from collective.ops.embedding_bag import Section
+from collective.ops.exchange import tensorflow_lookup
+from collective.ops.exchange.embedding_bag import Section
 
 BACKENDS = {
     "hb": "collective.strategies.hb.HbBackend",

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import device_scopes, dispatch, embedding_bag, gate, host_inputs
+from collective.ops.communication import gate
+from collective.ops.exchange import dispatch, embedding_bag
+from collective.ops.graph import device_scopes, host_inputs
 from collective.strategies.base import Lookup
 
 

@@ -11,7 +11,7 @@ That is so however many tables and lookups there are.
     5. pool: the result of each lookup
 
 Where ranks share memory, 2 to 4 may be one: each owner answers a rank as soon as its keys are
-there, and 5 begins while rows still come (`collective.ops.answered_exchange`).
+there, and 5 begins while rows still come (`collective.ops.exchange.answered_exchange`).
 
 The backend decides what a bag is (`collective.strategies.base.GroupLayout`).
 """
@@ -26,20 +26,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import (
+from collective.ops import placement
+from collective.ops.communication import collectives, gate, hierarchy
+from collective.ops.communication.fused_reductions import FusedValue
+from collective.ops.exchange import (
     answered_exchange,
-    collectives,
-    device_scopes,
     dispatch,
     embedding_bag,
-    exchange,
-    gate,
-    graphs,
-    hierarchy,
-    placement,
 )
-from collective.ops.fused_reductions import FusedValue
-from collective.ops.graph_state import state_of
+from collective.ops.exchange import (
+    key_exchange as exchange,
+)
+from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.strategies.base import Backend, GroupLayout, Lookup
 from collective.strategies.group_inputs import GroupInputs, checks_of, inputs_of
 from collective.strategies.two_level_exchange import RowsInTwoLevels, TwoLevelExchange
@@ -79,7 +78,8 @@ class Group:
         pool: the operation whose outputs are the members' results.
         prefetched: True if keys are exchanged in runs of their own, a batch ahead, for all members
             (see `collective.prefetch`).
-        answered: True if owners answer keys as they come (`collective.ops.answered_exchange`).
+        answered: True if owners answer keys as they come
+            (`collective.ops.exchange.answered_exchange`).
         two_levels: True if hosts merge what they exchange
             (`collective.strategies.two_level_exchange`).
         between_hosts: says so, and why; '' for a job on one host.

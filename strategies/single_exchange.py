@@ -19,8 +19,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, exchange, gate, placement, tensorflow_lookup
-from collective.ops.graphs import is_outside
+from collective.ops import placement
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange import key_exchange as exchange
+from collective.ops.exchange import tensorflow_lookup
+from collective.ops.graph.graphs import is_outside
 from collective.strategies.base import Lookup
 
 

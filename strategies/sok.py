@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collective.ops.embedding_bag import Section
+from collective.ops.exchange.embedding_bag import Section
 from collective.strategies import base
 
 

@@ -34,17 +34,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import (
-    collective_names,
-    collectives,
-    embedding_bag,
-    exchange,
-    gate,
-    membership,
-    request_merging,
-)
-from collective.ops.graph_state import state_of
-from collective.ops.hierarchy import Hosts
+from collective.ops.communication import collective_names, collectives, gate, membership
+from collective.ops.communication.hierarchy import Hosts
+from collective.ops.exchange import embedding_bag, request_merging
+from collective.ops.exchange import key_exchange as exchange
+from collective.ops.graph.graph_state import state_of
 
 
 class TwoLevelExchange:

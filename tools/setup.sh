@@ -415,7 +415,7 @@ steps=(packages horovod)
 if [ "$mode" != --dependencies ]; then
     steps+=(package)
     # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
-    key[package]="$tensorflow, by a link $(hash_of "$root/setup.py" "$root"/ops/keymap.{cc,h} "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
+    key[package]="$tensorflow, by a link $(hash_of "$root/setup.py" "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 fi
 
 due=

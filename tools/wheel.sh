@@ -49,7 +49,8 @@ readonly TRIAL='
 import pathlib, sys
 import collective.launch
 import tensorflow as tf
-from collective.ops import keymap, native_library
+from collective.ops import native_library
+from collective.ops.rows import keymap
 
 assert pathlib.Path(sys.prefix) in pathlib.Path(collective.launch.__file__).parents, collective.__path__
 rows = keymap.KeyMap(9)

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from collective.options import WarmStart
 
 if TYPE_CHECKING:
-    from collective.checkpoint.best import KeepBest
-    from collective.checkpoint.consumers import Consumer
+    from collective.checkpoint.files.storage import CheckpointStorageError
     from collective.checkpoint.importing.conversion import Report
-    from collective.checkpoint.loaded import LoadedCheckpoint
-    from collective.checkpoint.saved_code import SavedCode
-    from collective.checkpoint.saver_options import Saver
-    from collective.checkpoint.storage import CheckpointStorageError
+    from collective.checkpoint.reading.loaded import LoadedCheckpoint
+    from collective.checkpoint.saving.best import KeepBest
+    from collective.checkpoint.saving.consumers import Consumer
+    from collective.checkpoint.saving.saved_code import SavedCode
+    from collective.checkpoint.saving.saver_options import Saver
 
 __all__ = [
     "CheckpointStorageError",
@@ -82,7 +82,7 @@ def read_table(
         ValueError: there is no checkpoint, or no such table in it, or it has no frequencies or last
             uses.
     """
-    from collective.checkpoint import reading
+    from collective.checkpoint.reading import opening as reading
 
     return reading.read_table(path, name, block, frequencies, last_used)
 
@@ -108,7 +108,7 @@ def enable_increments(folder: str) -> None:
     Raises:
         RuntimeError: the compiled operations are missing, or it is called eagerly.
     """
-    from collective.checkpoint import increments
+    from collective.checkpoint.saving import increments
 
     increments.enable(folder)
 
@@ -131,8 +131,8 @@ def save_increment(session: Any, folder: str) -> str:
         ValueError: there is no whole checkpoint that it could follow, or it is the latest no more.
         CheckpointStorageError: the storage failed, or that checkpoint is gone.
     """
-    from collective.checkpoint import increments
-    from collective.ops.sessions import raw_session
+    from collective.checkpoint.saving import increments
+    from collective.ops.graph.sessions import raw_session
 
     return increments.save(raw_session(session), folder)
 
@@ -158,14 +158,14 @@ def changes(consumer: str, slots: bool = False) -> Consumer:
         slots: gives the rows of optimizers' slots, too.
 
     Returns:
-        The `collective.checkpoint.consumers.Consumer`.
+        The `collective.checkpoint.saving.consumers.Consumer`.
 
     Raises:
         RuntimeError: the compiled operations are missing.
     """
     import tensorflow.compat.v1 as tf
 
-    from collective.checkpoint import consumers
+    from collective.checkpoint.saving import consumers
 
     return consumers.Consumer(consumer, tf.get_default_graph(), slots)
 
@@ -200,7 +200,7 @@ def keep_best(
             metric.
         RankError: it failed on rank 0.
     """
-    from collective.checkpoint import best as best_checkpoints
+    from collective.checkpoint.saving import best as best_checkpoints
 
     return best_checkpoints.keep_best(path, metrics, best)
 
@@ -231,7 +231,7 @@ def load(path: str) -> LoadedCheckpoint:
         ValueError: there is no checkpoint.
         tf.errors.DataLossError: it is damaged.
     """
-    from collective.checkpoint import loaded
+    from collective.checkpoint.reading import loaded
 
     return loaded.LoadedCheckpoint(path)
 
@@ -264,7 +264,7 @@ def load_code(path: str) -> SavedCode:
     Raises:
         ValueError: there is none, or a file was changed since, or is missing.
     """
-    from collective.checkpoint import saved_code
+    from collective.checkpoint.saving import saved_code
 
     return saved_code.load_code(path)
 
@@ -326,7 +326,7 @@ def wait() -> None:
         CheckpointStorageError: the storage failed, on some rank; raised on all alike.
         RuntimeError: something else failed.
     """
-    from collective.checkpoint import background
+    from collective.checkpoint.saving import background
 
     background.wait()
 
@@ -334,15 +334,15 @@ def wait() -> None:
 def __getattr__(name: str) -> Any:
     # They need TensorFlow, or what the package itself can do without.
     if name == "KeepBest":
-        from collective.checkpoint import best
+        from collective.checkpoint.saving import best
 
         return best.KeepBest
     if name == "Saver":
-        from collective.checkpoint import saver_options
+        from collective.checkpoint.saving import saver_options
 
         return saver_options.Saver
     if name == "CheckpointStorageError":
-        from collective.checkpoint import storage
+        from collective.checkpoint.files import storage
 
         return storage.CheckpointStorageError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

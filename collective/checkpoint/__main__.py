@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None, prog: str = "collective checkpoint"
 
     import tensorflow.compat.v1 as tf
 
-    from collective.checkpoint import consolidate
+    from collective.checkpoint.reading import consolidate
 
     try:
         if args.command == "show":
@@ -107,7 +107,7 @@ def _add_import(commands: Any, path_help: str) -> None:
 
 def _import(args: argparse.Namespace) -> Any:
     from collective.checkpoint.importing import frameworks
-    from collective.checkpoint.name_map import NameMap
+    from collective.checkpoint.reading.name_map import NameMap
 
     kinds = {name: kind for kind in ("static", "dynamic") for name in getattr(args, kind)}
     return frameworks.import_checkpoint(

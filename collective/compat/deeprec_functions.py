@@ -22,7 +22,8 @@ from collective.compat.framework import say_once
 from collective.compat.sok_functions import open_scope
 from collective.data import work_queue
 from collective.policy import TablePolicy, policy_of
-from collective.tables import initializers, lookups
+from collective.tables import lookups
+from collective.tables.rows import initializers
 
 # The collections of DeepRec's operations that initialise embedding variables and their slots.
 EV_INIT_VAR_OPS, EV_INIT_SLOT_OPS = "ev_init_var_ops", "ev_init_slot_ops"

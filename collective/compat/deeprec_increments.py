@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import increments
+from collective.checkpoint.saving import increments
 from collective.compat.framework import say_once
-from collective.tables import write_announcements
+from collective.tables.updates import write_announcements
 
 
 class IncrementalSaver:

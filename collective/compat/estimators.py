@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective.compat.estimator_names import INCREMENTS
 from collective.compat.framework import say_once
+from collective.compat.names.estimator import INCREMENTS
 from collective.estimator import estimator as collective_estimator
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy

@@ -6,7 +6,7 @@ then TensorFlow's version 1, and `horovod.tensorflow` is Horovod's own.
 
 from __future__ import annotations
 
-from collective.compat.horovod_names import HOROVOD
+from collective.compat.names.horovod import HOROVOD
 from collective.compat.script_modules import INSTALLATION
 
 INSTALLATION.add(HOROVOD)

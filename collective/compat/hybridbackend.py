@@ -7,9 +7,9 @@ and SparseOperationKit's.
 
 from __future__ import annotations
 
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 from collective.compat.script_modules import INSTALLATION
-from collective.compat.sok_names import SOK
 
 INSTALLATION.add(HYBRIDBACKEND, DEEPREC, SOK)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from keras.src import backend
 from tensorflow.python.ops import variable_scope
 
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 _initializers: list[Any] = []
 _is_building = False

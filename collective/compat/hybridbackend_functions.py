@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.compat import hybridbackend_evaluation
 from collective.compat.framework import say_once
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from collective.compat.script_modules import is_script
-from collective.launch.file_record import MADE, VARIABLE, FileRecord
+from collective.job.file_record import MADE, VARIABLE, FileRecord
 
 # Frames of these between a script and a function are not the script's doing.
 _LIBRARIES = ("collective", "tensorflow", "tensorflow_estimator", "keras", "horovod", "tensorboard")

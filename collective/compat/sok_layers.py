@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import group_embedding
 from collective.compat import sok_variables
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.tables.table import Table
 
 

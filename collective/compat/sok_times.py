@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, device_scopes, gate, graph_analysis
+from collective.ops.communication import collectives, gate
 from collective.ops.counting import counted
-from collective.tables import row_store
+from collective.ops.graph import device_scopes, graph_analysis
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.slots import Slot
+from collective.tables.rows import row_store
+from collective.tables.updates.slots import Slot
 
 
 class TimeOfUse(Slot):
@@ -35,7 +36,7 @@ class TimeOfUse(Slot):
         """Returns local `rows`, after the operation that notes the time of their use."""
         with device_scopes.on_host():
             # It doesn't count as an update: after an IdentityN a write isn't seen as one
-            # (`collective.ops.graph_analysis.holder`).
+            # (`collective.ops.graph.graph_analysis.holder`).
             with tf.init_scope():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]
             with tf.control_dependencies([rows]):

@@ -17,10 +17,13 @@ from tensorflow.python.ops import resource_variable_ops
 from collective.compat.framework import say_once
 from collective.compat.sok_times import TimeOfUse
 from collective.embedding_variable import check_scope
-from collective.ops import collectives, device_scopes, dynamic_rows, gate
+from collective.ops.communication import collectives, gate
+from collective.ops.graph import device_scopes
+from collective.ops.rows import dynamic_rows
 from collective.options import EmbeddingOptions
-from collective.tables import dense_view, row_store, rows_by_python
+from collective.tables import dense_view
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.rows import row_store, rows_by_python
 from collective.tables.table import Table, in_shard_view
 from collective.tables.variable_getter import table_getter
 

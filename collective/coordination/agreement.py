@@ -19,8 +19,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
-from collective.ops import carriers, collectives, device_scopes
-from collective.ops.gate import TICKET, Check, Gate
+from collective.ops.communication import carriers, collectives
+from collective.ops.communication.gate import TICKET, Check, Gate
+from collective.ops.graph import device_scopes
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
 # Stands in `Header.check` of a rank that is ENDED, and should have been IDLE.
@@ -240,8 +241,8 @@ def verdict(
 ) -> BaseException | None:
     """Returns the error that every rank raises for these headers; None if all are well.
 
-    The error is the same on every rank. launch/stderr_lines.py knows the words by which it tells of
-    a rank that has failed, or left.
+    The error is the same on every rank. launch/output/stderr_lines.py knows the words by which it
+    tells of a rank that has failed, or left.
 
     Args:
         headers: those of ranks 0, 1, ….

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, graph_analysis, native_library
-from collective.ops.gate import GraphGates
+from collective.ops import native_library
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import GraphGates
+from collective.ops.graph import graph_analysis
 
 
 def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:

@@ -11,7 +11,7 @@ from typing import Any, Callable, TypeVar
 
 from collective.coordination import coordinator, hash_seed
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.startup import STARTUP
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from collective.coordination.prepared_run import CountedRun, PreparedRun
 from collective.coordination.run_extension import extension_of
 from collective.coordination.session_state import state_of_session
 from collective.errors import RankError
-from collective.ops import graph_analysis, graphs
-from collective.ops.graph_state import state_of
-from collective.ops.sessions import run_unpatched
+from collective.ops.graph import graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.sessions import run_unpatched
 
 # The operations by which a session gives an iterator its dataset.
 STARTS = frozenset({"MakeIterator", "DeserializeIterator"})

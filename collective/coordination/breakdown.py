@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import RankError
-from collective.ops import carriers, collectives
+from collective.ops.communication import carriers, collectives
 
 FORKED = (
     "This process was forked from a rank and is not a rank itself. Only the ranks can run what all "

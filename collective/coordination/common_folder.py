@@ -16,7 +16,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.coordination import barrier
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:

@@ -21,8 +21,9 @@ from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
-from collective.launch.progress_board import Label, Phase
-from collective.ops import carriers, graph_analysis, nccl
+from collective.job.progress_board import Label, Phase
+from collective.ops.communication import carriers, nccl
+from collective.ops.graph import graph_analysis
 from collective.tables.table import is_replicated
 
 ENDING = "ends its session"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
 from collective.coordination.agreement import ENDED, IDLE, Header
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 
 
 class DealtInput(Protocol):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 _TEXT = "collective"
 _KEY = "hash"

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, graphs
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph import graphs
+from collective.ops.graph.graph_state import state_of
 from collective.tables.table import is_movable
 
 

@@ -1,6 +1,6 @@
 """Tells the launcher how far this rank has trained, and which checkpoint it would go on from.
 
-See `collective.launch.milestones`.
+See `collective.job.milestones`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping
 
-from collective.launch.milestones import VARIABLE, MilestoneBoard, Milestones
+from collective.job.milestones import VARIABLE, MilestoneBoard, Milestones
 
 # The step in a checkpoint's name; of an increment's that of the whole checkpoint before it.
 _STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from collective.coordination.stop_signals import StopSignals
 from collective.errors import Preempted
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 class StoppableSession(Protocol):

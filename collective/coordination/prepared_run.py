@@ -20,9 +20,9 @@ from collective.coordination.agreement import (
 )
 from collective.coordination.run_extension import NO_PART, SessionPart
 from collective.errors import RankError
-from collective.launch.progress_board import Label
-from collective.ops.gate import Check, Gate, gates_of
-from collective.ops.graph_state import state_of
+from collective.job.progress_board import Label
+from collective.ops.communication.gate import Check, Gate, gates_of
+from collective.ops.graph.graph_state import state_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Tells the launcher what this rank does, so that a stall has an owner.
 
-See `collective.launch.stall_detector`.
+See `collective.launch.progress.stall_detector`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from collective.launch import rank_stacks
-from collective.launch.progress_board import VARIABLE, Board, Label, Phase
+from collective.job.progress_board import VARIABLE, Board, Label, Phase
+from collective.launch.progress import rank_stacks
 
 _NOTHING = Label("nothing yet")
 

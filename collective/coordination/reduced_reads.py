@@ -14,8 +14,8 @@ from tensorflow.python.client import session as session_lib
 
 from collective.coordination.run_extension import RewrittenFetches
 from collective.errors import TableError
-from collective.ops import graph_analysis
-from collective.ops.graph_state import state_of
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.graph_state import state_of
 
 
 def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import answered_exchange, collectives, fused_reductions, graph_analysis
-from collective.ops.gate import Check, GraphGates, gates_of
+from collective.ops.communication import collectives, fused_reductions
+from collective.ops.communication.gate import Check, GraphGates, gates_of
+from collective.ops.exchange import answered_exchange
+from collective.ops.graph import graph_analysis
 from collective.strategies.grouped_exchange import groups_of, required_operations
 from collective.tables.table import Table
 

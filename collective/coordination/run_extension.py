@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 
 
 class RewrittenFetches(NamedTuple):

@@ -1,4 +1,4 @@
-"""Stands in for the ways in which a session ends inside scope() (see `collective.patches`).
+"""Stands in for the ways in which a session ends inside scope() (see `patches`).
 
 `original` is always TensorFlow's method itself.
 """
@@ -13,7 +13,7 @@ from collective.coordination.preemption import PREEMPTION
 from collective.coordination.run_analysis import is_shared
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import Preempted
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 def close(original: Any, session: Any) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for the methods of TensorFlow's sessions inside scope() (see `collective.patches`).
+"""Stands in for the methods of TensorFlow's sessions inside scope() (see `patches`).
 
 `original` is always the method itself. A run that uses no collective, and every run with one rank,
 goes straight to it.
@@ -33,19 +33,14 @@ from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import note_run, state_of_session
-from collective.ops import (
-    collectives,
-    file_systems,
-    graph_analysis,
-    graphs,
-    membership,
-    training_flag,
-)
-from collective.ops.gate import GraphGates, gates_of
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives, membership
+from collective.ops.communication.gate import GraphGates, gates_of
+from collective.ops.graph import graph_analysis, graphs, training_flag
+from collective.ops.graph.graph_state import state_of
 from collective.ops.placement import TENSORFLOW_SHARE, chosen
+from collective.ops.rows import file_systems
 from collective.strategies.grouped_exchange import groups_of
-from collective.tables import next_step
+from collective.tables.policies import next_step
 from collective.tables.table import Sharded, is_replicated
 
 

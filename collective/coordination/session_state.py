@@ -52,9 +52,9 @@ class SessionState:
         last_increments: what saves an increment where the session's last whole checkpoint can't be
             written, by folders: f(session, step) -> the prefix, or ''.
         chains: the checkpoints that increments follow, by their folders
-            (`collective.checkpoint.running_chain`).
+            (`collective.checkpoint.saving.running_chain`).
         followers: what follows the changes of tables, by the consumers' names
-            (`collective.checkpoint.consumers`).
+            (`collective.checkpoint.saving.consumers`).
     """
 
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)

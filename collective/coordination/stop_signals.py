@@ -25,8 +25,8 @@ import time
 from typing import Any
 
 from collective.coordination import milestones
-from collective.launch.preempt_signals import VARIABLE, signal_number
-from collective.launch.schedulers import ends_jobs_itself
+from collective.job.preempt_signals import VARIABLE, signal_number
+from collective.job.schedulers import ends_jobs_itself
 
 SAME = 2.0  # seconds in which signals count as one
 

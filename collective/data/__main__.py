@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from collective.launch import adoption
+from collective.job import adoption
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "collective data") -> int:

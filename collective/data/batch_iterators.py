@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 
 # Datasets that give an element for each of theirs.
 ONE_FOR_ONE = frozenset(

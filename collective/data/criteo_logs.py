@@ -6,7 +6,7 @@ from typing import Any
 
 from collective.coordination import barrier
 from collective.data import criteo_files
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 def criteo(path: Any, folder: str | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import config
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 
 # Begins the name of the operation by which `collective.data.parquet` deals batches.
 DEALT_BY_READER = "collective/data/ShardDataset"

@@ -29,8 +29,9 @@ from collective.data.order_digest import (
 )
 from collective.data.source_digest import SourceDigest
 from collective.errors import RankError
-from collective.ops import collectives, graphs
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph import graphs
+from collective.ops.graph.graph_state import state_of
 
 Digest = Union[OrderDigest, SourceDigest]
 

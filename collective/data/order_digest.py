@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.ops import device_scopes
-from collective.ops.sessions import run_unpatched
+from collective.ops.graph import device_scopes
+from collective.ops.graph.sessions import run_unpatched
 
 MOST_TENSORS = 4
 MOST_VALUES = 64

@@ -21,7 +21,7 @@ from collective.data.columns import Column
 from collective.data.global_batches import GlobalBatches, PartOrder
 from collective.data.parquet_files import ParquetFiles, list_files
 from collective.data.record_order import RecordOrder
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
 
 _DEALER = dealt_input.Dealer(

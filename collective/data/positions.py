@@ -20,12 +20,12 @@ from typing import Literal
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.saver import let_be_missing
+from collective.checkpoint.saving.saver import let_be_missing
 from collective.coordination.batch_counter import STARTS
 from collective.coordination.prepared_run import CountedRun
 from collective.data.batch_iterators import positions_read
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 
 OnChange = Literal["error", "restart", "continue"]
 ON_CHANGE = ("error", "restart", "continue")

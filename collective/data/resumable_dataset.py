@@ -10,7 +10,8 @@ import tensorflow.compat.v2 as tf2
 
 from collective.data import dataset_analysis, dealt_input
 from collective.data.positions import ON_CHANGE, DataSource, OnChange, position_of
-from collective.ops import collectives, graphs
+from collective.ops.communication import collectives
+from collective.ops.graph import graphs
 from collective.policy import is_whole
 
 # TensorFlow's names of operations.

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.data import dataset_analysis
 from collective.data.order_digest import MOST_ROWS, Mark, Reading
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 
 # The operations that read what Python gives them.
 _ARRAYS = frozenset({"TensorSliceDataset", "TensorDataset"})

@@ -16,9 +16,9 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from tensorflow.python.training.saving import saveable_object
 
-from collective.checkpoint.gathered import GatheredState
+from collective.checkpoint.saving.gathered import GatheredState
 from collective.data import dataset_analysis
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.policy import is_whole
 

@@ -15,9 +15,9 @@ from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
 from collective import checkpoint
-from collective.checkpoint.best import KeepBest
-from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
-from collective.checkpoint.tensor_bundle import Bundle
+from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
+from collective.checkpoint.files.tensor_bundle import Bundle
+from collective.checkpoint.saving.best import KeepBest
 from collective.coordination import barrier, coordinator
 from collective.coordination.preemption import PREEMPTION
 from collective.data import positions
@@ -25,8 +25,8 @@ from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import increment_hooks, local_config
 from collective.monitoring.dealing_check import DealingHook
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 from collective.prefetch import enable as prefetch
 from collective.replication import metrics
 from collective.serving import export

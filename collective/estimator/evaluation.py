@@ -15,8 +15,9 @@ from tensorflow_estimator.python.estimator import exporter as exporter_lib
 from tensorflow_estimator.python.estimator import training
 
 from collective.coordination import barrier
-from collective.ops import collectives, graph_analysis
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.graph_state import state_of
 from collective.replication import metric_reads
 
 

@@ -18,8 +18,8 @@ from collective.data import dataset_analysis
 from collective.data.dealt_input import Dealer, followed
 from collective.estimator import python_random
 from collective.estimator.python_random import States
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 
 _OF_INPUT_FN = Dealer(
     "the dataset of input_fn",

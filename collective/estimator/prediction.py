@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from collective.coordination import barrier
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 # A rank sends predictions of about so many bytes at once, if a batch isn't larger.
 MESSAGE_BYTES = 1 << 20

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 
 
 def call_model_fn(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:

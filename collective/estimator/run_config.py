@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow_estimator.python.estimator import run_config
 
-from collective.checkpoint import increments
+from collective.checkpoint.saving import increments
 from collective.coordination import barrier, common_folder
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 class RunConfig(run_config.RunConfig):

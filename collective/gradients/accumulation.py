@@ -27,17 +27,12 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.table_gradients import ShardGradient
-from collective.ops import (
-    collectives,
-    device_scopes,
-    graph_analysis,
-    graphs,
-    library_operations,
-    shard_gradients,
-)
-from collective.ops.graph_state import state_of
-from collective.ops.sessions import raw_session, run_unpatched
-from collective.tables import rows_in_file
+from collective.ops.communication import collectives
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import device_scopes, graph_analysis, graphs, library_operations
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.sessions import raw_session, run_unpatched
+from collective.tables.rows import rows_in_file
 
 SCOPE = "collective/local_steps"
 

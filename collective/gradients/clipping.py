@@ -16,7 +16,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.gradients import rank_parts, table_gradients
-from collective.ops import collectives, gate, library_operations
+from collective.ops.communication import collectives, gate
+from collective.ops.graph import library_operations
 
 
 def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:

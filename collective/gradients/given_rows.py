@@ -22,15 +22,10 @@ from collective.gradients.table_gradients import (
     rows_of,
     to_shard,
 )
-from collective.ops import (
-    collectives,
-    device_scopes,
-    gate,
-    graphs,
-    library_operations,
-    tensorflow_lookup,
-)
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange import tensorflow_lookup
+from collective.ops.graph import device_scopes, graphs, library_operations
+from collective.ops.graph.graph_state import state_of
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.tables.table import Sharded

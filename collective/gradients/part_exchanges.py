@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.part_kinds import Part
-from collective.ops import collectives, gate, graph_analysis
+from collective.ops.communication import collectives, gate
+from collective.ops.graph import graph_analysis
 
 
 def independent(

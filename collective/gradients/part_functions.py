@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import library_operations
+from collective.ops.graph import library_operations
 
 # The attributes that name the functions of an operation.
 _FUNCTIONS = {

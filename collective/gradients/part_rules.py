@@ -18,7 +18,7 @@ from tensorflow.python.framework import tensor_util
 
 from collective.gradients import part_functions, part_sizes
 from collective.gradients.part_kinds import BY_ROW, MIXES, NOTHING, SIZES, Kind, Verdict, by_row
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 
 # Operations whose output has for each element of their inputs one that depends on it alone.
 ELEMENTWISE = frozenset(

@@ -27,15 +27,9 @@ from collective.errors import TableError
 from collective.gradients import part_exchanges, part_rules
 from collective.gradients.part_kinds import BY_ROW, NOTHING, SIZES, Kind, Part, Verdict
 from collective.gradients.table_gradients import is_of_table
-from collective.ops import (
-    collectives,
-    device_scopes,
-    gate,
-    graph_analysis,
-    graphs,
-    library_operations,
-)
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives, gate
+from collective.ops.graph import device_scopes, graph_analysis, graphs, library_operations
+from collective.ops.graph.graph_state import state_of
 from collective.replication import assignments, pending_syncs
 from collective.replication.analysis import is_fed
 from collective.tables.grouping import lookups_of

@@ -17,23 +17,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
-from collective.ops import (
-    collectives,
-    dense_allreduce,
-    gate,
-    graph_analysis,
-    graphs,
-    library_operations,
-    shard_gradients,
-)
+from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.counting import counted
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import graph_analysis, graphs, library_operations
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies import grouped_exchange
 from collective.strategies.grouped_exchange import groups_of
-from collective.tables import fused_updates
 from collective.tables.table import Sharded, mark_shard, shard_view
+from collective.tables.updates import fused_updates
 
 # The types of scope(dense_compression=…).
 WIRE_TYPES = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}

@@ -18,17 +18,12 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.gradients import given_rows, rank_parts
 from collective.gradients.part_kinds import Kind
-from collective.ops import (
-    collectives,
-    device_scopes,
-    gate,
-    graphs,
-    library_operations,
-    shard_gradients,
-    tensorflow_lookup,
-)
-from collective.tables import dense_view, row_writes
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange import shard_gradients, tensorflow_lookup
+from collective.ops.graph import device_scopes, graphs, library_operations
+from collective.tables import dense_view
 from collective.tables.table import Sharded, in_shard_view
+from collective.tables.updates import row_writes
 
 # TensorFlow's operations by the names of its functions and methods.
 _OPERATIONS = {

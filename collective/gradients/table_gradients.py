@@ -19,8 +19,10 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import indexed_slices, tensor_conversion_registry
 
 from collective.errors import TableError
-from collective.ops import collectives, device_scopes, library_operations, shard_gradients
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import device_scopes, library_operations
+from collective.ops.graph.graph_state import state_of
 from collective.tables import dense_view
 from collective.tables.table import Sharded
 

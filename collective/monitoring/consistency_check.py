@@ -21,8 +21,9 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.errors import ReplicaError
-from collective.ops import collectives, graph_analysis
-from collective.ops.sessions import run_unpatched
+from collective.ops.communication import collectives
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.sessions import run_unpatched
 from collective.replication.analysis import replicated_variables
 from collective.replication.pending_syncs import pending_syncs_of
 

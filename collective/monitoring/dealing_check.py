@@ -17,7 +17,7 @@ from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.data.dealt_input import DealtInput, input_of
 from collective.monitoring import input_check
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 def after_training(session: Any) -> None:

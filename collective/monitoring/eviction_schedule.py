@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.session_state import state_of_session
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 from collective.policy import EverySteps
-from collective.tables import eviction, next_step, waiting_gradients
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.last_use import global_step
+from collective.tables.policies import eviction, next_step
+from collective.tables.policies.last_use import global_step
+from collective.tables.rows import waiting_gradients
 
 
 def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,9 +31,10 @@ from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.data.dealt_input import input_of
-from collective.ops import collectives, device_scopes, graph_analysis
-from collective.ops.graph_state import state_of
-from collective.ops.graphs import open_for_changes
+from collective.ops.communication import collectives
+from collective.ops.graph import device_scopes, graph_analysis
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.graphs import open_for_changes
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import ITERATORS
 from collective.tables.grouping import lookups_of

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import coordinator
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
-from collective.tables import rows_in_file
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.rows import rows_in_file
 
 
 class _RunsInProgress:

@@ -14,15 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import (
-    carriers,
-    collectives,
-    graph_analysis,
-    hierarchy,
-    native_library,
-    placement,
-)
-from collective.ops.collective_names import (
+from collective.ops import native_library, placement
+from collective.ops.communication import carriers, collectives, hierarchy
+from collective.ops.communication.collective_names import (
     AGREEMENT,
     DENSE,
     GRADIENTS,
@@ -35,9 +29,10 @@ from collective.ops.collective_names import (
     short,
     split_name,
 )
+from collective.ops.communication.gate import Gate, gates_of
 from collective.ops.counting import counted
-from collective.ops.gate import Gate, gates_of
-from collective.ops.graph_state import state_of
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.graph_state import state_of
 from collective.options import PlanOutput
 from collective.plan import step_estimate, step_work
 from collective.plan.data import (

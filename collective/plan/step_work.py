@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import carriers, collectives, placement
+from collective.ops import placement
+from collective.ops.communication import carriers, collectives
 from collective.plan import step_estimate
 from collective.plan.step_estimate import StepWork
 from collective.strategies import Lookup

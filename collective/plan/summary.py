@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collective.ops.collective_names import PHASES
+from collective.ops.communication.collective_names import PHASES
 from collective.ops.counting import counted
 from collective.plan import step_estimate
 from collective.plan.data import ExchangePlan, PlanData, TablePlan, UngroupedLookupPlan

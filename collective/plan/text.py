@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from collective.ops.collective_names import PHASES
+from collective.ops.communication.collective_names import PHASES
 from collective.ops.counting import counted
 from collective.plan import step_estimate
 from collective.plan.data import ExchangePlan, PlanData, TablePlan

@@ -14,8 +14,8 @@ from collective.coordination.coordinator import Coordinator
 from collective.coordination.prepared_run import Membership
 from collective.coordination.run_extension import RewrittenFetches, RunExtension, SessionPart
 from collective.errors import RankError
-from collective.launch.progress_board import Phase
-from collective.ops import graph_analysis
+from collective.job.progress_board import Phase
+from collective.ops.graph import graph_analysis
 from collective.prefetch.graph_split import GraphSplit, key_run
 from collective.prefetch.prefetcher import Outcome, Prefetcher
 

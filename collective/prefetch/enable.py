@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_extension import extension_of
-from collective.ops import collectives
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph.graph_state import state_of
 from collective.prefetch.batch_source import PrefetchedKeys
 from collective.prefetch.graph_split import GraphSplit, NotPossible, TakenOutside, split_graph
 

@@ -26,9 +26,10 @@ from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import device_scopes, gate, graphs, memory_types
-from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
-from collective.ops.graph_state import state_of
+from collective.ops.communication import gate
+from collective.ops.graph import device_scopes, graphs, memory_types
+from collective.ops.graph.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
+from collective.ops.graph.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
 
 ITERATORS = frozenset({"IteratorGetNext", "IteratorGetNextSync"})

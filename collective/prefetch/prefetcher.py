@@ -27,8 +27,8 @@ from collective.coordination.agreement import (
     SideChannel,
 )
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops.gate import gates_of
-from collective.ops.sessions import run_unpatched
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph.sessions import run_unpatched
 from collective.prefetch.graph_split import GraphSplit, key_run
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collective.ops.collective_names import (
+from collective.ops.communication.collective_names import (
     AGREEMENT,
     GRADIENTS,
     KEYS,
@@ -18,7 +18,7 @@ from collective.ops.collective_names import (
 )
 from collective.ops.counting import counted
 from collective.plan.formatting import columns, imbalance, in_bytes
-from collective.report.phases import COMPUTED, OUTSIDE, REST, WAITING
+from collective.profiling.report.phases import COMPUTED, OUTSIDE, REST, WAITING
 
 # By group, or by the table of an ungrouped lookup, then by table: see `LookupCounts.carried`.
 Carried = dict[str, dict[str, list[float]]]

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.ops import collectives, graph_analysis
-from collective.ops.collective_names import KEYS, short, split_name
-from collective.ops.gate import gates_of
+from collective.ops.communication import collectives
+from collective.ops.communication.collective_names import KEYS, short, split_name
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph import graph_analysis
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, groups_of
 from collective.tables.grouping import lookups_of

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.ops import graph_analysis
-from collective.ops.collective_names import AGREEMENT
-from collective.ops.gate import gates_of
-from collective.report.phases import DENSE, INPUT, LOOKUP, OPTIMIZER
+from collective.ops.communication.collective_names import AGREEMENT
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph import graph_analysis
+from collective.profiling.report.phases import DENSE, INPUT, LOOKUP, OPTIMIZER
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables.grouping import lookups_of
 

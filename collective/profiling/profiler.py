@@ -16,21 +16,22 @@ import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops import collectives, graph_analysis
-from collective.ops.graph_state import state_of
-from collective.ops.horovod_library import hvd
-from collective.ops.sessions import run_unpatched
+from collective.ops.communication import collectives
+from collective.ops.communication.horovod_library import hvd
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.sessions import run_unpatched
 from collective.options import ScopeOptions
 from collective.profiling import breakdown, trace
 from collective.profiling.lookup_counts import LookupCounter
 from collective.profiling.phases import Phases
+from collective.profiling.report.phases import OUTSIDE, REST
 from collective.profiling.report_writer import PAGE, ReportWriter, circumstances
 from collective.profiling.summaries import ScalarWriter
 from collective.profiling.table_counter import TableCounter, TableCounts, TableRates
-from collective.report.phases import OUTSIDE, REST
 from collective.scope import SCOPES
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.row_store import local_counts
+from collective.tables.rows.row_store import local_counts
 
 Original = Callable[..., Any]
 # More traces than this are read while training goes on, so that they don't fill the memory.
@@ -117,8 +118,8 @@ class Profiler:
     The first run has the number 1. Ranks measure the same runs, and meet after the last of them to
     combine their measurements. In `folder` every rank writes rank_<r>.trace.json, for
     chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile of
-    the last run; rank 0 writes split.json, report.html (see `collective.report`), scalars for
-    TensorBoard and, where Horovod lets it, Horovod's timeline.
+    the last run; rank 0 writes split.json, report.html (see `collective.profiling.report`), scalars
+    for TensorBoard and, where Horovod lets it, Horovod's timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):

@@ -9,15 +9,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective import __version__
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.options import ScopeOptions
 from collective.plan.builder import build_plan
 from collective.profiling.breakdown import Breakdown
 from collective.profiling.history import History, Point
-from collective.report import profile
-from collective.report.page import page
+from collective.profiling.report import profile
+from collective.profiling.report.page import page
+from collective.version import __version__
 
 PAGE = "report.html"
 # After the window the files are written again only so many seconds after the last time.

@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 from collective.profiling.phases import is_wait
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, graph_analysis, graphs
-from collective.ops.gate import gates_of
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph import graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.tables.table import is_movable, is_replicated
 
 # Kinds of collectives whose results all ranks have.

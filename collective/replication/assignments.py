@@ -26,10 +26,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective.coordination.run_analysis import is_shared
-from collective.ops import collectives, control_flow, dense_allreduce, graph_analysis, graphs
+from collective.ops.communication import collectives, dense_allreduce
+from collective.ops.communication.gate import GraphGates, gates_of
 from collective.ops.counting import counted
-from collective.ops.gate import GraphGates, gates_of
-from collective.ops.graph_state import state_of
+from collective.ops.graph import control_flow, graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import (
     ReplicationAnalysis,
     has_replicas,

@@ -20,16 +20,10 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import (
-    collectives,
-    device_scopes,
-    fused_reductions,
-    gate,
-    graph_analysis,
-    graphs,
-)
-from collective.ops.fused_reductions import Reduction, of_all_ranks
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives, fused_reductions, gate
+from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
+from collective.ops.graph import device_scopes, graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.replication import metric_states, metrics
 from collective.replication.analysis import has_replicas, takes_data
 from collective.replication.metric_states import MetricState

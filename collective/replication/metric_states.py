@@ -14,9 +14,9 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
-from collective.ops.fused_reductions import Reduction
-from collective.ops.graph_state import state_of
+from collective.ops.communication.fused_reductions import Reduction
+from collective.ops.graph import graph_analysis
+from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import is_fed
 from collective.replication.pending_syncs import analysis_of
 

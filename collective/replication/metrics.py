@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.ops import graph_analysis, graphs
-from collective.ops.fused_reductions import Reduction, of_all_ranks
-from collective.ops.graph_state import state_of
+from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
+from collective.ops.graph import graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import has_replicas
 
 # Names what reduces the states of `tf.metrics`.

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.replication.assignments import mean_over_ranks
 from collective.tables import dense_view
 from collective.tables.table import Sharded, shard_view

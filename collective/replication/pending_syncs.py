@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import dense_allreduce, device_scopes, graph_analysis, graphs
-from collective.ops.gate import gates_of
-from collective.ops.graph_state import state_of
+from collective.ops.communication import dense_allreduce
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph import device_scopes, graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import ReplicationAnalysis, takes_data
 
 

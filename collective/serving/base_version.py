@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.tensor_bundle import Bundle, index_path
+from collective.checkpoint.files.tensor_bundle import Bundle, index_path
 from collective.serving import versions
 from collective.serving.export_record import RECORD, ExportedFile, ExportRecord
 

@@ -16,13 +16,15 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
-from collective.checkpoint import background, chain, chain_names, commit, consolidate, saver
-from collective.checkpoint.storage import StorageFailure
+from collective.checkpoint.files import chain, chain_names, commit
+from collective.checkpoint.files.storage import StorageFailure
+from collective.checkpoint.reading import consolidate
+from collective.checkpoint.saving import background, saver
 from collective.coordination import barrier
 from collective.coordination.barrier import Steps
 from collective.coordination.session_state import last_open_session, state_of_session
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.scope import SCOPES
 from collective.serving import unfinished, variable_files

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 from collective.tables.table import Table
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.checkpoint.compatibility import find_stored_table
-from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable
-from collective.checkpoint.tensor_bundle import Bundle
+from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable
+from collective.checkpoint.files.tensor_bundle import Bundle
+from collective.checkpoint.reading.compatibility import find_stored_table
 from collective.coordination.barrier import Steps
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 from collective.serving.base_version import BaseVersion
 from collective.serving.variable_copy import CopiedVariables, TablePart, copy_variables
 from collective.tables.served_table import ServedDynamicTable, ServedTable

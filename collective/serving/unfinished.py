@@ -16,7 +16,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import ownership
+from collective.checkpoint.saving import ownership
 
 # A process that can't be seen, on another host for example, counts as ended after so many seconds.
 MOST_SECONDS = 24 * 3600.0

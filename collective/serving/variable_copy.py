@@ -9,13 +9,14 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import commit, tensor_bundle
-from collective.checkpoint.compatibility import tensors_saved_by
-from collective.checkpoint.tensor_bundle import Bundle
+from collective.checkpoint.files import commit, tensor_bundle
+from collective.checkpoint.files.tensor_bundle import Bundle
+from collective.checkpoint.reading.compatibility import tensors_saved_by
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
-from collective.ops import collectives, graph_analysis
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
+from collective.ops.graph import graph_analysis
 from collective.serving import variable_files
 from collective.serving.base_version import BaseVersion
 from collective.serving.export_record import ExportedFile

@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collective.checkpoint import tensor_bundle
-from collective.checkpoint.bundle_index import BundleIndex
-from collective.checkpoint.index_file import IndexFile
-from collective.checkpoint.index_keys import WHOLE
-from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
-from collective.ops import data_files, key_hashing
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.index_keys import WHOLE
+from collective.checkpoint.files.index_reader import BundleIndex
+from collective.checkpoint.files.index_writer import IndexFile
+from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
+from collective.ops.exchange import key_hashing
+from collective.ops.rows import data_files
 from collective.serving.base_version import BaseVersion
 from collective.serving.export_record import ExportedFile, digest_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from collective.checkpoint.tensor_bundle import Bundle
+from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.ops.counting import counted
 from collective.serving.export_record import ExportRecord
 

@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
-from collective.ops import collectives, control_flow, device_scopes, gate, shard_gradients
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import control_flow, device_scopes
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 UNREAD = "/unread/"  # In the names of the operations that `unread` makes.

@@ -5,11 +5,11 @@ One run of a lookup on the rank that owns the keys:
     keys ──► local rows, found or (in training) inserted, in the session's `Store`
     ──► ResourceGather
 
-One compiled operation finds the rows of all tables of a group (`collective.ops.dynamic_rows`).
+One compiled operation finds the rows of all tables of a group (`collective.ops.rows.dynamic_rows`).
 
 Rows and slots are resource variables whose memory is reserved address space, of the host
-(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new
-rows are written straight into it, and TensorFlow's own kernels read and update it in place.
+(`collective.ops.rows.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves,
+so new rows are written straight into it, and TensorFlow's own kernels read and update it in place.
 """
 
 from __future__ import annotations
@@ -22,20 +22,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import (
-    collectives,
-    device_scopes,
-    dispatch,
-    dynamic_rows,
-    gate,
-    key_hashing,
-    keymap,
-    memory,
-    placement,
-    training_flag,
-)
-from collective.ops.sessions import raw_session, run_unpatched
-from collective.tables import (
+from collective.ops import placement
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange import dispatch, key_hashing
+from collective.ops.graph import device_scopes, training_flag
+from collective.ops.graph.sessions import raw_session, run_unpatched
+from collective.ops.rows import dynamic_rows, keymap, memory
+from collective.tables.rows import (
     initializers,
     row_gradients,
     row_store,
@@ -43,25 +36,25 @@ from collective.tables import (
     rows_in_file,
     waiting_gradients,
 )
-from collective.tables.key_arrays import int64_keys
-from collective.tables.loading import Loading
-from collective.tables.reserved_variable import ReservedVariable, refusing_method
-from collective.tables.row_columns import RowColumn
-from collective.tables.statistics import TableStatistics
+from collective.tables.rows.key_arrays import int64_keys
+from collective.tables.rows.loading import Loading
+from collective.tables.rows.reserved_variable import ReservedVariable, refusing_method
+from collective.tables.rows.row_columns import RowColumn
+from collective.tables.rows.statistics import TableStatistics
 from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Table, in_shard_view
 
 
 class DynamicTable(ReservedVariable, Table):
     """Holds rows for any int64 keys; key k lives on rank mix(k) mod N.
 
-    `collective.ops.key_hashing` has the mix.
+    `collective.ops.exchange.key_hashing` has the mix.
 
     A key gets its row when training looks it up for the first time; initial values of row and slots
     depend only on (seed, name, key). Outside of training an unknown key reads zeros, and stays
     unknown. It is looked up and trained like any table: `tf.nn.embedding_lookup`,
     `embedding_lookup_sparse`, `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every
     optimizer of `tf.train`. Keys are of any integer type, or strings
-    (`collective.ops.key_hashing.of_strings`).
+    (`collective.ops.exchange.key_hashing.of_strings`).
 
     Attributes:
         rows: None.
@@ -98,8 +91,8 @@ class DynamicTable(ReservedVariable, Table):
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
         self.slot_row_count: tf.Tensor | None = None
-        self.last_used: Any = None  # `collective.tables.eviction` sets it.
-        self.admission: Any = None  # `collective.tables.admission` sets it.
+        self.last_used: Any = None  # `collective.tables.policies.eviction` sets it.
+        self.admission: Any = None  # `collective.tables.policies.admission` sets it.
         # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
         self.bridge = (
@@ -199,7 +192,7 @@ class DynamicTable(ReservedVariable, Table):
         """Returns the local rows of `keys_` [K], int64 [K].
 
         In training unknown keys are inserted; elsewhere they have row 0, a row of zeros. Of a table
-        with admission the rows are those of `collective.ops.dynamic_rows.admit`.
+        with admission the rows are those of `collective.ops.rows.dynamic_rows.admit`.
 
         Args:
             keys_: the keys.
@@ -501,7 +494,7 @@ class DynamicTable(ReservedVariable, Table):
 
 
 def _device_row_store() -> Any:
-    from collective.tables import device_row_store  # The import takes a while.
+    from collective.tables.rows import device_row_store  # The import takes a while.
 
     return device_row_store
 

@@ -27,15 +27,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import collectives, device_scopes, gate, graphs, native_library
-from collective.ops.exchange import Wire
-from collective.ops.graph_analysis import (
+from collective.ops import native_library
+from collective.ops.communication import collectives, gate
+from collective.ops.exchange.key_exchange import Wire
+from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph.graph_analysis import (
     VARIABLE_TYPES,
     gives_other_values,
     marks_upstream,
     upstream,
 )
-from collective.ops.graph_state import GraphState, state_of
+from collective.ops.graph.graph_state import GraphState, state_of
 from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of

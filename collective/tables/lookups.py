@@ -18,16 +18,11 @@ from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
 from collective import strategies
-from collective.ops import (
-    collectives,
-    device_scopes,
-    graphs,
-    key_hashing,
-    library_operations,
-    native_library,
-    tensorflow_lookup,
-)
-from collective.ops.gate import gates_of
+from collective.ops import native_library
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import gates_of
+from collective.ops.exchange import key_hashing, tensorflow_lookup
+from collective.ops.graph import device_scopes, graphs, library_operations
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import exchange_alone, lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up

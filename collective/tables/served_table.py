@@ -11,9 +11,10 @@ from tensorflow.python.framework import composite_tensor, tensor_conversion_regi
 
 from collective import strategies
 from collective.errors import TableError
-from collective.ops import graphs, key_hashing, tensorflow_lookup
 from collective.ops.counting import counted
-from collective.ops.graph_state import state_of
+from collective.ops.exchange import key_hashing, tensorflow_lookup
+from collective.ops.graph import graphs
+from collective.ops.graph.graph_state import state_of
 
 
 class ServedGraph(Protocol):

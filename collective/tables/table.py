@@ -12,10 +12,13 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
-from collective.ops import collectives, dispatch, graphs, tensorflow_lookup
+from collective.ops.communication import collectives
 from collective.ops.counting import counted
+from collective.ops.exchange import dispatch, tensorflow_lookup
+from collective.ops.graph import graphs
 from collective.policy import TablePolicy
-from collective.tables import dense_view, initializers
+from collective.tables import dense_view
+from collective.tables.rows import initializers
 
 _view = threading.local()
 
@@ -232,7 +235,7 @@ class Table(Sharded):
         policy: its policy, set by the code that makes the table.
 
     Args:
-        initializer: fills [V, D]; see `collective.tables.initializers.shard`.
+        initializer: fills [V, D]; see `collective.tables.rows.initializers.shard`.
         shape: [V, D].
     """
 

@@ -10,15 +10,18 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.framework.tensor_util import make_tensor_proto
 
-from collective.ops import graphs
+from collective.ops.graph import graphs
 from collective.options import EmbeddingOptions
 from collective.policy import TablePolicy
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import admission, eviction, rows_in_file, served_table, weight_bound
+from collective.tables import served_table
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.open_dimension import policy_in
+from collective.tables.policies import admission, eviction
+from collective.tables.policies.open_dimension import policy_in
+from collective.tables.rows import rows_in_file
 from collective.tables.table import Table, in_shard_view
+from collective.tables.updates import weight_bound
 
 
 def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:

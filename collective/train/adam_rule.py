@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import sparse_updates
+from collective.ops.updates import sparse_updates
 from collective.train.rows import Rows
 
 

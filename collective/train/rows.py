@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops, variables
 
-from collective.ops import sparse_updates
-from collective.tables import row_writes
+from collective.ops.updates import sparse_updates
 from collective.tables.table import Table
+from collective.tables.updates import row_writes
 
 
 class Rows:

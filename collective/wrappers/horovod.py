@@ -15,9 +15,10 @@ from typing import Any, Callable, NoReturn
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.table_gradients import is_of_table
-from collective.ops import collectives, control_flow, graphs
-from collective.ops.gate import gates_of
-from collective.ops.horovod_library import hvd
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import gates_of
+from collective.ops.communication.horovod_library import hvd
+from collective.ops.graph import control_flow, graphs
 from collective.tables.table import is_replicated
 
 

@@ -22,17 +22,18 @@ from keras.src.optimizers.legacy import adadelta, adagrad, adamax, ftrl, gradien
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import of_shards, updating_shards
-from collective.ops import collectives, graphs, library_operations
-from collective.ops.graph_state import state_of
+from collective.ops.communication import collectives
+from collective.ops.graph import graphs, library_operations
+from collective.ops.graph.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
-from collective.tables import row_writes, update_kernels, weight_bound
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.optimizer_slots import settled, sharded_as
-from collective.tables.reserved_variable import ReservedVariable
-from collective.tables.slots import Slot
+from collective.tables.rows.reserved_variable import ReservedVariable
 from collective.tables.table import Table
+from collective.tables.updates import row_writes, update_kernels, weight_bound
+from collective.tables.updates.optimizer_slots import settled, sharded_as
+from collective.tables.updates.slots import Slot
 from collective.tables.variable_getter import table_getter
 
 # Which update the rows that a gradient is of, and no others.

@@ -7,12 +7,12 @@ Each kind of manifest is a pure function of it, in a file of its own.
 
 from __future__ import annotations
 
-from .cluster_job import ClusterJob, cluster_job
-from .compose import compose_text
-from .mpijob import mpijob_text
-from .options import KINDS, ManifestOptions, add_options, split_options
-from .slurm import slurm_text
-from .trainjob import trainjob_text
+from collective.launch.manifests.cluster_job import ClusterJob, cluster_job
+from collective.launch.manifests.compose import compose_text
+from collective.launch.manifests.mpijob import mpijob_text
+from collective.launch.manifests.options import KINDS, ManifestOptions, add_options, split_options
+from collective.launch.manifests.slurm import slurm_text
+from collective.launch.manifests.trainjob import trainjob_text
 
 __all__ = ["ManifestOptions", "add_options", "cluster_job", "manifest", "split_options"]
 

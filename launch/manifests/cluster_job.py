@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from ..errors import UsageError
-from .options import ManifestOptions, split_options, without_ranks
+from collective.job.errors import UsageError
+from collective.launch.manifests.options import ManifestOptions, split_options, without_ranks
 
 # From the end of --grace, when the launcher kills what is left, to the end of its report.
 _REPORT_SECONDS = 15

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cluster_job import ClusterJob
-from .yaml_text import Document, literal, yaml_text
+from collective.launch.manifests.cluster_job import ClusterJob
+from collective.launch.manifests.yaml_text import Document, literal, yaml_text
 
 _PORT = 29500
 

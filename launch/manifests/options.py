@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from ..errors import UsageError
+from collective.job.errors import UsageError
 
 # -np in any of its forms: alone before its value, or with it.
 _RANKS = re.compile(r"(?:-np?|--nproc[-_]per[-_]node)(?P<value>=.*)?|-np?(?P<glued>[^=-].*)")

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .cluster_job import ClusterJob, Volume
-from .yaml_text import Document, literal
+from collective.launch.manifests.cluster_job import ClusterJob, Volume
+from collective.launch.manifests.yaml_text import Document, literal
 
 COMMAND = ("python", "-m", "collective.launch")
 _GROUP = 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 
-from .cluster_job import ClusterJob
+from collective.launch.manifests.cluster_job import ClusterJob
 
 _FIRST_PORT, _PORTS = 20000, 10000  # below those that the kernel gives away
 

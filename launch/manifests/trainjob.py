@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cluster_job import ClusterJob
-from .pod import (
+from collective.launch.manifests.cluster_job import ClusterJob
+from collective.launch.manifests.pod import (
     COMMAND,
     arguments,
     claim,
@@ -22,7 +22,7 @@ from .pod import (
     volume_comment,
     volume_mounts,
 )
-from .yaml_text import Document, yaml_text
+from collective.launch.manifests.yaml_text import Document, yaml_text
 
 _API = "trainer.kubeflow.org/v1alpha1"
 _STOCK_RUNTIME = {"kind": "ClusterTrainingRuntime", "name": "torch-distributed"}

@@ -11,7 +11,7 @@
 constexpr u32 kNone = 0xFFFFFFFFu;
 constexpr i64 kPooled = 1, kWeighted = 2;  // of a section
 
-enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/embedding_bag.py
+enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/exchange/embedding_bag.py
 
 // A member whose section is pooled.
 struct Member {

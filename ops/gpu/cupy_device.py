@@ -12,10 +12,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.reserved_memory import Reserved
 from collective.ops.gpu.sources import Source
+from collective.ops.rows import memory
 
 OPTIONS = ("-std=c++17",)
 _STATIC_SHARED = 48 * 1024  # bytes; more must be asked for

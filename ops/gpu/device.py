@@ -137,7 +137,7 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         """Says how many rows to reserve for a column whose rows take `row_bytes`: see
-        `collective.ops.memory`.
+        `collective.ops.rows.memory`.
         """
 
     @abc.abstractmethod

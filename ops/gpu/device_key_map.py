@@ -1,5 +1,5 @@
 """Maps keys of dynamic tables to local rows by kernels, of many tables at once:
-`collective.ops.keymap` on a device.
+`collective.ops.rows.keymap` on a device.
 
 The hash table is in the device's memory, with the step to which the last use of each key led. The
 keys by row are in the host's, too: initial values are drawn there, a checkpoint goes through them,
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops import memory
 from collective.ops.gpu.hash_table import MOST_ROWS as MOST_ROWS
 from collective.ops.gpu.hash_table import FullError, Inserted
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.segments import Segments
-from collective.ops.keymap import check_ascending
+from collective.ops.rows import memory
+from collective.ops.rows.keymap import check_ascending
 
 
 class FullMapError(MemoryError):
@@ -28,7 +28,7 @@ class FullMapError(MemoryError):
 
 class DeviceKeyMap:
     """Maps keys to the rows 1, 2, 3, … in the order of their insertion: see
-    `collective.ops.keymap.KeyMap`.
+    `collective.ops.rows.keymap.KeyMap`.
 
     Args:
         name: the table's, for errors.

@@ -46,7 +46,7 @@ class Distinct(NamedTuple):
     Attributes:
         keys: [K] int64, of which the first U are defined, U the sum of `counts`: those of rank 0
             first, then rank 1's, …; of one owner by section, and of one section by first
-            appearance: the order of ops/embedding_bag.py.
+            appearance: the order of ops/exchange/embedding_bag.py.
         counts: [N, S] int32, how many of each section each rank owns.
         inverse: [K] int32, where each of the K keys stands among the U.
     """

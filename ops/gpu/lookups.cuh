@@ -3,7 +3,7 @@
 
 #include "sums.cuh"
 
-enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/embedding_bag.py
+enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/exchange/embedding_bag.py
 
 struct Lookup {
   i64 tile;        // its first one

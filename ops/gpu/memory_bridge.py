@@ -26,7 +26,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from collective.ops import collectives, native_library, placement
+from collective.ops import native_library, placement
+from collective.ops.communication import collectives
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.sources import Source

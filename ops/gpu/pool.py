@@ -35,7 +35,7 @@ SOURCE = Source(
         "sample_offsets",
     ),
 )
-SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
+SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/exchange/embedding_bag.py
 _IN_FLIGHT = 4  # samples of a group, where they have several ids
 _MANY = 4096 * THREADS  # samples, of which groups have more
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one

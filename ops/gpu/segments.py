@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-STATIC, DYNAMIC = range(2)  # kinds of tables, as in ops/embedding_bag.py
+STATIC, DYNAMIC = range(2)  # kinds of tables, as in ops/exchange/embedding_bag.py
 THREADS = 256  # of a block
 TILE = 2048  # keys of a block; both as in segments.cuh
 MOST = 2**31 - 1  # keys of one call

@@ -15,7 +15,7 @@ constexpr int kMostHashes = 64;
 constexpr uint64_t kFirstHash = 0x8CB92BA72F3D8DD7ull, kSecondHash = 0xAEF17502108EF2D9ull;
 constexpr uint64_t kCounter = 0x9E3779B97F4A7C15ull;
 
-// The generator of `collective.tables.initializers.hashed`.
+// The generator of `collective.tables.rows.initializers.hashed`.
 uint64_t HashOf(uint64_t seed, uint64_t counter) { return Owners::Mix(counter * kCounter + seed); }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "../keymap.h"
+#include "keymap.h"
 
 namespace collective {
 
@@ -57,7 +57,7 @@ class ExactCounter : public KeyCounter {
   std::vector<int64_t> counts_;  // By the map's row; the first is no key's.
 };
 
-// Describes a counting Bloom filter. `collective.tables.bloom_filter` has the same fields.
+// Describes a counting Bloom filter. `collective.tables.policies.bloom_filter` has the same fields.
 struct BloomShape {
   int64_t hashes;      // Counters of a key.
   int64_t cells;       // Counters in a partition.

@@ -67,7 +67,7 @@ std::string Described(uint32_t kind) {
   }
 }
 
-// Says that a peer is gone; launch/stderr_lines.py knows these words.
+// Says that a peer is gone; launch/output/stderr_lines.py knows these words.
 Status Lost(const std::string& name, int rank) {
   if (rank == mailbox::kGivenUp) {
     return errors::Cancelled("'", name, "' was given up: its run timed out, or failed elsewhere");
@@ -554,7 +554,7 @@ REGISTER(int32);
 REGISTER(int64_t);
 #undef REGISTER
 
-// Python calls these (ops/carriers.py).
+// Python calls these (ops/communication/carriers.py).
 
 #define COLLECTIVE_CARRIER_EXPORT extern "C" __attribute__((used, visibility("default")))
 

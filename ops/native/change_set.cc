@@ -131,7 +131,7 @@ std::shared_ptr<ChangeSet> FindChangeSet(int64_t number) {
 }  // namespace
 }  // namespace collective
 
-// What Python calls (`collective.ops.row_changes`).
+// What Python calls (`collective.ops.rows.row_changes`).
 
 extern "C" {
 

@@ -20,7 +20,7 @@
 namespace collective {
 namespace mailbox {
 
-// ops/shared_memory.py writes it. Another layout of anything here is another version.
+// ops/communication/shared_memory.py writes it. Another layout of anything here is another version.
 struct Header {
   char magic[16];
   uint32_t version, ranks;

@@ -4,7 +4,7 @@
 //            ──posts───▶ │ ring 0 ─▶ 1, bell of 1│ ──takes───▶
 //                        └───────────────────────┘
 //
-// Memory: one file without a name, made by rank 0 (ops/shared_memory.py): a header, a page and a
+// Memory: one file without a name, made by rank 0 (ops/communication/shared_memory.py): a header, a page and a
 // bell for each rank, a ring of messages for each ordered pair of ranks, and an arena for
 // each rank's data. A small message is in the ring whole; of a larger one the ring says where it is
 // in the sender's arena. An arena grows in pieces, as far as a rank has data under way at one time;

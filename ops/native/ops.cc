@@ -1,5 +1,5 @@
 // Registers the operations with TensorFlow: inputs, outputs, attributes, shapes.
-// ops/embedding_bag.py describes them.
+// ops/exchange/embedding_bag.py describes them.
 //
 // TensorFlow has a CollectiveGather and a CollectiveReduce of its own: the operations here, on
 // rows, have other names.

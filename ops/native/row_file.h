@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "../keymap.h"
+#include "keymap.h"
 #include "tensorflow/core/platform/status.h"
 
 namespace collective {

@@ -1,4 +1,4 @@
-// Draws the initial values of rows: the numbers of collective/tables/initializers.py, bit for bit.
+// Draws the initial values of rows: the numbers of collective/tables/rows/initializers.py, bit for bit.
 //
 // Element d of the row of key k comes from a hash of (seed, k, d). All is integer arithmetic, and
 // double arithmetic that is exact to the last bit in the order in which it is written: this file
@@ -18,7 +18,7 @@
 
 namespace collective {
 
-// Kinds of initial values. Their numbers are those of `collective.ops.compiled_row_store`.
+// Kinds of initial values. Their numbers are those of `collective.ops.rows.compiled_row_store`.
 enum RowKind {
   kByPython = 0,               // drawn by a function of Python
   kSameRow = 1,                // one row for all keys

@@ -418,7 +418,7 @@ COLLECTIVE_EXPORT void row_column_initialize(int64_t number, int64_t count) {
   collective::FindColumn(number)->InitializeRows(count);
 }
 
-// Describes a store's rows, and how they are drawn. `collective.ops.compiled_row_store` has the
+// Describes a store's rows, and how they are drawn. `collective.ops.rows.compiled_row_store` has the
 // same fields.
 struct RowStoreDescription {
   const char *name, *advice;
@@ -507,7 +507,7 @@ COLLECTIVE_EXPORT int row_store_find(int64_t number, const int64_t* keys, int64_
   return Told(collective::FindStore(number)->Find(keys, n, insert != 0, rows), message, size);
 }
 
-// Describes which keys get rows. `collective.ops.compiled_row_store` has the same fields.
+// Describes which keys get rows. `collective.ops.rows.compiled_row_store` has the same fields.
 struct AdmissionDescription {
   int64_t frequency;  // 0: keys aren't counted.
   double probability;

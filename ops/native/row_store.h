@@ -35,7 +35,7 @@
 #include <utility>
 #include <vector>
 
-#include "../keymap.h"
+#include "keymap.h"
 #include "admission.h"
 #include "row_changes.h"
 #include "row_file.h"

@@ -1,5 +1,5 @@
 // Defines the messages between ranks: their sections, and how a received one is read.
-// ops/embedding_bag.py describes the format.
+// ops/exchange/embedding_bag.py describes the format.
 
 #ifndef COLLECTIVE_NATIVE_WIRE_H_
 #define COLLECTIVE_NATIVE_WIRE_H_
@@ -40,7 +40,7 @@ class Owners {
     return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
   }
 
-  // SplitMix64's output function, as in ops/key_hashing.py.
+  // SplitMix64's output function, as in ops/exchange/key_hashing.py.
   static uint64_t Mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;

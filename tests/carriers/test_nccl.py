@@ -11,8 +11,9 @@ PROGRAM = """
 import os, signal, sys, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from collective.ops import carriers, native_library, nccl
-from collective.ops.membership import Process
+from collective.ops import native_library
+from collective.ops.communication import carriers, nccl
+from collective.ops.communication.membership import Process
 from tests import nccl_double
 
 tf.disable_eager_execution()

@@ -10,8 +10,9 @@ PROGRAM = """
 import os, signal, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from collective.ops import carriers, native_library
-from collective.ops.membership import Process
+from collective.ops import native_library
+from collective.ops.communication import carriers
+from collective.ops.communication.membership import Process
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)

@@ -22,7 +22,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.experimental.dlpack import from_dlpack
 from tensorflow.python.framework import kernels, op_def_registry
 
-from collective.ops import memory, native_library
+from collective.ops import native_library
+from collective.ops.rows import memory
 from tests.gpu_double.reserved import allow
 
 # Has tests of compiled operations hide their inputs.

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from collective.ops import memory
+from collective.ops.rows import memory
 
 _UNFILLED = 0xCD
 _protect = ctypes.CDLL(None, use_errno=True).mprotect

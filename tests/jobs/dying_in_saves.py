@@ -16,16 +16,10 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy, checkpoint
-from collective.checkpoint import (
-    background,
-    bundle_file,
-    chain,
-    commit,
-    increment_io,
-    snapshot,
-    table_io,
-    tensor_bundle,
-)
+from collective.checkpoint.files import bundle_writer as bundle_file
+from collective.checkpoint.files import chain, commit, tensor_bundle
+from collective.checkpoint.rows import increment_io, table_io
+from collective.checkpoint.saving import background, snapshot
 
 KINDS = ("blocking", "beside", "increment")
 STEPS = [

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy, TablePolicy, train
-from collective.ops import graph_analysis, placement
+from collective.ops import placement
+from collective.ops.graph import graph_analysis
 from collective.prefetch.enable import split_of
 from tests.gpu_double import placer
 

@@ -205,7 +205,8 @@ def _begin(
 
 
 def _launch(arguments: list[str]) -> NoReturn:
-    from collective.launch import cli, supervisor
+    from collective.launch import cli
+    from collective.launch.processes import supervisor
 
     sys.argv = ["collective.launch", *arguments]
     supervisor.subprocess = SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL)

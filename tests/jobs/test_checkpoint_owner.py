@@ -13,7 +13,7 @@ import os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
-from collective.checkpoint import ownership
+from collective.checkpoint.saving import ownership
 
 ownership._PATIENCE = 8.0  # an owner renews its mark meanwhile
 tf.logging.set_verbosity(tf.logging.ERROR)

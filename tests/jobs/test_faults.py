@@ -262,7 +262,7 @@ def test_two_sessions_one_after_the_other(tmp_path):
 
 
 ON_DEVICE = """
-        from collective.tables import device_row_store
+        from collective.tables.rows import device_row_store
         ensure_capacity = device_row_store.DeviceColumn.ensure_capacity
 
         def full(memory, size):
@@ -275,7 +275,7 @@ ON_DEVICE = """
         device_row_store.DeviceColumn.ensure_capacity = little
 """
 IN_HOST_MEMORY = """
-        from collective.ops import memory
+        from collective.ops.rows import memory
         if rank == 1:
             memory.rows_that_fit = lambda *_: 100
 """

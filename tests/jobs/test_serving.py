@@ -197,7 +197,7 @@ KILLED = """
 import os, signal, sys
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
-from collective.checkpoint import tensor_bundle
+from collective.checkpoint.files import tensor_bundle
 from collective.serving import variable_files
 
 strategy, folder, mode = CollectiveStrategy(), sys.argv[1], sys.argv[2]

@@ -145,7 +145,7 @@ def test_a_rank_that_is_stopped(ended):
     """
     import signal, threading
     from collective import checkpoint
-    from collective.checkpoint import background
+    from collective.checkpoint.saving import background
     saver = tf.train.Saver()
     if rank == 1:
         background.BackgroundSave._leave_note = lambda *_: threading.Event().wait()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag, key_hashing
+from collective.ops.exchange import embedding_bag, key_hashing
 
 COMBINERS = {
     None: embedding_bag.ROWS,

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense, started, whole
 
-from collective.ops import embedding_bag
+from collective.ops.exchange import embedding_bag
 
 EXTREMES = np.array(
     [-(2**63), -(2**63) + 1, -(2**62), -1, 0, 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]

@@ -10,8 +10,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given
 
-from collective.ops import embedding_bag
-from collective.ops.key_hashing import owners_np
+from collective.ops.exchange import embedding_bag
+from collective.ops.exchange.key_hashing import owners_np
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -3, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
 

@@ -10,7 +10,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given, variable
 
-from collective.ops import embedding_bag, native_library
+from collective.ops import native_library
+from collective.ops.exchange import embedding_bag
 
 SECTIONS = [
     embedding_bag.Section(0, 3),

@@ -11,8 +11,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense, given, started, variable, whole
 
-from collective.ops import embedding_bag, shard_gradients
-from collective.ops.graph_state import state_of
+from collective.ops.exchange import embedding_bag, shard_gradients
+from collective.ops.graph.graph_state import state_of
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import compiled_row_store, dynamic_rows
-from collective.tables import initializers, row_columns, row_store
+from collective.ops.rows import compiled_row_store, dynamic_rows
+from collective.tables.rows import initializers, row_columns, row_store
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1]
 TYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]

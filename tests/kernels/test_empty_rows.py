@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.tables import initializers
+from collective.tables.rows import initializers
 
 MB = 1 << 20
 

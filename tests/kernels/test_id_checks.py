@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag
+from collective.ops.exchange import embedding_bag
 
 PART = 65536  # of an array, that one thread takes
 SIZES = (0, 1, PART - 1, PART, PART + 1, 3 * PART + 7)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag
-from collective.ops.compiled_row_store import FilterShape
-from collective.ops.embedding_bag import BagMember, Section
-from collective.ops.key_hashing import mix_np, owners_np
-from collective.tables import bloom_filter, initializers, row_store
+from collective.ops.exchange import embedding_bag
+from collective.ops.exchange.embedding_bag import BagMember, Section
+from collective.ops.exchange.key_hashing import mix_np, owners_np
+from collective.ops.rows.compiled_row_store import FilterShape
+from collective.tables.policies import bloom_filter
+from collective.tables.rows import initializers, row_store
 
 DYNAMIC, D = embedding_bag.DYNAMIC, 4
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collective.ops import keymap
-from collective.ops.keymap import KeyMap
+from collective.ops.rows import keymap
+from collective.ops.rows.keymap import KeyMap
 
 ROOT = Path(__file__).resolve().parents[2]
 EDGES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1]

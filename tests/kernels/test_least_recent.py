@@ -10,8 +10,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.policy import TablePolicy
-from collective.tables import initializers, least_recent, row_store
-from collective.tables.rows_in_file import StoreWithFile
+from collective.tables.rows import initializers, least_recent, row_store
+from collective.tables.rows.rows_in_file import StoreWithFile
 
 ROWS_IN_MEMORY = 17
 

@@ -10,7 +10,8 @@ import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense
 from test_sparse_updates import CASES, Case, expected, start, values_of
 
-from collective.ops import embedding_bag, reduced_updates
+from collective.ops.exchange import embedding_bag
+from collective.ops.updates import reduced_updates
 
 RANKS, RANK = 3, 1  # Ranks, and the one that updates.
 SCALE = 0.3  # It is no power of two: sums are multiplied by it at their end.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag, request_merging
-from collective.ops.embedding_bag import DYNAMIC, STATIC, SUM, BagMember, Section
-from collective.ops.key_hashing import owners_np
+from collective.ops.exchange import embedding_bag, request_merging
+from collective.ops.exchange.embedding_bag import DYNAMIC, STATIC, SUM, BagMember, Section
+from collective.ops.exchange.key_hashing import owners_np
 
 V, DIMS, KINDS = 40, (3, 5), (STATIC, DYNAMIC)
 SECTIONS = [Section(0, 3), Section(1, 5), Section(0, 3, True, True), Section(1, 5, True)]

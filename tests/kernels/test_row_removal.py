@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.keymap import KeyMap
-from collective.tables import initializers, row_columns, row_store
+from collective.ops.rows.keymap import KeyMap
+from collective.tables.rows import initializers, row_columns, row_store
 
 FIRST = np.array([0.5, -2], np.float32)  # the row that a slot starts from
 KINDS = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "numpy"])

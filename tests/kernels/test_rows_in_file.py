@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import rows_in_file as compiled
+from collective.ops.rows import rows_in_file as compiled
 from collective.policy import TablePolicy
-from collective.tables import initializers, row_store
-from collective.tables.rows_in_file import StoreWithFile
+from collective.tables.rows import initializers, row_store
+from collective.tables.rows.rows_in_file import StoreWithFile
 
 D = 5
 FIRST = np.array([0.5, -2], np.float32)  # the row that a slot starts from

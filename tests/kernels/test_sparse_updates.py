@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import train
-from collective.ops import sparse_updates
+from collective.ops.updates import sparse_updates
 
 ROWS = 50
 

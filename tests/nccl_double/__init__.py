@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from collective.ops import nccl
+from collective.ops.communication import nccl
 
 SOURCE = Path(__file__).with_name("double.cc")
 

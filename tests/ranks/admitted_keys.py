@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.tables import bloom_filter, initializers
+from collective.tables.policies import bloom_filter
+from collective.tables.rows import initializers
 from tests.ranks.dynamic_tables import D, drawn, normal
 
 KEYS = np.arange(40, dtype=np.int64) * 2**35 - 7

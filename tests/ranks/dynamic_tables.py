@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import train
-from collective.tables import initializers
+from collective.tables.rows import initializers
 
 V, D, B = 20, 3, 12
 EXTREME = np.array(

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from tests.ranks import reference
 
 BATCH = 4

@@ -7,7 +7,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collective_names, graph_analysis
+from collective.ops.communication import collective_names
+from collective.ops.graph import graph_analysis
 from tests.ranks import reference
 
 B = 12  # samples of a global batch: 1 to 4 ranks divide it

@@ -5,7 +5,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import chain_names
+from collective.checkpoint.files import chain_names
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import D
 

@@ -9,7 +9,7 @@ from tensorflow.python.client import session as session_lib
 from tensorflow.python.lib.io import _pywrap_file_io
 from tensorflow.python.summary.writer import event_file_writer
 
-from collective.checkpoint import commit, tensor_bundle
+from collective.checkpoint.files import commit, tensor_bundle
 
 SCHEME = "stub://"
 # TensorFlow's own functions on files, with the number of paths that each begins with.

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import TablePolicy
-from collective.ops import key_hashing
-from collective.tables import initializers
+from collective.ops.exchange import key_hashing
+from collective.tables.rows import initializers
 from tests.ranks.admitted_keys import MASK, hashed
 from tests.ranks.dynamic_tables import D, drawn
 

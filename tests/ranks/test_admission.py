@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import CBFFilter, CounterFilter, EmbeddingVariableOption, TableError, TablePolicy
 from collective.plan import builder
-from collective.tables import admission, bloom_filter
+from collective.tables.policies import admission, bloom_filter
 from tests.ranks.admitted_keys import KEYS, RATE, Model, Truth, batches, compare
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, drawn
 from tests.ranks.exports import served, signature

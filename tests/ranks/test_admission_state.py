@@ -7,12 +7,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import TablePolicy, checkpoint
-from collective.checkpoint import key_counts
-from collective.checkpoint.shards import Shard
-from collective.checkpoint.tensor_bundle import Bundle
+from collective.checkpoint.files.tensor_bundle import Bundle
+from collective.checkpoint.rows import key_counts
+from collective.checkpoint.rows.shards import Shard
 from collective.coordination import barrier
-from collective.ops import collectives
-from collective.tables import admission
+from collective.ops.communication import collectives
+from collective.tables.policies import admission
 from tests.ranks.admitted_keys import KEYS, Bloom, Exact, Model, Truth, batches, compare
 from tests.ranks.dynamic_tables import D
 

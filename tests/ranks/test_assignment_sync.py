@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import moving_averages
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 from tests.ranks import grouped, reference
 from tests.ranks.assignments import BATCHES, D, V, warnings
 

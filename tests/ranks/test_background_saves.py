@@ -16,8 +16,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError, TablePolicy, checkpoint
-from collective.checkpoint import background, commit, tensor_bundle
-from collective.checkpoint.layout import LAYOUT_ENTRY
+from collective.checkpoint.files import commit, tensor_bundle
+from collective.checkpoint.files.layout import LAYOUT_ENTRY
+from collective.checkpoint.saving import background
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, normal
@@ -267,7 +268,7 @@ def test_a_mistake_is_no_failure_of_the_storage(strategy, rank, size, folder, mo
 
 
 def test_a_thread_that_ends_by_a_mistake_is_not_awaited(strategy, folder, monkeypatch):
-    from collective.checkpoint import snapshot
+    from collective.checkpoint.saving import snapshot
 
     end = snapshot.PartSnapshot.end
 
@@ -293,7 +294,7 @@ def test_a_thread_that_ends_by_a_mistake_is_not_awaited(strategy, folder, monkey
 @pytest.mark.ranks(1, 3)
 def test_slow_storage_is_given_up_and_training_goes_on(strategy, folder, monkeypatch, held):
     """Training needs room for rows that the thread, which stands still, never reads."""
-    from collective.checkpoint import snapshot
+    from collective.checkpoint.saving import snapshot
 
     monkeypatch.setattr(snapshot, "PATIENCE", 0.2)
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import RankError, checkpoint
 from collective.checkpoint import __main__ as command
-from collective.checkpoint import tensor_bundle as bundles
+from collective.checkpoint.files import tensor_bundle as bundles
 from tests.ranks import estimators
 from tests.ranks.checkpoints import model, restored, saved, steps, wait
 
@@ -250,7 +250,7 @@ def test_init_from_checkpoint(strategy, rank, folder):
 
 
 def test_restoring_over_values_without_room_for_both(strategy, rank, folder, monkeypatch):
-    from collective.checkpoint import table_io
+    from collective.checkpoint.rows import table_io
 
     monkeypatch.setattr(table_io, "SPARE_BYTES", 0)
     want = saved(strategy, rank, f"{folder}/m")
@@ -339,7 +339,7 @@ def test_a_training_graph_that_was_imported(strategy, rank, size, folder):
 
 def test_a_file_system_of_tensorflows_own(strategy, rank, size, monkeypatch):
     """ram:// is each process's own: one rank can use it, several are told what is wrong."""
-    from collective.checkpoint import commit
+    from collective.checkpoint.files import commit
 
     monkeypatch.setattr(commit, "VISIBILITY_TIMEOUT", 0.5)
     if size == 1:

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import checkpoint
 from collective.checkpoint import __main__ as command
-from collective.checkpoint import table_io
-from collective.checkpoint import tensor_bundle as bundles
+from collective.checkpoint.files import tensor_bundle as bundles
+from collective.checkpoint.rows import table_io
 from collective.coordination import barrier
 
 pytestmark = pytest.mark.double

@@ -8,8 +8,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.checkpoint import CheckpointStorageError, ownership
-from collective.checkpoint import tensor_bundle as bundles
+from collective.checkpoint import CheckpointStorageError
+from collective.checkpoint.files import tensor_bundle as bundles
+from collective.checkpoint.saving import ownership
 from tests.ranks import reference
 from tests.ranks.checkpoints import model, restored, saved, steps, wait
 
@@ -91,7 +92,7 @@ def test_damage_is_an_error_on_every_rank(strategy, rank, size, folder, how, spa
     """Also on ranks that don't read the damaged part; the old values stay, also where there is no
     room for both.
     """
-    from collective.checkpoint import table_io
+    from collective.checkpoint.rows import table_io
 
     monkeypatch.setattr(table_io, "SPARE_BYTES", spare)
     saved(strategy, rank, f"{folder}/m")

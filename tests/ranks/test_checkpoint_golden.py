@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY
 from tests.golden import make
 
 PREFIX = str(Path(__file__).resolve().parents[1] / "golden" / "version_1" / "m")

@@ -9,9 +9,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError, checkpoint
-from collective.checkpoint import commit, storage, tensor_bundle
+from collective.checkpoint.files import commit, storage, tensor_bundle
 from collective.coordination.session_state import state_of_session
-from collective.ops.sessions import raw_session
+from collective.ops.graph.sessions import raw_session
 from tests.ranks.checkpoints import model, steps, wait
 from tests.ranks.stub_storage import Disk, StubStorage, warnings_noted
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.ops import carriers, collectives, gate
+from collective.ops.communication import carriers, collectives, gate
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.carriers]
 

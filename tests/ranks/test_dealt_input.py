@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from tests.ranks import reference
 from tests.ranks.estimators import told
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.compat.deeprec_names import DEEPREC
+from collective.compat.names.deeprec import DEEPREC
 
 pytestmark = pytest.mark.either_backend
 MAKE = next(n for n in DEEPREC.names if n.theirs.endswith("_get_incremental_saver")).resolve()

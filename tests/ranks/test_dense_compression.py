@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, dense_allreduce, gate, graph_analysis
+from collective.ops.communication import collectives, dense_allreduce, gate
+from collective.ops.graph import graph_analysis
 from tests.ranks import reference
 
 # half of the last place of 1

@@ -16,7 +16,7 @@ from keras.src import backend
 from tensorflow.python.framework import config
 
 from collective import RankError
-from collective.ops import collectives, gate
+from collective.ops.communication import collectives, gate
 from tests.jobs.deterministic_training import bits
 from tests.ranks import grouped, reference
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import DynamicTable
-from collective.tables import initializers
+from collective.tables.rows import initializers
 from tests.ranks import reference
 
 pytestmark = pytest.mark.double

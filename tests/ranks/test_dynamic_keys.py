@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import collective
 from collective import TableError
-from collective.ops import key_hashing as key_ops
+from collective.ops.exchange import key_hashing as key_ops
 from tests.ranks.dynamic_tables import EXTREME, D, V, drawn, normal, touch
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]

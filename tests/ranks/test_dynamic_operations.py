@@ -7,7 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import memory, native_library
+from collective.ops import native_library
+from collective.ops.rows import memory
 from tests.ranks.dynamic_tables import EXTREME, D, drawn
 from tests.ranks.grouped import counted
 

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import DynamicTable
-from collective.ops import key_hashing as key_ops
-from collective.tables import row_store
+from collective.ops.exchange import key_hashing as key_ops
+from collective.tables.rows import row_store
 from tests.ranks.dynamic_tables import EXTREME, D, normal, touch
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]

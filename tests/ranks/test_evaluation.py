@@ -8,7 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from collective import RankError
 from collective.coordination import barrier
-from collective.ops import collectives, graph_analysis
+from collective.ops.communication import collectives
+from collective.ops.graph import graph_analysis
 from collective.replication import metrics
 from tests.ranks import reference
 

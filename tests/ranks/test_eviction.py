@@ -6,8 +6,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import GlobalStepEvict, L2WeightEvict, TableError, TablePolicy, checkpoint
-from collective.ops import key_hashing
-from collective.tables import row_store
+from collective.ops.exchange import key_hashing
+from collective.tables.rows import row_store
 from collective.train import GroupLassoFtrlOptimizer
 from tests.ranks.dynamic_tables import D, drawn, normal
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.checkpoint import saver
+from collective.checkpoint.saving import saver
 from collective.coordination import barrier
 from tests.ranks import reference
 from tests.ranks.exports import an_output, left_in, one_table, served, signature, trained

@@ -7,7 +7,7 @@ from tensorflow.python.ops.metrics_impl import metric_variable
 
 from collective import RankError
 from collective.coordination import run_analysis
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 from tests.ranks import metric_programs
 
 pytestmark = pytest.mark.double

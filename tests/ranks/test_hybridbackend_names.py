@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.errors import RankError
 
 pytestmark = pytest.mark.either_backend

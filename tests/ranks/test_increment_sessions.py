@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import checkpoint
-from collective.checkpoint import chain_names
+from collective.checkpoint.files import chain_names
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import D, normal
 from tests.ranks.increments import V, build, increments_in

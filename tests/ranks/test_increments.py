@@ -13,9 +13,11 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import TablePolicy, checkpoint
-from collective.checkpoint import chain_names, consolidate, reading, tensor_bundle
+from collective.checkpoint.files import chain_names, tensor_bundle
+from collective.checkpoint.reading import consolidate
+from collective.checkpoint.reading import opening as reading
 from collective.coordination import barrier
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import OPTIMIZERS, D, normal
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.monitoring import input_check
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 from tests.ranks import estimators, reference
 
 pytestmark = pytest.mark.either_backend

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 from tests.ranks import reference
 from tests.ranks.estimators import assert_equal, made, plain, records
 from tests.ranks.metric_programs import COUNTED, REFUSED, K, own_variable

@@ -8,8 +8,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective import scope_activation
-from collective.ops import graph_analysis, native_library
+from collective.interception import scope_activation
+from collective.ops import native_library
+from collective.ops.graph import graph_analysis
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, drawn, normal, touch
 
 WHY = "they were taken away by a test"

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.compat import sok_functions
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
-from collective.compat.sok_names import SOK
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 from collective.coordination import barrier
 from collective.scope import SCOPES
 from tests import numpy_optimizers

@@ -11,7 +11,10 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.coordination import session_state
-from collective.ops import carriers, embedding_bag, graph_state, key_hashing, placement, sessions
+from collective.ops import placement
+from collective.ops.communication import carriers
+from collective.ops.exchange import embedding_bag, key_hashing
+from collective.ops.graph import graph_state, sessions
 from collective.plan import step_estimate
 from tests.ranks import grouped, reference
 

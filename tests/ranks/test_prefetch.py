@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import RankError, TablePolicy, every_steps
-from collective.ops.graph_analysis import collective_kind
+from collective.ops.graph.graph_analysis import collective_kind
 from collective.prefetch.enable import split_of
 from collective.strategies.grouped_exchange import groups_of
 from tests.ranks.prefetched_models import B, D, V, batches, dataset, expects, model

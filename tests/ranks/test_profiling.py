@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError
-from collective.ops import carriers, embedding_bag, key_hashing
+from collective.ops.communication import carriers
+from collective.ops.exchange import embedding_bag, key_hashing
 from collective.profiling import breakdown, profiler, trace
 from tests.ranks import grouped, reference
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError, checkpoint
-from collective.checkpoint import chain, commit
+from collective.checkpoint.files import chain, commit
 from collective.coordination import barrier
 from tests.ranks import reference
 from tests.ranks.checkpoints import wait

@@ -10,9 +10,9 @@ from tensorflow.python.ops import control_flow_util
 
 import collective
 from collective import TablePolicy
-from collective.ops import row_changes
-from collective.ops.sessions import run_unpatched
-from collective.tables import write_announcements
+from collective.ops.graph.sessions import run_unpatched
+from collective.ops.rows import row_changes
+from collective.tables.updates import write_announcements
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, normal
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import key_hashing
-from collective.tables import row_store
+from collective.ops.exchange import key_hashing
+from collective.tables.rows import row_store
 from tests.ranks.dynamic_tables import D, drawn, normal
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import StorageOption, StorageType, TableError, TablePolicy, checkpoint
 from collective.coordination import barrier
-from collective.tables import row_store, rows_in_file
+from collective.tables.rows import row_store, rows_in_file
 from collective.train import LazyAdamOptimizer
 from tests.ranks.dynamic_tables import D, normal
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import commit
+from collective.checkpoint.files import commit
 from collective.coordination.session_state import state_of_session
 from collective.scope import SCOPES
 from tests.ranks.checkpoints import model, steps

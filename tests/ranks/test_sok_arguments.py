@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.compat import sok_functions, sok_variables
-from collective.compat.sok_names import SOK
-from collective.ops.collectives import rank, size
+from collective.compat.names.sok import SOK
+from collective.ops.communication.collectives import rank, size
 from collective.scope import SCOPES
 
 pytestmark = [pytest.mark.ranks(1), pytest.mark.backends("hb")]

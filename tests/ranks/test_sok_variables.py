@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.compat.sok_names import SOK
+from collective.compat.names.sok import SOK
 from collective.coordination import barrier
 from tests.ranks import grouped, reference
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import Table, TableError
-from collective.tables import initializers
+from collective.tables.rows import initializers
 from tests.ranks import reference
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph_analysis import upstream
+from collective.ops.graph.graph_analysis import upstream
 from tests.ranks import reference
 from tests.ranks.training import IDS, OPTIMIZERS, X, compare, model
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import carriers, hierarchy
+from collective.ops.communication import carriers, hierarchy
 from tests.ranks import reference
 from tests.ranks.test_grouping import batches, everything
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch import training_apart
+from collective.job import training_apart
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement, barrier, coordinator, prepared_run, run_analysis
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 __all__ = ["RankError", "agreement", "barrier", "coordinator", "prepared_run", "run_analysis"]
 

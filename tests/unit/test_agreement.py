@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.gate import Check
+from collective.ops.communication.gate import Check
 from tests.unit.rank_threads import RankError, agreement, prepared_run
 
 RUNNING, INVALID, ENDED = agreement.RUNNING, agreement.INVALID, agreement.ENDED

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.awaited_rows import beside_gradients
 from collective.ops import native_library
-from collective.ops.gate import gates_of
+from collective.ops.communication.gate import gates_of
 
 
 def exchange(name, phase, *inputs):

@@ -9,7 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import KeepBest, commit
+from collective.checkpoint import KeepBest
+from collective.checkpoint.files import commit
 from tests.foreign_checkpoints import deeprec
 
 

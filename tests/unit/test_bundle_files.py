@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import tensor_bundle
-from collective.checkpoint.index_file import IndexFile
-from collective.ops import data_files
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.index_writer import IndexFile
+from collective.ops.rows import data_files
 
 pytestmark = pytest.mark.skipif(
     not data_files.are_possible(""), reason="the compiled operations are missing here"
@@ -196,7 +196,7 @@ ssize_t pwrite(int file, const void* data, size_t size, off_t offset) {
 WRITE = """
 import sys
 import numpy as np
-from collective.checkpoint import tensor_bundle
+from collective.checkpoint.files import tensor_bundle
 
 writer = tensor_bundle.BundleWriter(sys.argv[1])
 writer.add_whole("t", np.arange(3_000_001, dtype=np.float32))

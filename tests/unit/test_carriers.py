@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import carriers, horovod_library, native_library, nccl, shared_memory
-from collective.ops.membership import Process
+from collective.ops import native_library
+from collective.ops.communication import carriers, horovod_library, nccl, shared_memory
+from collective.ops.communication.membership import Process
 from collective.scope import ScopeStack
 
 LAUNCHED = {

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from collective.checkpoint import __main__ as command
-from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout, Increment, StoredTable
+from collective.checkpoint.files.layout import (
+    LAYOUT_ENTRY,
+    CheckpointLayout,
+    Increment,
+    StoredTable,
+)
 from tests.foreign_checkpoints import deeprec
 
 VALUES = np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -12,8 +12,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from collective.checkpoint import commit, tensor_bundle
-from collective.checkpoint.layout import CheckpointLayout
+from collective.checkpoint.files import commit, tensor_bundle
+from collective.checkpoint.files.layout import CheckpointLayout
 
 
 class Cut(BaseException):

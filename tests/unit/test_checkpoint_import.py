@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
 from collective.checkpoint import __main__ as command
-from collective.checkpoint import tensor_bundle
+from collective.checkpoint.files import tensor_bundle
 from collective.checkpoint.importing import hybridbackend as reader
 from collective.checkpoint.importing import key_buckets
 from tests.foreign_checkpoints import deeprec, hybridbackend, sok

@@ -14,9 +14,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import consolidate, tensor_bundle
-from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout, StoredTable
-from collective.ops import key_hashing
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.layout import LAYOUT_ENTRY, CheckpointLayout, StoredTable
+from collective.checkpoint.reading import consolidate
+from collective.ops.exchange import key_hashing
 from tests.foreign_checkpoints import deeprec
 
 GOLDEN = str(Path(__file__).resolve().parents[1] / "golden" / "version_1" / "m")

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from collective import CollectiveStrategy
-from collective.checkpoint import ownership, saver
+from collective.checkpoint.saving import ownership, saver
 from collective.coordination import coordinator, session_ends
 from collective.coordination.session_state import state_of_session
 from collective.errors import RankError

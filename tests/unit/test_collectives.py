@@ -6,7 +6,7 @@ import atexit
 
 import pytest
 
-from collective.ops import collectives, membership
+from collective.ops.communication import collectives, membership
 
 
 @pytest.fixture

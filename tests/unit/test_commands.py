@@ -13,7 +13,7 @@ import pytest
 
 import collective
 from collective.__main__ import COMMANDS, main
-from collective.checkpoint import consolidate
+from collective.checkpoint.reading import consolidate
 
 ROOT = Path(__file__).resolve().parents[2]
 

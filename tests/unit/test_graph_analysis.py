@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
+from collective.ops.graph import graph_analysis
 
 
 @pytest.fixture(autouse=True)

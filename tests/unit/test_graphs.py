@@ -5,7 +5,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graphs
+from collective.ops.graph import graphs
 
 
 def test_threads_take_turns_to_change_a_final_graph():

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from collective.coordination import hash_seed
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from tests.unit.rank_threads import barrier
 
 

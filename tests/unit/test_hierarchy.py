@@ -8,9 +8,10 @@ import time
 import pytest
 from tensorflow.python.framework import config
 
-from collective.ops import carriers, hierarchy, placement
-from collective.ops.hierarchy import Bandwidths, Hosts, hosts_of
-from collective.ops.membership import Process
+from collective.ops import placement
+from collective.ops.communication import carriers, hierarchy
+from collective.ops.communication.hierarchy import Bandwidths, Hosts, hosts_of
+from collective.ops.communication.membership import Process
 
 
 @pytest.fixture(autouse=True)

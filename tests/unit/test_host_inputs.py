@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph_state import state_of
-from collective.ops.host_inputs import keep_on_host
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.host_inputs import keep_on_host
 
 CPU = "/device:CPU:0"
 

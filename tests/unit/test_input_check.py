@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.monitoring import input_check
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from tests.unit.rank_threads import Session
 
 # The batches that each of three ranks has, run by run, and how many runs are compared.

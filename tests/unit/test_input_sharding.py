@@ -10,7 +10,7 @@ import tensorflow.compat.v2 as tf2
 
 from collective.data import dataset_analysis
 from collective.estimator import input_sharding
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 SIZES = range(1, 6)
 

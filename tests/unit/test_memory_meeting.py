@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from collective.ops import shared_memory
+from collective.ops.communication import shared_memory
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import control_flow_util
 
-from collective.tables import next_step
+from collective.tables.policies import next_step
 
 
 def minimize(step, name="x"):

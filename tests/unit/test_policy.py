@@ -31,8 +31,8 @@ from collective import (
     TablePolicy,
 )
 from collective.policy import policy_of
-from collective.tables import weight_bound
-from collective.tables.open_dimension import OpenDimension, policy_in
+from collective.tables.policies.open_dimension import OpenDimension, policy_in
+from collective.tables.updates import weight_bound
 
 BLOOM = {"max_element_size": 2**30, "false_positive_probability": 0.01}
 ONES = tf.ones_initializer()

@@ -28,18 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def files():
-    folders = [
-        ROOT / "collective",
-        *(ROOT / "collective").glob("*/"),
-        ROOT / "strategies",
-        ROOT / "ops",
-    ]
-    return [
+    """Returns the files of all parts that work with TensorFlow: the links aside, without GPU code."""
+    links = tuple((ROOT / "collective" / name) for name in ("launch", "ops", "strategies"))
+    found = [
         file
-        for folder in folders
-        if not folder.is_symlink()
-        for file in sorted(folder.glob("*.py"))
+        for folder in ("collective", "strategies", "ops")
+        for file in sorted((ROOT / folder).rglob("*.py"))
     ]
+    return [file for file in found if not set(file.parents) & {*links, ROOT / "ops" / "gpu"}]
 
 
 def used():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collective.ops.collective_names import split_name
+from collective.ops.communication.collective_names import split_name
 from collective.options import ScopeOptions
 from collective.plan.formatting import columns, imbalance, in_bytes
 from collective.profiling import breakdown, profiler, summaries, trace

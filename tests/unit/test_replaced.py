@@ -9,9 +9,9 @@ from pathlib import Path
 from horovod.tensorflow import mpi_ops
 from keras.src.engine.base_layer import Layer
 
-from collective.launch import training_apart
-from collective.patches import PATCHES
-from collective.patching import ReplacedValue
+from collective.interception.patches import PATCHES
+from collective.interception.patching import ReplacedValue
+from collective.job import training_apart
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "replaced.txt"
 
@@ -64,7 +64,7 @@ def replaced_before_scopes():
 
 def test_what_is_replaced_has_not_changed():
     """If this fails after an upgrade: read the function in the new release, mend its replacement in
-    collective/patches.py, and put the new line into tests/golden/replaced.txt.
+    collective/interception/patches.py, and put the new line into tests/golden/replaced.txt.
     """
     known, now = GOLDEN.read_text(encoding="utf-8").splitlines(), replaced()
     gone, new = sorted(set(known) - set(now)), sorted(set(now) - set(known))
@@ -74,7 +74,7 @@ def test_what_is_replaced_has_not_changed():
         if _installed(name)
     )
     assert not gone and not new, (
-        f"with {versions}: collective/patches.py was written for "
+        f"with {versions}: collective/interception/patches.py was written for "
         f"{gone}, and finds {new}. Read the "
         "new release, mend the replacement, then "
         "tests/golden/replaced.txt."

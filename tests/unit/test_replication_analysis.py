@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph_state import state_of
+from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import ReplicationAnalysis, is_fed, replicated_variables
 
 

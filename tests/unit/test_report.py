@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from collective.profiling.history import History, Point
-from collective.report import __main__ as command
-from collective.report import charts, findings, page, profile, selection
-from collective.report.markup import element, escape, join
-from collective.report.phases import by_phase
+from collective.profiling.report import __main__ as command
+from collective.profiling.report import charts, findings, page, profile, selection
+from collective.profiling.report.markup import element, escape, join
+from collective.profiling.report.phases import by_phase
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "collective.group1.0a1b2c3d"
@@ -531,7 +531,7 @@ def test_the_command_starts_without_tensorflow(tmp_path):
     (tmp_path / "split.json").write_text(json.dumps(record()))
     program = (
         "import sys; sys.modules['tensorflow'] = sys.modules['horovod'] = None\n"
-        "from collective.report.__main__ import main\n"
+        "from collective.profiling.report.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     subprocess.run([sys.executable, "-c", program, tmp_path], cwd=ROOT, check=True, timeout=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collective.report import page, profile
+from collective.profiling.report import page, profile
 from tests.unit import browser, test_report
 
 pytestmark = [pytest.mark.matrix, browser.needed]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collective import checkpoint
-from collective.checkpoint import saved_code
+from collective.checkpoint.saving import saved_code
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
-from collective.ops.sessions import errors_without_stacks, raw_session, run_unpatched
+from collective.ops.graph.sessions import errors_without_stacks, raw_session, run_unpatched
 
 
 class SubclassedSession(tf.Session):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from collective import startup
-from collective.ops import collectives
+from collective.ops.communication import collectives
 from collective.scope import SCOPES, ScopeOptions
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import tensor_bundle
-from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
 from collective.serving import variable_files
 from collective.serving.base_version import BaseVersion
 from collective.serving.export_record import ExportRecord, described

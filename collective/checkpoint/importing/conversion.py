@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from collective.checkpoint import commit
+from collective.checkpoint.files import commit
+from collective.checkpoint.files.layout import DYNAMIC, CheckpointLayout, StoredTable
+from collective.checkpoint.files.tensor_bundle import BundleWriter, slice_rows, stored_matrix
 from collective.checkpoint.importing.key_buckets import KeyBuckets, bucket_count, first_repeated
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source, WholeVariable
-from collective.checkpoint.layout import DYNAMIC, CheckpointLayout, StoredTable
-from collective.checkpoint.name_map import NameMap
-from collective.checkpoint.tensor_bundle import BundleWriter, slice_rows, stored_matrix
-from collective.ops import key_hashing
+from collective.checkpoint.reading.name_map import NameMap
 from collective.ops.counting import counted
+from collective.ops.exchange import key_hashing
 
 
 @dataclasses.dataclass

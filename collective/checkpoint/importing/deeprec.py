@@ -28,15 +28,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.trackable import base as trackable
 
-from collective.checkpoint import table_reader
+from collective.checkpoint.files.layout import LAYOUT_ENTRY
+from collective.checkpoint.files.tensor_bundle import WHOLE_READ_BYTES, Bundle, slice_rows
 from collective.checkpoint.importing.source import (
     KeyedRows,
     KeyedTable,
     Source,
     variable_of_entry,
 )
-from collective.checkpoint.layout import LAYOUT_ENTRY
-from collective.checkpoint.tensor_bundle import WHOLE_READ_BYTES, Bundle, slice_rows
+from collective.checkpoint.reading import table_reader
 from collective.ops.counting import counted
 
 SUFFIXES = (

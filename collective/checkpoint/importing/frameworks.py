@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from collective.checkpoint.importing import conversion, deeprec, hybridbackend, sok
-from collective.checkpoint.name_map import NAMES, NameMap
+from collective.checkpoint.reading.name_map import NAMES, NameMap
 
 READERS: Mapping[str, Callable[..., Any]] = {
     "deeprec": deeprec.read,

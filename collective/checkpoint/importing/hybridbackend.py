@@ -19,14 +19,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from collective.checkpoint.files.layout import part_rows
+from collective.checkpoint.files.tensor_bundle import Bundle, RowSlice, slice_rows
 from collective.checkpoint.importing.deeprec import (
     add_embedding_variables,
     add_variables,
     open_foreign,
 )
 from collective.checkpoint.importing.source import Source, WholeVariable
-from collective.checkpoint.layout import part_rows
-from collective.checkpoint.tensor_bundle import Bundle, RowSlice, slice_rows
 
 # A table of so many bytes is permuted in memory, from what was read whole.
 IN_MEMORY_BYTES = 128 << 20

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from collective.checkpoint import table_reader
+from collective.checkpoint.files.tensor_bundle import slice_rows
 from collective.checkpoint.importing.deeprec import add_variables
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source
-from collective.checkpoint.tensor_bundle import slice_rows
+from collective.checkpoint.reading import table_reader
 from collective.ops.counting import counted
 
 HEAD_BYTES = 256 + 4 + 32 + 4

@@ -8,11 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from collective.checkpoint.tensor_bundle import (
-    WHOLE_READ_BYTES,
-    Bundle,
-    slice_rows,
-)
+from collective.checkpoint.files.tensor_bundle import WHOLE_READ_BYTES, Bundle, slice_rows
 
 
 @dataclasses.dataclass(frozen=True)

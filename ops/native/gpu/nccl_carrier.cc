@@ -352,7 +352,7 @@ REGISTER(DEVICE_CPU);
 REGISTER(DEVICE_GPU);
 #undef REGISTER
 
-// Python calls these (ops/nccl.py).
+// Python calls these (ops/communication/nccl.py).
 
 // Returns why it can't be used; empty if it can.
 COLLECTIVE_CARRIER_EXPORT const char* collective_nccl_open(const nccl::Functions* functions,

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.matrix]
 
 SCRIPT = """
     import os
-    from collective.ops import collectives
+    from collective.ops.communication import collectives
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

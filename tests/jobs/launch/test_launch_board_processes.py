@@ -11,7 +11,7 @@ import time
 import pytest
 
 from collective.coordination.progress import Progress
-from collective.launch.progress_board import VARIABLE, Label, LauncherBoard, Phase
+from collective.job.progress_board import VARIABLE, Label, LauncherBoard, Phase
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -21,7 +21,7 @@ def test_a_reader_never_sees_halves():
     board = LauncherBoard(1)
     source = """
         import sys
-        from collective.launch.progress_board import Board, Label, Phase
+        from collective.job.progress_board import Board, Label, Phase
         board = Board.open(sys.argv[1])
         records = [(i + 1, Phase.RUNNING, i, i) for i in range(2)]
         labels = [Label("a" * 1000), Label("b" * 1400)]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(60)
 # Each attempt notes its environment; `body` decides how it goes.
 RANK = """
     import os, signal, sys, time
-    from collective.launch.milestones import VARIABLE, MilestoneBoard, Milestones
+    from collective.job.milestones import VARIABLE, MilestoneBoard, Milestones
     rank, size = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
     attempt = int(os.environ["COLLECTIVE_RESTART_COUNT"])
 

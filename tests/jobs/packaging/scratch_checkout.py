@@ -100,8 +100,6 @@ class Checkout:
         for name in ("pyproject.toml", "setup.py"):
             shutil.copy(ROOT / name, self.root)
         (self.root / "ops").mkdir()
-        for name in ("keymap.cc", "keymap.h"):
-            shutil.copy(ROOT / "ops" / name, self.root / "ops")
         shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
         for name in ("setup.sh", "test_pythons.sh"):
             shutil.copy(ROOT / "tools" / name, self.root / "tools")

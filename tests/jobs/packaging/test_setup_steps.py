@@ -52,8 +52,8 @@ def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(read
         ("tools/setup.sh", "# Makes .venv", "# Fills .venv", []),
         ("pyproject.toml", "[tool.mypy]", "[tool.mypy]  # types", []),
         ("pyproject.toml", 'name = "collective-strategy"', 'name = "another"', ["package"]),
-        ("ops/keymap.cc", "extern", "extern ", ["package"]),
-        ("ops/keymap.h", "class KeyMap", "class  KeyMap", ["package"]),
+        ("ops/native/keymap.cc", "extern", "extern ", ["package"]),
+        ("ops/native/keymap.h", "class KeyMap", "class  KeyMap", ["package"]),
         ("ops/native/hear.cc", "class HearOp", "class  HearOp", ["package"]),
     ],
 )

@@ -104,8 +104,8 @@ def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_
     install = (sys.executable, "-m", "pip", "install", "--no-deps", "--target", target, wheel)
     run(*install, cwd=tmp_path)
     program = """
-import collective.launch, collective.ops.keymap
-assert len(collective.ops.keymap.KeyMap(9)) == 0
+import collective.launch, collective.ops.rows.keymap
+assert len(collective.ops.rows.keymap.KeyMap(9)) == 0
 print(collective.launch.__file__)
 """
     printed = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(target))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import dispatch, embedding_bag
+from collective.ops.exchange import dispatch, embedding_bag
 from tests.gpu_double import driver
 
 DIMS, ROWS, SCALE = (4, 3, 16), 9, 0.3

@@ -12,7 +12,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective.ops import dispatch, native_library
+from collective.ops import native_library
+from collective.ops.exchange import dispatch
 from collective.ops.gpu import ask, distinct, partition
 from collective.ops.gpu.segments import Segments, plan
 from tests.gpu_double import driver

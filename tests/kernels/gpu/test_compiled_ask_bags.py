@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import dispatch, embedding_bag, native_library
+from collective.ops import native_library
+from collective.ops.exchange import dispatch, embedding_bag
 from collective.ops.gpu import ask, distinct, partition
 from tests.gpu_double import driver
 from tests.gpu_double.replay import replaying

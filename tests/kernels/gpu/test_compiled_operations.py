@@ -13,7 +13,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective.ops import dispatch, embedding_bag, native_library
+from collective.ops import native_library
+from collective.ops.exchange import dispatch, embedding_bag
 from collective.ops.gpu import gather
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace

@@ -13,8 +13,10 @@ from test_compiled_updates import ALL, assert_close, by_sgd
 from test_reduced_updates import clipped, gradients_of, kinds_upstream, simulation
 from test_sparse_updates import expected, start
 
-from collective.ops import native_library, reduced_updates, row_changes, sparse_updates
+from collective.ops import native_library
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from collective.ops.rows import row_changes
+from collective.ops.updates import reduced_updates, sparse_updates
 from tests.gpu_double import driver
 
 

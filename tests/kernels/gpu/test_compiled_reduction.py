@@ -11,7 +11,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective.ops import dispatch, embedding_bag, native_library
+from collective.ops import native_library
+from collective.ops.exchange import dispatch, embedding_bag
 from collective.ops.gpu import occurrences, segments, sums
 from tests.gpu_double import driver
 from tests.kernels.conftest import bind

@@ -9,7 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bagged import CLIPPED, DIMS, MIXED, PLAIN, ROWS, Bagged, Section, near
 
-from collective.ops import dispatch, native_library
+from collective.ops import native_library
+from collective.ops.exchange import dispatch
 from tests.gpu_double import driver
 
 

@@ -11,7 +11,7 @@ from tensorflow.python.framework import kernels
 
 from collective.ops import native_library
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
-from collective.tables import write_announcements
+from collective.tables.updates import write_announcements
 from tests.gpu_double import driver
 
 ROWS = 300

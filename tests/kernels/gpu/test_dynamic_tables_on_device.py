@@ -17,8 +17,9 @@ from collective.ops.gpu import device_key_map as on_device
 from collective.ops.gpu import update
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.keymap import KeyMap
-from collective.tables import device_row_store, optimizer_slots, row_store
+from collective.ops.rows.keymap import KeyMap
+from collective.tables.rows import device_row_store, row_store
+from collective.tables.updates import optimizer_slots
 from tests.gpu_double.reserved import Reserved
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge

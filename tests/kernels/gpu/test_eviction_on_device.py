@@ -15,8 +15,8 @@ from collective import CollectiveStrategy, TablePolicy, checkpoint
 from collective.ops import placement
 from collective.ops.gpu.device_key_map import DeviceKeyMap
 from collective.ops.gpu.memory_bridge import MemoryBridge
-from collective.ops.keymap import KeyMap
-from collective.tables import device_row_store, row_store
+from collective.ops.rows.keymap import KeyMap
+from collective.tables.rows import device_row_store, row_store
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 

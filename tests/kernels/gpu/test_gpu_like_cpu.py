@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag
+from collective.ops.exchange import embedding_bag
 from collective.ops.gpu.distinct import distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import local_rows

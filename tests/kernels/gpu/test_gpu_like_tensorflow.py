@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag
+from collective.ops.exchange import embedding_bag
 from collective.ops.gpu import pool
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.pool import MEAN, SQRTN, SUM, Ids, Lookup

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
 from collective.ops import placement
-from collective.ops.graph_analysis import upstream
+from collective.ops.graph.graph_analysis import upstream
 from tests.gpu_double.copies import copies
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge

@@ -9,8 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.compat import estimators, framework, hybridbackend_functions
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
 
 NAMES = {name.theirs: name for name in DEEPREC.names}
 ALL = {name.theirs: name for name in (*DEEPREC.names, *HYBRIDBACKEND.names)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.compat.contrib_names import CONTRIB
+from collective.compat.names.contrib import CONTRIB
 
 NAMES = {name.theirs: name for name in CONTRIB}
 LAYERS, INNER = "tf.contrib.layers", "tf.contrib.layers.python.layers"

@@ -14,11 +14,11 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
 
 import name_tables
-from collective.compat.deeprec_names import DEEPREC
 from collective.compat.framework import SHORT, find, in_full
-from collective.compat.horovod_names import HOROVOD
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
-from collective.compat.sok_names import SOK
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.horovod import HOROVOD
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 
 ROOT = Path(__file__).resolve().parents[3]
 FRAMEWORKS = (DEEPREC, HOROVOD, HYBRIDBACKEND, SOK)
@@ -60,7 +60,7 @@ def test_what_is_refused_says_so_when_it_is_used(framework):
 
 
 def test_the_launcher_knows_the_frameworks():
-    from collective.launch.command import FRAMEWORKS as launched
+    from collective.launch.command_line.command import FRAMEWORKS as launched
 
     assert set(launched) == set(OF)
 
@@ -171,7 +171,8 @@ def test_a_process_that_did_not_ask_sees_nothing():
         original = builtins.__import__
         import tensorflow as tf
         before = [sorted(dir(tf)), sorted(dir(tf.compat.v1)), sorted(dir(tf.compat.v1.train))]
-        import collective, collective.strategy, collective.patches, collective.compat.framework
+        import collective, collective.strategy, collective.interception.patches
+        import collective.compat.framework
         import collective.compat.deeprec_functions, collective.compat.script_modules
         import collective.compat.hybridbackend_functions, collective.compat.sok_functions
         collective.EmbeddingVariableOption(), collective.CounterFilter(3)

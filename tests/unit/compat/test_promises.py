@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import collective
-from collective.compat.contrib_names import CONTRIB, MOVED
-from collective.compat.deeprec_names import DEEPREC
 from collective.compat.framework import FIRST_VERSION, PROMISES
-from collective.compat.horovod_names import HOROVOD
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
-from collective.compat.sok_names import SOK
+from collective.compat.names.contrib import CONTRIB, MOVED
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.horovod import HOROVOD
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {

@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
-from collective.compat.sok_names import SOK
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 
 PYTHON = "tensorflow.python"
 PARQUET = f"{PYTHON}.data.experimental.ops.parquet_dataset_ops"

@@ -21,7 +21,7 @@ from collective.data.columns import column_of
 from collective.data.parquet_files import ParquetFiles, list_files
 from collective.data.record_order import RecordOrder
 from collective.estimator import input_sharding
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 ROOT = Path(__file__).resolve().parents[3]
 

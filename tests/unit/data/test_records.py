@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from collective import data
 from collective.data.permutation import shuffled
 from collective.data.record_files import RecordFiles
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 
 def read(make):

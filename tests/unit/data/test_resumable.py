@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from collective import data
 from collective.data.global_batches import GlobalBatches, PartOrder
 from collective.data.record_order import RecordOrder
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 REPEATABLE = hypothesis.settings(max_examples=300, derandomize=True, deadline=None, database=None)
 

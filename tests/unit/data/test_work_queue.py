@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.compat.parquet import ParquetDataset
 from collective.data import WorkQueue, dataset_analysis, resumable
 from collective.estimator import input_sharding
-from collective.ops import collectives
+from collective.ops.communication import collectives
 
 ITEMS = [f"part-{i}" for i in range(7)]
 

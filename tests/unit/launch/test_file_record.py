@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collective.launch.file_record import FileRecord
-from collective.launch.progress_board import nameless_file
+from collective.job.file_record import FileRecord
+from collective.job.progress_board import nameless_file
 
 
 @pytest.fixture

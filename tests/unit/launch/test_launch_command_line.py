@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 
 import collective
-from collective.launch import cli, command, job
-from collective.launch.announcement import announcement
+from collective.job.errors import UsageError
+from collective.launch import cli, job
 from collective.launch.cli import make_plan, parse_options, parse_rank_list
-from collective.launch.command import as_framework, rank_command
-from collective.launch.environment import rank_environment
-from collective.launch.errors import UsageError
-from collective.launch.local_ranks import LocalRanks
-from collective.launch.logs import open_logs
-from collective.launch.plan import LaunchPlan
+from collective.launch.command_line import command
+from collective.launch.command_line.announcement import announcement
+from collective.launch.command_line.command import as_framework, rank_command
+from collective.launch.output.logs import open_logs
+from collective.launch.planning.environment import rank_environment
+from collective.launch.planning.plan import LaunchPlan
+from collective.launch.processes.local_ranks import LocalRanks
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -503,6 +504,8 @@ def test_what_another_framework_is_refused_for(line, message):
     ],
 )
 def test_a_check_of_what_no_machine_makes_good_is_refused_at_once(line, words, capsys, monkeypatch):
-    monkeypatch.setattr("collective.launch.diagnostics.check", lambda job: pytest.fail("inspects"))
+    monkeypatch.setattr(
+        "collective.launch.check.diagnostics.check", lambda job: pytest.fail("inspects")
+    )
     assert cli.main([*line.split(), "--check"]) == 2
     assert words in capsys.readouterr().err

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.devices import choose_devices, visible_gpus
-from collective.launch.errors import UsageError
+from collective.job.errors import UsageError
+from collective.launch.planning.devices import choose_devices, visible_gpus
 
 TWO = ("GPU-aaaa", "GPU-bbbb")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from collective.launch import diagnostics
-from collective.launch.host_facts import local_facts
-from collective.launch.host_options import HostOptions
+from collective.launch.check import diagnostics
+from collective.launch.check.host_facts import local_facts
+from collective.launch.command_line.host_options import HostOptions
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from collective.launch import digest, repeated_errors, repeated_warnings
-from collective.launch.digest import CAUSE_PATIENCE, ERROR_PATIENCE, JobDigest
-from collective.launch.repeated_warnings import PATIENCE
+from collective.launch.output import digest, repeated_errors, repeated_warnings
+from collective.launch.output.digest import CAUSE_PATIENCE, ERROR_PATIENCE, JobDigest
+from collective.launch.output.repeated_warnings import PATIENCE
 
 NOISE = (
     b"2026-11-23 01:37:42.479186: E external/local_xla/xla/stream_executor/cuda/cuda_dnn.cc:9261] "
@@ -585,7 +585,10 @@ def test_a_warning_beside_deprecations_is_shown(ranks):
     assert shown.count("UserWarning: careful") == 1 and "[0] WARNING:tensorflow:From here" in shown
 
 
-OWN = b"collective.checkpoint.storage.CheckpointStorageError: No checkpoint was written: disk full."
+OWN = (
+    b"collective.checkpoint.files.storage.CheckpointStorageError: "
+    b"No checkpoint was written: disk full."
+)
 LIBRARY = b'  File "/x/site-packages/tensorflow/a.py", line 3, in run\n    deep()\n' * 20
 
 

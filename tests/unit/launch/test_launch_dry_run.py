@@ -8,10 +8,10 @@ import textwrap
 import pytest
 
 from collective.launch.cli import make_plan, parse_options
-from collective.launch.dry_run import describe
-from collective.launch.environment import STARTUP_HOOK
-from collective.launch.host_options import host_list, host_options
-from collective.launch.plan import LaunchPlan
+from collective.launch.command_line.dry_run import describe
+from collective.launch.command_line.host_options import host_list, host_options
+from collective.launch.planning.environment import STARTUP_HOOK
+from collective.launch.planning.plan import LaunchPlan
 
 
 def test_the_whole_text():

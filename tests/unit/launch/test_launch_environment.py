@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.environment import STARTUP_HOOK, rank_environment
-from collective.launch.plan import LaunchPlan
+from collective.launch.planning.environment import STARTUP_HOOK, rank_environment
+from collective.launch.planning.plan import LaunchPlan
 
 
 def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):

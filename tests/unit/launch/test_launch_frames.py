@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from collective.launch.frames import LONGEST_PAYLOAD, FrameStream, Refused
-from collective.launch.messages import decode, encode
+from collective.launch.connection.frames import LONGEST_PAYLOAD, FrameStream, Refused
+from collective.launch.connection.messages import decode, encode
 
 SECRET = b"a secret of the test"
 

@@ -12,14 +12,20 @@ import time
 
 import pytest
 
-from collective import __version__
-from collective.launch import gathering as module
-from collective.launch.channel import Channel
-from collective.launch.declining import decline
-from collective.launch.errors import UsageError
-from collective.launch.gathering import Gathering, Stopped, introduction, join, make_world
-from collective.launch.host_options import HostOptions
-from collective.launch.hosts import Host
+from collective.job.errors import UsageError
+from collective.job.hosts import Host
+from collective.launch.command_line.host_options import HostOptions
+from collective.launch.connection import rendezvous as module
+from collective.launch.connection.channel import Channel
+from collective.launch.connection.declining import decline
+from collective.launch.connection.rendezvous import (
+    Gathering,
+    Stopped,
+    introduction,
+    join,
+    make_world,
+)
+from collective.version import __version__
 
 SECRET = b"a secret of the test"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from collective.launch.host_facts import HostFacts
-from collective.launch.host_findings import (
+from collective.launch.check.host_facts import HostFacts
+from collective.launch.check.host_findings import (
     describe,
     ip_versions,
     network_text,
@@ -15,8 +15,8 @@ from collective.launch.host_findings import (
     of_hosts,
     open_files_needed,
 )
-from collective.launch.host_survey import Answer, Survey
-from collective.launch.ssh import explanation
+from collective.launch.check.host_survey import Answer, Survey
+from collective.launch.connection.ssh import explanation
 
 HERE = HostFacts(
     collective="0.1.0",
@@ -179,7 +179,7 @@ def test_ranks_of_one_host_need_a_name_that_leads_somewhere():
         (127, "sh: 1: exec: /py: not found", "there is no /py that runs there"),
         (2, "sh: 1: cd: can't cd to /job", "the folder from which you start does not exist"),
         (1, "bash: line 1: cd: /job: No such file or directory", "the folder from which you"),
-        (1, "/py: No module named collective.launch.host_facts", "another version of it"),
+        (1, "/py: No module named collective.launch.check.host_facts", "another version of it"),
         (1, "ModuleNotFoundError: No module named 'collective'", "/py there doesn't find this"),
     ],
 )

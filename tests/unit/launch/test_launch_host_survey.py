@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from collective.launch import host_facts, host_survey
-from collective.launch.host_facts import MARK
-from collective.launch.ssh import SshOptions
+from collective.launch.check import host_facts, host_survey
+from collective.launch.check.host_facts import MARK
+from collective.launch.connection.ssh import SshOptions
 from tests.unit.launch.test_launch_host_findings import HERE
 
 FACTS = MARK + json.dumps(asdict(replace(HERE, port=1)))

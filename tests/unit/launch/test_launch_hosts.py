@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from collective.launch import cli, schedulers
-from collective.launch.cli import make_plan, parse_options
-from collective.launch.environment import line_prefix, rank_environment
-from collective.launch.errors import UsageError
-from collective.launch.host_options import host_list, host_options
-from collective.launch.hosts import (
+from collective.job import schedulers
+from collective.job.errors import UsageError
+from collective.job.hosts import (
     Host,
     distinct_names,
     named_twice,
@@ -20,7 +17,11 @@ from collective.launch.hosts import (
     placements,
     ranks_of_node,
 )
-from collective.launch.plan import LaunchPlan
+from collective.launch import cli
+from collective.launch.cli import make_plan, parse_options
+from collective.launch.command_line.host_options import host_list, host_options
+from collective.launch.planning.environment import line_prefix, rank_environment
+from collective.launch.planning.plan import LaunchPlan
 
 HOSTS = (Host("a", (None, None)), Host("b", (None,)), Host("c", (None, None, None)))
 
@@ -288,5 +289,5 @@ def test_tee_is_for_the_ranks_of_a_host_file_that_is_found(plan_of, tmp_path, mo
     """Nobody knows yet how many ranks the hosts will have."""
     file = tmp_path / "hostfile"
     file.write_text("192.0.2.1 slots=4\n192.0.2.2 slots=4\n")
-    monkeypatch.setattr("collective.launch.host_options.DEFAULT_HOSTFILE", str(file))
+    monkeypatch.setattr("collective.launch.command_line.host_options.DEFAULT_HOSTFILE", str(file))
     assert plan_of("--device", "cpu", "--tee", "7").shown_ranks == {0}

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
+from collective.job.errors import UsageError
 from collective.launch import cli
 from collective.launch.cli import emitted, parse_options
-from collective.launch.errors import UsageError
 from tests.manifest_schemas.checker import complaints, schemas
 
 KINDS = ("trainjob", "mpijob", "slurm", "compose")

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from collective.coordination.milestones import MilestonePoster
-from collective.launch.milestones import VARIABLE, LauncherMilestones, MilestoneBoard, Milestones
-from collective.launch.preempt_signals import signal_number
-from collective.launch.preemption import departure
+from collective.job.milestones import VARIABLE, LauncherMilestones, MilestoneBoard, Milestones
+from collective.job.preempt_signals import signal_number
+from collective.launch.progress.preemption import departure
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch import network
-from collective.launch.errors import UsageError
-from collective.launch.network import interface_of, listening_address
+from collective.job import network
+from collective.job.errors import UsageError
+from collective.job.network import interface_of, listening_address
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from collective.launch.outcome import JobOutcome, RankExit
+from collective.launch.output.outcome import JobOutcome, RankExit
 
 HOROVOD = (
     "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",

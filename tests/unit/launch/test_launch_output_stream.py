@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from collective.launch import output
-from collective.launch.output import RankStream
-from collective.launch.stderr_lines import may_begin_noise
+from collective.launch.output import rank_output as output
+from collective.launch.output.rank_output import RankStream
+from collective.launch.output.stderr_lines import may_begin_noise
 
 NOISE = (
     b"2026-11-23 01:37:42.479186: E external/local_xla/xla/stream_executor/cuda/cuda_dnn.cc:9261] "

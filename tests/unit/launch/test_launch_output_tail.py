@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.last_words import excerpt
-from collective.launch.output_tail import TAIL_BYTES, OutputTail
+from collective.launch.output.last_words import excerpt
+from collective.launch.output.output_tail import TAIL_BYTES, OutputTail
 
 
 def tail_of(data: bytes, piece: int) -> OutputTail:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from collective.launch.progress_bars import ProgressBars
+from collective.launch.output.progress_bars import ProgressBars
 
 TQDM = b"\rtrain:   0%|          | 0/4 [00:00<?, ?it/s]\rtrain: 100%|####| 4/4 [00:01<00:00]\n"
 # As Keras 2.15 writes where it takes its output for a terminal.

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from collective.coordination.progress import Progress
-from collective.launch.progress_board import (
+from collective.job.progress_board import (
     VARIABLE,
     Board,
     Label,
@@ -16,7 +16,7 @@ from collective.launch.progress_board import (
     Phase,
     ProgressRecord,
 )
-from collective.launch.stall_detector import read_records
+from collective.launch.progress.stall_detector import read_records
 
 AWAY, WORKING, RUNNING, AGREEING = Phase.AWAY, Phase.WORKING, Phase.RUNNING, Phase.AGREEING
 

@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from collective.launch.last_words import excerpt
-from collective.launch.raised_error import errors_in, last_error, lines_without_frames
+from collective.launch.output.last_words import excerpt
+from collective.launch.output.raised_error import errors_in, last_error, lines_without_frames
 
 
 def lines_of(text):

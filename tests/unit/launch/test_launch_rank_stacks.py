@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from collective.launch import rank_stacks
+from collective.launch.progress import rank_stacks
 
 PROGRAM = """
 import os, sys, threading, time
-from collective.launch import rank_stacks
+from collective.launch.progress import rank_stacks
 if "silent" not in sys.argv:
     rank_stacks.answer(3)
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from collective.launch.channel import Channel, ChannelClosed
-from collective.launch.gathering import Guest
-from collective.launch.hosts import Host
-from collective.launch.plan import LaunchPlan
-from collective.launch.progress_board import Phase
-from collective.launch.remote_hosts import RemoteHosts
-from collective.launch.rendezvous import Entry
+from collective.job.hosts import Host
+from collective.job.key_value_store import Entry
+from collective.job.progress_board import Phase
+from collective.launch.connection.channel import Channel, ChannelClosed
+from collective.launch.connection.rendezvous import Guest
+from collective.launch.other_hosts.remote_hosts import RemoteHosts
+from collective.launch.planning.plan import LaunchPlan
 
 SECRET = b"a secret of the test"
 HOSTS = (Host("a", (None,)), Host("b", (None, None)))

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from collective.launch import rendezvous as module
-from collective.launch.hosts import Host, placements
-from collective.launch.rendezvous import Entry, Rendezvous, scope_members
+from collective.job import key_value_store as module
+from collective.job.hosts import Host, placements
+from collective.job.key_value_store import Entry, Rendezvous, scope_members
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from collective.launch.milestones import Milestones
-from collective.launch.outcome import JobOutcome, RankExit
-from collective.launch.plan import LaunchPlan
+from collective.job.milestones import Milestones
+from collective.launch.output.outcome import JobOutcome, RankExit
+from collective.launch.planning.plan import LaunchPlan
 from collective.launch.restarts import Failure, RestartPolicy, failure_of
 
 

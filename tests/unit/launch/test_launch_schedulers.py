@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from collective.launch.adoption import adopt, await_rendezvous
-from collective.launch.errors import UsageError
-from collective.launch.schedulers import expand_counts, expand_names, started_by
+from collective.job.adoption import adopt, await_rendezvous
+from collective.job.errors import UsageError
+from collective.job.schedulers import expand_counts, expand_names, started_by
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.errors import UsageError
-from collective.launch.secret import job_secret
+from collective.job.errors import UsageError
+from collective.job.secret import job_secret
 
 LONG = "0123456789abcdef0123456789abcdef"
 

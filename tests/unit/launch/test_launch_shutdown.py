@@ -6,7 +6,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 import pytest
 
-from collective.launch.shutdown import ShutdownSchedule
+from collective.launch.processes.shutdown import ShutdownSchedule
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from collective.launch.progress_board import Phase, ProgressRecord
-from collective.launch.stall_detector import WARN_AFTER, WORK_FACTOR, StallDetector
+from collective.job.progress_board import Phase, ProgressRecord
+from collective.launch.progress.stall_detector import WARN_AFTER, WORK_FACTOR, StallDetector
 
 AWAY, WORKING, RUNNING, AGREEING = Phase.AWAY, Phase.WORKING, Phase.RUNNING, Phase.AGREEING
 

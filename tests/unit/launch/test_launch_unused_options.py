@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from collective.launch import cli
-from collective.launch.unused_options import check_used
+from collective.launch.command_line.unused_options import check_used
 
 EACH = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
 ONE_OF_ANY = ("--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1")
@@ -126,7 +126,9 @@ def test_a_manifest_has_no_option_that_its_launchers_would_refuse(kind, replicas
 @pytest.mark.parametrize("words", [("-m", "nosuchmod"), ("nothere.py",), ("python3", "nothere.py")])
 @pytest.mark.parametrize("options", [("--check",), ("--check", "-H", "localhost,192.0.2.1"), ()])
 def test_what_is_not_there_is_an_error_before_anything_starts(words, options, capsys, monkeypatch):
-    monkeypatch.setattr("collective.launch.diagnostics.check", lambda *_: pytest.fail("it checks"))
+    monkeypatch.setattr(
+        "collective.launch.check.diagnostics.check", lambda *_: pytest.fail("it checks")
+    )
     assert cli.main([*options, *words]) == 2
     stderr = capsys.readouterr().err
     assert stderr.startswith("collective launch: there is no ") and words[-1] in stderr

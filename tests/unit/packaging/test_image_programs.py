@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from collective.launch.progress_board import VARIABLE, Label, LauncherBoard, Phase, ProgressRecord
+from collective.job.progress_board import VARIABLE, Label, LauncherBoard, Phase, ProgressRecord
 
 DOCKER = Path(__file__).resolve().parents[3] / "docker"
 AWAY, WORKING, RUNNING = Phase.AWAY, Phase.WORKING, Phase.RUNNING

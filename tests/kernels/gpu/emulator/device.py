@@ -13,9 +13,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
+from collective.ops.rows import memory
 from tests.gpu_double import hidden
 from tests.gpu_double.driver import installed
 from tests.gpu_double.reserved import Reserved

@@ -1,0 +1,1 @@
+"""Reads and writes the files of checkpoints, in TensorFlow's formats."""

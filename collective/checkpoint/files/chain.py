@@ -1,0 +1,243 @@
+"""Opens a checkpoint with the increments that follow it, and checks that they belong together.
+
+    base ◄── increment 1 ◄── increment 2 …      each names the base, its number, and the one before
+
+The prefix of an increment names the state that base and increments up to it give. The prefix of a
+base names the base; but that of a folder's latest checkpoint names the newest state of its chain:
+whoever restores the latest checkpoint gets what was saved last. `<base>.increment-0` always names
+the base.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.checkpoint import checkpoint_management
+
+from collective.checkpoint.files.chain_names import increment_prefix, increments_of, split
+from collective.checkpoint.files.layout import StoredTable
+from collective.checkpoint.files.tensor_bundle import Bundle, index_path
+from collective.ops.counting import counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Is a checkpoint with the increments that are to be applied to it, in their order."""
+
+    base: Bundle
+    increments: tuple[Bundle, ...] = ()
+
+    @property
+    def last(self) -> Bundle:
+        """Returns the part that has the newest values of everything but tables."""
+        return self.increments[-1] if self.increments else self.base
+
+    def updates_of(self, stored: StoredTable) -> Iterator[tuple[Bundle, StoredTable]]:
+        """Yields the increments that have something of a table or slot of the base."""
+        for bundle in self.increments:
+            if stored.name in bundle.layout.tables:
+                yield bundle, bundle.layout.tables[stored.name]
+
+    @contextlib.contextmanager
+    def advising(self, bundle: Bundle) -> Iterator[None]:
+        """Adds to errors of reading one of the increments what can be restored without it."""
+        try:
+            yield
+        except tf.errors.DataLossError as error:
+            number = 0 if bundle is self.base else 1 + self.increments.index(bundle)
+            if number == 0:
+                raise
+            raise _data_loss(f"{error.message} {_advice(self.base.prefix, number - 1)}") from None
+
+
+def prefix_of(path: str) -> str:
+    """Returns the prefix that a path names: itself, or the latest one in a folder.
+
+    Raises:
+        ValueError: there is none in the folder.
+    """
+    if not tf.io.gfile.isdir(path):
+        return path
+    latest = tf.train.latest_checkpoint(path)
+    if latest is None:
+        raise ValueError(f"There is no checkpoint in '{path}'.")
+    return str(latest)
+
+
+def open_chain(prefix: str) -> Chain:
+    """Opens the checkpoint or state that `prefix` names.
+
+    Raises:
+        ValueError: there is no checkpoint, or an increment follows another base.
+        tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
+    """
+    base, number = split(prefix)
+    return open_links(base, newest(base) if number is None else number)
+
+
+def open_whole(prefix: str) -> Bundle:
+    """Opens a whole checkpoint, without what may follow it.
+
+    Raises:
+        ValueError: there is none, or it is an increment.
+    """
+    bundle = Bundle(prefix)
+    if bundle.layout.increment is not None:
+        raise ValueError(
+            f"'{prefix}' is an increment, which has only what changed. Make a whole checkpoint of "
+            f"it: collective checkpoint consolidate {prefix} OUT."
+        )
+    return bundle
+
+
+def open_links(base: str, number: int) -> Chain:
+    """Opens a base and its increments 1 to `number`; errors as of `open_chain`."""
+    if number and not tf.io.gfile.exists(index_path(base)) and increments_of(base):
+        raise _data_loss(_without_base(base))
+    opened = Bundle(base)
+    increments: list[Bundle] = []
+    for link in range(1, number + 1):
+        increments.append(_open_increment(opened, increments, link, number))
+    return Chain(opened, tuple(increments))
+
+
+def newest(prefix: str) -> int:
+    """Returns the number of the newest increment of the state that a whole checkpoint's name names.
+
+    It is 0 for a checkpoint that isn't its folder's latest.
+    """
+    return last_increment(prefix) if increments_of(prefix) and is_latest(prefix) else 0
+
+
+def last_increment(prefix: str) -> int:
+    """Returns the number of the last increment of a whole checkpoint; 0 for none.
+
+    Increments of a checkpoint that this one has replaced don't count.
+    """
+    if not tf.io.gfile.exists(index_path(prefix)):
+        return max((number for number, _ in increments_of(prefix)), default=0)  # opening it says so
+    layout = Bundle(prefix).layout
+    number = 0
+    for number_there, increment in increments_of(prefix):
+        try:
+            place = Bundle(increment).layout.increment
+        except tf.errors.DataLossError:
+            number = number_there  # Opening it says so.
+            continue
+        if place is None or not layout.replaced or place.base != layout.replaced:
+            number = number_there
+    return number
+
+
+def newest_state(prefix: str) -> str:
+    """Names the newest state of a whole checkpoint, with its step where the name doesn't tell it.
+
+    Returns:
+        `'model.ckpt-100'`, or `'model.ckpt-100.increment-3' (step 130)`.
+    """
+    number = newest(prefix)
+    if not number:
+        return f"'{prefix}'"
+    increment = increment_prefix(prefix, number)
+    step = step_of(Bundle(increment))
+    return f"'{increment}'" + (f" (step {step})" if step is not None else "")
+
+
+def step_of(bundle: Bundle) -> int | None:
+    """Returns the global step of a checkpoint, or of an increment; None if it has none."""
+    dtype, shape = bundle.entries.get(tf.GraphKeys.GLOBAL_STEP, (np.dtype(object), ()))
+    if shape != () or np.dtype(dtype).kind not in "iu":
+        return None
+    return int(bundle.read_whole(tf.GraphKeys.GLOBAL_STEP))
+
+
+def is_latest(prefix: str) -> bool:
+    """Tells whether a whole checkpoint is the latest in its folder."""
+    latest = latest_of(prefix)
+    return bool(latest) and os.path.abspath(latest) == os.path.abspath(prefix)
+
+
+def latest_of(prefix: str) -> str:
+    """Returns the latest checkpoint of the folder where `prefix` is; '' if that isn't known."""
+    try:
+        state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
+    except ValueError:  # Of some damage; of other TensorFlow gives None.
+        return ""
+    return str(state.model_checkpoint_path) if state else ""
+
+
+def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) -> Bundle:
+    prefix = increment_prefix(base.prefix, number)
+    advice = _advice(base.prefix, number - 1)
+    if not tf.io.gfile.exists(index_path(prefix)):
+        raise _data_loss(f"{_missing(base.prefix, number, last)} {advice}")
+    try:
+        bundle = Bundle(prefix)
+        bundle.check_files()
+    except tf.errors.DataLossError as error:
+        raise _data_loss(
+            f"increment {number} of checkpoint '{base.prefix}' is damaged: {error.message} {advice}"
+        ) from None
+    place, previous = bundle.layout.increment, before[-1] if before else base
+    if place is None:
+        raise ValueError(f"'{prefix}' is not an increment but a whole checkpoint. {advice}")
+    if place.base != base.layout.id:
+        raise ValueError(
+            f"'{prefix}' is an increment of another checkpoint: of that with the id "
+            f"'{place.base}', and '{base.prefix}' has the id '{base.layout.id}'. {advice}"
+        )
+    if (place.number, place.previous) != (number, previous.layout.id):
+        raise ValueError(
+            f"'{prefix}' is increment {place.number}, after '{place.previous}'; in its place "
+            f"increment {number} after '{previous.layout.id}' belongs. {advice}"
+        )
+    return bundle
+
+
+def _missing(base: str, number: int, last: int) -> str:
+    """Says that an increment isn't there, of a state that ends with increment `last`."""
+    there = [number_there for number_there, _ in increments_of(base)]
+    behind = [number_there for number_there in there if number_there > number]
+    if not behind:
+        has = counted(len(there), "increment") if there else "no increments"
+        path = index_path(increment_prefix(base, last))
+        return f"checkpoint '{base}' has {has}, and no increment {last}: there is no file {path}."
+    path = index_path(increment_prefix(base, number))
+    is_one = behind[0] == number + 1
+    gap = f"increment {number}" if is_one else f"increments {number} to {behind[0] - 1}"
+    return (
+        f"{gap} of checkpoint '{base}' {'is' if is_one else 'are'} missing: there is no file "
+        f"{path}, but increment {behind[-1]} is there, which follows {'it' if is_one else 'them'}."
+    )
+
+
+def _without_base(base: str) -> str:
+    """Says that increments are there, and the checkpoint isn't that they follow."""
+    count = len(increments_of(base))
+    follow = f"{counted(count, 'increment')} of it {'is' if count == 1 else 'are'}"
+    return (
+        f"checkpoint '{base}' is missing, and {follow} there: there is no file {index_path(base)}. "
+        f"Nothing of {'it' if count == 1 else 'them'} can be restored without it."
+    )
+
+
+def _advice(base: str, number: int) -> str:
+    """Says what can be restored: the state of an increment that is well."""
+    return f"'{increment_prefix(base, number)}' names the newest state that can be restored."
+
+
+def _data_loss(text: str) -> Exception:
+    error: Exception = tf.errors.DataLossError(None, None, text)
+    return error
+
+
+def removed_keys(bundle: Bundle, table: StoredTable, part: int) -> np.ndarray:
+    """Returns the keys of a part that an increment says are gone."""
+    if not table.removed or not table.removed[part]:
+        return np.zeros(0, np.int64)
+    return bundle.read_whole(bundle.layout.removed_entry(table, part))

@@ -1,0 +1,453 @@
+"""Commits checkpoints: each comes into being whole, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.checkpoint import checkpoint_management
+
+from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files.chain_names import increments_of, split
+from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.files.storage import StorageFailure
+from collective.ops.counting import counted
+
+# Files of a staging folder.
+RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
+# A network's file system may take so many seconds to show what another host has written.
+VISIBILITY_TIMEOUT = 10.0
+# A file that is read whole to see whether it was moved.
+SHORT_BYTES = 1 << 20
+# So many files are synced at a time.
+SYNCS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """Lists what happens beside the checkpoint itself once it is durable.
+
+    Attributes:
+        meta: the path of the graph's description, or None: `Commit.meta` is moved there.
+        state: the path of the file that tells the latest checkpoint, or None: `Commit.state` is
+            moved there.
+        superseded: checkpoints to be deleted, by their prefixes.
+        meta_suffix: the suffix of their graphs' descriptions.
+    """
+
+    meta: str | None = None
+    state: str | None = None
+    superseded: Sequence[str] = ()
+    meta_suffix: str = "meta"
+
+
+class Commit:
+    """Makes one checkpoint: everything is written into a folder beside it, and then moved.
+
+        <prefix>_temp_<id>/             the staging folder
+            record                      tells what is being moved, for whoever finds the folder;
+                                           empty before that
+            rank_0-00000.index …        1. what each rank wrote
+            merged.index, merged.data-… 2. merged
+        <prefix>.data-…                 3. data files moved, under names that an older checkpoint
+                                           of this prefix hasn't got
+        <prefix>.index                  4. moved, over the older one if there is one: from here on
+                                           the checkpoint is there
+        <prefix>.meta, checkpoint       5. moved: from here on it is the latest
+                                        6. files that are no longer needed deleted, the staging
+                                           folder at the end
+
+    Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and
+    the latest one is either the one before or this one, complete. On a local disk what is moved is
+    on the disk before, and each move from step 3 on before the next step begins, so this holds for
+    a loss of power, too. The next save under the same base name removes what a killed save leaves
+    behind (`recover_all`).
+
+    Limits: moving is atomic where the file system renames atomically. POSIX does; object stores
+    copy instead, and a kill while one of their files is copied over an older one may damage this
+    one file. One job at a time saves under a base name in a folder (`ownership`).
+
+    An increment of a checkpoint is committed like one. A checkpoint that takes the place of an
+    older one of its name, or is deleted, takes the older one's increments with it.
+
+    Only rank 0 makes an object of this class.
+
+    Attributes:
+        id: the checkpoint's, once it is merged.
+
+    Args:
+        base: the path as the user gave it.
+        prefix: the path of the checkpoint: `base`, or `<base>-<step>`.
+    """
+
+    def __init__(self, base: str, prefix: str):
+        self.prefix, self.id = prefix, ""
+        self.staging = f"{prefix}_temp_{secrets.token_hex(8)}"
+        self.meta, self.state = os.path.join(self.staging, META), os.path.join(self.staging, STATE)
+        self._merged = os.path.join(self.staging, MERGED)
+        self._shards, self._unsynced = 0, list[str]()
+        make_parent(base)
+        recover_all(base)
+        self._old_data_files = _data_files(prefix)
+        self._existed = tf.io.gfile.exists(tensor_bundle.index_path(prefix))
+        tf.io.gfile.mkdir(self.staging)
+        try:
+            _write(os.path.join(self.staging, RECORD), "")
+        except Exception:  # nobody has an object yet that could be recovered
+            tf.io.gfile.rmtree(self.staging)
+            raise
+
+    def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
+        """Makes one bundle of the bundles that the ranks wrote, and of the layout."""
+        shards = sum(tensor_bundle.BundleIndex(path).shards for path in written)
+        self.id = secrets.token_hex(8)
+        layout = dataclasses.replace(
+            layout, id=self.id, replaced=_id_of(self.prefix) if self._existed else ""
+        )
+        entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(layout.version)}
+        bundles = [entries]
+        if tensor_bundle.data_path(self.prefix, 0, shards + 1) in self._old_data_files:
+            # The checkpoint that is there has data files of these names, and must last until the
+            # index is swapped: one more file gives all of them other names.
+            bundles = [{name: value} for name, value in entries.items()]
+        layout_bundles: list[str] = []
+        for number, entries in enumerate(bundles):
+            stem = os.path.join(self.staging, f"layout_{number}")
+            with tensor_bundle.BundleWriter(stem) as writer:
+                for name, value in entries.items():
+                    writer.add_whole(name, value)
+                layout_bundles += writer.close()
+        self._shards = shards + len(layout_bundles)
+        tensor_bundle.merge([*written, *layout_bundles], self._merged)
+        # The layout's data files are the last ones. The ranks have synced theirs.
+        self._unsynced = [tensor_bundle.index_path(self._merged)] + [
+            tensor_bundle.data_path(self._merged, shard, self._shards)
+            for shard in range(shards, self._shards)
+        ]
+
+    def publish(self, publication: Publication) -> None:
+        """Takes steps 3 to 6. After an error on the way, `recover` undoes what can be undone."""
+        record = {
+            "prefix": self.prefix,
+            "shards": self._shards,
+            "meta": publication.meta,
+            "state": publication.state,
+            "existed": self._existed,
+            "old": self._old_data_files,
+            "doomed": list(publication.superseded),
+            "meta_suffix": publication.meta_suffix,
+        }
+        path = os.path.join(self.staging, RECORD)
+        _write(path, json.dumps(record))
+        beside = [self.meta] * bool(publication.meta) + [self.state] * bool(publication.state)
+        # What is moved is whole, and whoever finds it finds the record, too.
+        sync(path, self.staging, *self._unsynced, *beside)
+        for shard in range(self._shards):
+            move(
+                tensor_bundle.data_path(self._merged, shard, self._shards),
+                tensor_bundle.data_path(self.prefix, shard, self._shards),
+            )
+        # No index without its data files, and no state without its index.
+        sync(os.path.dirname(self.prefix))
+        move(tensor_bundle.index_path(self._merged), tensor_bundle.index_path(self.prefix))
+        sync(os.path.dirname(self.prefix))
+        if publication.meta:
+            move(self.meta, publication.meta)
+            debug = os.path.splitext(self.meta)[0] + ".debug"
+            if tf.io.gfile.exists(debug):
+                move(debug, os.path.splitext(publication.meta)[0] + ".debug")
+        if publication.state:
+            move(self.state, publication.state)
+        try:
+            if publication.state:
+                # Older checkpoints stay until it names another one.
+                sync(os.path.dirname(publication.state))
+            recover(self.staging)
+        except (OSError, tf.errors.OpError) as error:
+            # It is there, and no save that failed: increments have to follow it.
+            tf.logging.warning(
+                "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
+                "The next save tries again.",
+                *(self.prefix, type(error).__name__, getattr(error, "message", error)),
+            )
+
+
+def write_alone(
+    target: str, write: Callable[[tensor_bundle.BundleWriter, str], CheckpointLayout]
+) -> None:
+    """Makes a checkpoint where no ranks run; it appears whole, or not at all.
+
+    Args:
+        target: its prefix.
+        write: is given what takes the entries, and the staging folder; returns the layout.
+
+    Raises:
+        ValueError: there is something at `target`, or it names no checkpoint.
+    """
+    check_new(target)
+    started = Commit(target, target)
+    try:
+        with tensor_bundle.BundleWriter(os.path.join(started.staging, "rank_0")) as writer:
+            layout = write(writer, started.staging)
+            prefixes = writer.close()
+        sync_bundles(prefixes)
+        started.merge(prefixes, layout)
+        started.publish(Publication())
+    except BaseException:
+        recover(started.staging)
+        raise
+
+
+def check_new(target: str) -> None:
+    """Checks that a checkpoint `target` would touch nothing that is there.
+
+    Raises:
+        ValueError: it says what is there, and what helps.
+    """
+    name = os.path.basename(target)
+    if not name or tf.io.gfile.isdir(target):
+        raise ValueError(
+            f"'{target}' names a folder, and a new checkpoint is named by a prefix: give a name in "
+            f"it, as '{os.path.join(target, 'model.ckpt')}'."
+        )
+    if split(name)[1] is not None:
+        raise ValueError(
+            f"'{target}' is the name of an increment, and this makes a whole checkpoint: give a "
+            "name without '.increment-'."
+        )
+    index = tensor_bundle.index_path(target)
+    files = [index] if tf.io.gfile.exists(index) else []
+    files += _data_files(target)
+    files += [tensor_bundle.index_path(prefix) for _, prefix in increments_of(target)]
+    if files:
+        what = "a checkpoint" if files[0] == index else "files of a checkpoint"
+        more = f" and {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+        raise ValueError(
+            f"There {'is' if files[0] == index else 'are'} {what} '{target}' already: {files[0]}"
+            f"{more}. Nothing is written over it: give another name, or delete it first."
+        )
+
+
+def make_parent(base: str) -> None:
+    """Makes the folder of checkpoints called `base`, but not the one around it."""
+    parent = os.path.dirname(base)
+    if parent and not tf.io.gfile.isdir(parent):
+        try:
+            tf.io.gfile.mkdir(parent)
+        except tf.errors.NotFoundError:
+            raise ValueError(f"Parent directory of {base} doesn't exist, can't save.") from None
+
+
+def is_staged(staging: str) -> bool:
+    """Tells whether this rank sees the staging folder that rank 0 made."""
+    return becomes_visible(os.path.join(staging, RECORD))
+
+
+def recover_all(base: str) -> None:
+    """Removes what killed saves under this base name left behind."""
+    parent, name = os.path.split(base)
+    staging = re.compile(re.escape(name) + r"(-\d+)?(\.increment-\d+)?_temp_[0-9a-f]{16}/?")
+    for entry in tf.io.gfile.listdir(parent or "."):
+        if not staging.fullmatch(entry):
+            continue
+        path = os.path.join(parent, entry.rstrip("/"))
+        try:
+            recover(path)
+        except (OSError, tf.errors.OpError) as error:
+            record = _record(path)
+            if "shards" in record and not _has_become_latest(path, record):
+                raise  # it has to be undone first
+            tf.logging.warning(
+                "'%s', which a save has left behind, can't be removed (%s: %s). Saves go on.",
+                *(path, type(error).__name__, getattr(error, "message", error)),
+            )
+
+
+def recover(staging: str) -> None:
+    """Finishes a commit if its checkpoint has become the latest, else undoes it.
+
+    This may be killed, too, and done again.
+    """
+    record = _record(staging)
+    if "shards" in record:
+        _finish_or_undo(staging, record)
+        # The folder's remaining files say nothing any more, whichever of them goes first.
+        _delete([os.path.join(staging, RECORD)])
+        sync(staging)
+    if tf.io.gfile.exists(staging):
+        tf.io.gfile.rmtree(staging)
+
+
+def _record(staging: str) -> dict[str, Any]:
+    """Reads what a commit has noted of itself; {} if it hasn't yet, or not any more.
+
+    One that was cut off while it was written tells of nothing: nothing has been moved before all of
+    it was on the disk.
+    """
+    path = os.path.join(staging, RECORD)
+    if not tf.io.gfile.exists(path):
+        return {}
+    with tf.io.gfile.GFile(path, "r") as file:
+        text = file.read()
+    try:
+        record: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return record
+
+
+def _write(path: str, text: str) -> None:
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write(text)
+
+
+def _is_there(staging: str, record: dict[str, Any]) -> bool:
+    """Tells whether the checkpoint of a commit is in its place."""
+    return not tf.io.gfile.exists(
+        tensor_bundle.index_path(os.path.join(staging, MERGED))
+    ) and tf.io.gfile.exists(tensor_bundle.index_path(record["prefix"]))
+
+
+def _has_become_latest(staging: str, record: dict[str, Any]) -> bool:
+    """Tells whether it is, and the folder's state names it."""
+    state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
+    return _is_there(staging, record) and not state_waits
+
+
+def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
+    prefix, shards = record["prefix"], record["shards"]
+    new_data_files = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
+    is_there, is_latest = _is_there(staging, record), _has_become_latest(staging, record)
+    if is_latest or is_there and record["existed"]:
+        _delete(path for path in record["old"] if path not in new_data_files)
+        # They followed the checkpoint that was there.
+        _remove_increments(prefix)
+    else:
+        # The index last except for the data files: a kill in between must not hide that it was
+        # there.
+        _delete([record["meta"]] if record["meta"] and is_there else [])
+        _delete([tensor_bundle.index_path(prefix)] if is_there else [])
+        _delete(path for path in new_data_files if path not in record["old"])
+    if is_latest:
+        for superseded in record["doomed"]:
+            _remove_increments(superseded)
+            meta = checkpoint_management.meta_graph_filename(superseded, record["meta_suffix"])
+            _delete([meta, tensor_bundle.index_path(superseded)])
+            _delete(_data_files(superseded))
+
+
+def _remove_increments(prefix: str) -> None:
+    """Deletes the increments of a checkpoint, the last one first: never is one left in between."""
+    for _, increment in reversed(increments_of(prefix)):
+        _delete([tensor_bundle.index_path(increment)])
+        _delete(_data_files(increment))
+
+
+def _id_of(prefix: str) -> str:
+    """Returns the id of the checkpoint that is there; '' if it has none, or can't be read."""
+    try:
+        return tensor_bundle.Bundle(prefix).layout.id
+    except (ValueError, tf.errors.OpError):
+        return ""
+
+
+def _delete(paths: Any) -> None:
+    for path in paths:
+        if tf.io.gfile.exists(path):
+            tf.io.gfile.remove(path)
+
+
+def _data_files(prefix: str) -> list[str]:
+    parent, name = os.path.split(prefix)
+    if not tf.io.gfile.isdir(parent or "."):
+        return []
+    data = re.compile(re.escape(name) + r"\.data-\d{5,}-of-\d{5,}")
+    return [
+        os.path.join(parent, entry)
+        for entry in tf.io.gfile.listdir(parent or ".")
+        if data.fullmatch(entry)
+    ]
+
+
+def move(source: str, target: str) -> None:
+    """Moves a file over whatever is there, and looks after it where a network is between.
+
+    Raises:
+        StorageFailure: the file system said that it did, and did not.
+    """
+    if "://" not in target:
+        tf.io.gfile.rename(source, target, overwrite=True)
+        return
+    before = _identity(source)
+    tf.io.gfile.rename(source, target, overwrite=True)
+    if not becomes_visible(target) or _identity(target) != before:
+        raise StorageFailure(f"'{source}' was moved to '{target}', but is not there")
+
+
+def _identity(path: str) -> tuple[int, bytes]:
+    """Returns a file's length, and its content if that is short."""
+    length = tf.io.gfile.stat(path).length
+    if length > SHORT_BYTES:
+        return length, b""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return length, file.read()
+
+
+def sync(*paths: str) -> None:
+    """Waits until local files or folders are on the disk; other file systems do it by themselves.
+
+    They are synced beside each other: each would wait for the disk in turn.
+    """
+    local = [path for path in paths if "://" not in path]
+    errors: list[OSError] = []
+    first, *others = [local[i::SYNCS] for i in range(max(1, min(SYNCS, len(local))))]
+    threads = [threading.Thread(target=_sync_each, args=(share, errors)) for share in others]
+    for thread in threads:
+        thread.start()
+    _sync_each(first, errors)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _sync_each(paths: Sequence[str], errors: list[OSError]) -> None:
+    try:
+        for path in paths:
+            handle = os.open(path or ".", os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    except OSError as error:
+        errors.append(error)
+
+
+def sync_bundles(prefixes: Sequence[str]) -> None:
+    """Waits until the data files of bundles are on the disk.
+
+    Their indices needn't be: `Commit.merge` makes one of them all, and syncs that.
+    """
+    paths: list[str] = []
+    for prefix in prefixes:
+        shards = tensor_bundle.BundleIndex(prefix).shards
+        paths += [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
+    sync(*paths)
+
+
+def becomes_visible(path: str) -> bool:
+    """Waits up to `VISIBILITY_TIMEOUT` for a file that another host wrote; tells if it is seen."""
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT
+    while not tf.io.gfile.exists(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

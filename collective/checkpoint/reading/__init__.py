@@ -1,0 +1,1 @@
+"""Reads checkpoints without ranks, and checks what they contain."""

@@ -1,0 +1,1 @@
+"""Restores checkpoints on all ranks, also into other models."""

@@ -1,0 +1,1 @@
+"""Moves the rows of tables between sessions and checkpoints."""

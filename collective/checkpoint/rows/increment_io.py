@@ -1,0 +1,205 @@
+"""Writes this rank's changed rows to an increment, and reads those of any number of ranks.
+
+<table>/keys/part_<r>             the rows of a static table, or keys of a dynamic one, that changed
+<table>/part_<r>                  their values; and so on for slots
+<table>/keys/removed/part_<r>     keys of a dynamic table that are gone
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collective.checkpoint.files.chain import Chain, removed_keys
+from collective.checkpoint.files.layout import (
+    CheckpointLayout,
+    Increment,
+    StoredTable,
+    parts_of_rank,
+)
+from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
+from collective.checkpoint.rows import key_counts
+from collective.checkpoint.rows.following import TableChanges
+from collective.checkpoint.rows.shards import RowReads, RowRequest, Shard, block_of, by_table
+from collective.ops.communication import collectives
+from collective.ops.exchange import key_hashing
+
+# What each rank tells the others of each table, by the shards' names: rows, keys that are gone,
+# whether these are all rows.
+Counts = dict[str, Any]
+
+# ---- Saving
+
+
+def write(
+    session: Any,
+    shards: Sequence[Shard],
+    changes: Mapping[str, TableChanges],
+    writer: BundleWriter,
+) -> Counts:
+    """Writes this rank's rows that changed; returns how many they are of each shard.
+
+    Args:
+        session: the session.
+        shards: the tables and slots.
+        changes: what changed, by the names of tables and of static tables' slots.
+        writer: writes the increment.
+    """
+    ranks, rank = collectives.size(), collectives.rank()
+    layout, counts = CheckpointLayout(ranks), Counts()
+    stored_tables: dict[str, StoredTable] = {}
+
+    def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
+        stored = stored_tables[shard.name]
+        entry = layout.entry(stored, rank)
+        writer.add(entry, (stored.parts[rank], stored.dim), first, values)
+
+    reads = RowReads(session, write_rows)
+    for group in by_table(shards):
+        of_table = changes[group[0].name]
+        count, gone, block = of_table.count, len(of_table.removed), block_of(group)
+        for shard in group:
+            stored_tables[shard.name] = stored_table(shard, block, [[count, gone, False]] * ranks)
+            counts[shard.name] = [count, gone, of_table.whole]
+        stored, first = stored_tables[group[0].name], 0
+        for keys, rows in of_table.blocks(block) if count else [(of_table.removed[:0],) * 2]:
+            writer.add(layout.keys_entry(stored, rank), (count,), first, keys)
+            read = of_table.read(keys, rows) if len(rows) else None
+            if read is not None:
+                for shard, values in zip(group, read):
+                    write_rows(shard, first, values)
+            else:
+                for shard in group:
+                    reads.add(RowRequest(shard, first, rows))
+            first += len(rows)
+        if stored.removed is not None:
+            writer.add(layout.removed_entry(stored, rank), (gone,), 0, of_table.removed)
+    reads.flush()
+    for shard in shards:
+        if shard.slot_of is None:
+            counted = key_counts.in_session(session, shard)
+            if counted is not None:
+                counts[key_counts.entry_of(shard.name)] = counted.write(layout, writer)
+    return counts
+
+
+def stored_table(shard: Shard, block: int, counts_by_rank: Sequence[Sequence[Any]]) -> StoredTable:
+    """Describes a table or slot in an increment.
+
+    Args:
+        shard: the table or slot.
+        block: rows in a slice.
+        counts_by_rank: of each rank its rows, its keys that are gone, and whether they are all.
+    """
+    stored = shard.stored([rows for rows, _, _ in counts_by_rank], block)
+    is_dynamic_table = shard.dynamic and shard.slot_of is None
+    return dataclasses.replace(
+        stored,
+        keys=stored.keys or f"{shard.name}/keys",
+        whole=tuple(whole for _, _, whole in counts_by_rank),
+        removed=tuple(gone for _, gone, _ in counts_by_rank) if is_dynamic_table else None,
+    )
+
+
+def layout_of(
+    shards: Sequence[Shard], counts_by_rank: Sequence[Counts], increment: Increment
+) -> CheckpointLayout:
+    """Returns the layout of an increment.
+
+    Args:
+        shards: of all tables.
+        counts_by_rank: what `write` has returned on each rank.
+        increment: its place in its chain.
+    """
+    tables = {}
+    for group in by_table(shards):
+        for shard in group:
+            of_ranks = [counts[shard.name] for counts in counts_by_rank]
+            tables[shard.name] = stored_table(shard, block_of(group), of_ranks)
+            name = key_counts.entry_of(shard.name)
+            if name in counts_by_rank[0]:
+                counted = key_counts.stored(shard, [counts[name] for counts in counts_by_rank])
+                assert counted is not None
+                tables[counted.name] = counted
+    return CheckpointLayout(len(counts_by_rank), tables, increment=increment)
+
+
+# ---- Restoring
+
+
+def read_static(
+    chain: Chain, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
+) -> None:
+    """Reads what the increments of a chain have of this rank's rows of a static table, in order.
+
+    Args:
+        chain: the checkpoint.
+        stored: the table in its base, or a slot.
+        receive: called with local rows [b] and their values [b, D].
+    """
+    ranks, rank = collectives.size(), collectives.rank()
+    for bundle, update in chain.updates_of(stored):
+        with chain.advising(bundle):
+            for keys, (values,) in _blocks(bundle, [update]):
+                is_own = keys % ranks == rank
+                if is_own.any():
+                    receive(keys[is_own] // ranks, values[is_own])
+
+
+def read_dynamic(
+    chain: Chain,
+    stored_tables: Sequence[StoredTable],
+    receive: Callable[[np.ndarray, list[np.ndarray]], None],
+    remove: Callable[[Callable[[np.ndarray], np.ndarray]], None],
+) -> None:
+    """Reads what the increments of a chain have of this rank's keys of a dynamic table, in order.
+
+    Args:
+        chain: the checkpoint.
+        stored_tables: the table in its base, and slots of it.
+        receive: called with keys [b] and the values [b, D] of each stored table.
+        remove: called with a function that says which of the table's keys are gone.
+    """
+    ranks, rank = collectives.size(), collectives.rank()
+    for bundle, table in chain.updates_of(stored_tables[0]):
+        updates = [bundle.layout.tables[stored.name] for stored in stored_tables]
+        with chain.advising(bundle):
+            gone = [removed_keys(bundle, table, part) for part in _parts(table)]
+            remove(lambda keys: _gone(keys, table, gone))  # noqa: B023, called at once
+            for keys, values in _blocks(bundle, updates):
+                is_own = key_hashing.owners_np(keys, ranks) == rank
+                receive(keys[is_own], [of_table[is_own] for of_table in values])
+
+
+def _gone(keys: np.ndarray, table: StoredTable, gone: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the keys that are gone: those that are named, and all of the parts that are whole."""
+    of_whole_parts = keys[:0]
+    if table.whole and any(table.whole):
+        saved = len(table.parts)
+        is_whole = np.asarray(table.whole)[key_hashing.owners_np(keys, saved)]
+        of_whole_parts = keys[is_whole]
+    return np.concatenate([of_whole_parts, *gone])
+
+
+def _parts(stored: StoredTable) -> range:
+    """Returns the parts in which this rank can have keys; rows of a static table are keys, too."""
+    # Keys of a dynamic table and rows of a static one go to the ranks alike, modulo their number.
+    return parts_of_rank(len(stored.parts), collectives.size(), collectives.rank())
+
+
+def _blocks(
+    bundle: Bundle, stored_tables: Sequence[StoredTable]
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Yields keys and the rows of stored tables that have the same ones, a block at a time."""
+    layout, table = bundle.layout, stored_tables[0]
+    for part in _parts(table):
+        for first in range(0, table.parts[part], table.block):
+            count = min(table.block, table.parts[part] - first)
+            keys = bundle.read(layout.keys_entry(table, part), first, count)
+            yield (
+                keys,
+                [bundle.read(layout.entry(stored, part), first, count) for stored in stored_tables],
+            )

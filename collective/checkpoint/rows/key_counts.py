@@ -1,0 +1,193 @@
+"""Writes and reads how often keys of dynamic tables came that have no rows.
+
+    <table>/refused             how often each came, exactly counted: [keys, 1] int64
+    <table>/filter/<shape>      the partitions of a counting Bloom filter: [partitions, bytes] uint8
+
+Both are stored as slots with keys of their own, so that any number of ranks reads its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint.files.layout import DYNAMIC, CheckpointLayout, StoredTable
+from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter, slice_rows
+from collective.checkpoint.rows.shards import Shard
+from collective.ops.communication import collectives
+from collective.ops.exchange import key_hashing
+from collective.ops.rows.compiled_row_store import FilterShape
+from collective.tables.policies import bloom_filter
+
+
+def entry_of(table: str) -> str:
+    """Returns the name by which ranks tell each other how many counts of a table they have."""
+    return f"{table}/counts"
+
+
+def stored(shard: Shard, parts: list[int]) -> StoredTable | None:
+    """Describes the counts of a table's keys in a checkpoint; None if it counts none.
+
+    Args:
+        shard: the table.
+        parts: keys, or partitions, that each rank has.
+    """
+    admission = shard.table.admission if shard.dynamic else None
+    if admission is None or not admission.counts_keys:
+        return None
+    if admission.filter is None:
+        return _stored(shard.name, f"{shard.name}/refused", 1, "int64", parts)
+    row_bytes = admission.filter.cells * admission.filter.dtype.itemsize
+    return _stored(
+        shard.name, _filter_name(shard.name, admission.filter), row_bytes, "uint8", parts
+    )
+
+
+def _stored(table: str, name: str, dim: int, dtype: str, parts: list[int]) -> StoredTable:
+    return StoredTable(
+        name=name,
+        kind=DYNAMIC,
+        rows=None,
+        dim=dim,
+        dtype=dtype,
+        block=slice_rows(dim, dtype),
+        parts=tuple(parts),
+        slot_of=table,
+        keys=f"{name}/keys",
+    )
+
+
+def _filter_name(table: str, shape: FilterShape) -> str:
+    return f"{table}/filter/{shape.hashes}x{shape.cells}x{shape.dtype.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyCounts:
+    """Holds this rank's counts of a table's keys, as they are written.
+
+    Attributes:
+        target: how they are stored, with this rank's number of keys for every rank.
+        keys: [K] int64, in any order.
+        values: what is counted of them, among others: key i has row places[i].
+        places: [K].
+    """
+
+    target: StoredTable
+    keys: np.ndarray
+    values: np.ndarray
+    places: np.ndarray
+
+    def copied(self) -> KeyCounts:
+        """Returns them in memory of their own, which no run changes."""
+        places = np.arange(len(self.keys))
+        return KeyCounts(self.target, self.keys.copy(), self.values[self.places], places)
+
+    def write(self, layout: CheckpointLayout, writer: BundleWriter) -> int:
+        """Writes them, by ascending keys; returns how many there are."""
+        rank, count, target = collectives.rank(), len(self.keys), self.target
+        order = np.argsort(self.keys)
+        for first in range(0, max(1, count), target.block):
+            part = order[first : first + target.block]
+            writer.add(layout.keys_entry(target, rank), (count,), first, self.keys[part])
+            rows = np.ascontiguousarray(self.values[self.places[part]])
+            rows = rows if target.dtype == "int64" else rows.view(np.uint8)
+            writer.add(
+                layout.entry(target, rank),
+                (count, target.dim),
+                first,
+                rows.reshape(len(part), target.dim),
+            )
+        return count
+
+
+def in_session(session: Any, shard: Shard) -> KeyCounts | None:
+    """Returns this rank's counts of a table in a session; None if it counts no keys.
+
+    Some of it is memory that the next run changes.
+    """
+    rank, ranks = collectives.rank(), collectives.size()
+    if stored(shard, []) is None:
+        return None
+    table: Any = shard.table
+    store = table.store(session)
+    if table.admission.filter is None:
+        keys, counts = store.keys.counts()
+        values, places = counts[:, None], np.arange(len(keys))
+    else:
+        values = store.keys.cells()
+        places = np.flatnonzero(values.any(1))
+        numbers = bloom_filter.numbers(table.admission.filter.step, rank, ranks)
+        keys = bloom_filter.keys(numbers[places])
+    target = stored(shard, [len(keys)] * ranks)
+    assert target is not None
+    return KeyCounts(target, keys, values, places)
+
+
+def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
+    """Reads the counts of this rank's keys of a table into a new store, if it counts keys.
+
+    What was counted exactly can be counted by a filter from now on. The counts of a filter go into
+    one of the same shape only; else keys without rows are counted from 0, which rank 0 says.
+
+    Args:
+        bundle: the checkpoint.
+        shard: the table.
+        saved_as: the table's name in the checkpoint.
+        store: the table's rows, which were read already.
+    """
+    if stored(shard, []) is None:
+        return
+    admission: Any = shard.table.admission
+    tables, shape = bundle.layout.tables, admission.filter
+    same = None if shape is None else tables.get(_filter_name(saved_as, shape))
+    exact = tables.get(f"{saved_as}/refused")
+    if same is not None:
+        cells = store.keys.cells()
+        for partitions, values in _partitions(bundle, same, shape):
+            rows = np.ascontiguousarray(values).view(shape.dtype)
+            places = partitions // shape.step
+            # Ranks that had the same partition had keys of their own in it: none is too small.
+            for place, row in zip(places, rows):
+                np.maximum(cells[place], row, out=cells[place])
+    elif exact is not None:
+        ranks, rank = collectives.size(), collectives.rank()
+        for part in range(len(exact.parts)):
+            for keys, values in _blocks(bundle, exact, part):
+                is_owned = key_hashing.owners_np(keys, ranks) == rank
+                store.keys.add_counts(keys[is_owned], values[is_owned, 0])
+    elif any(name.startswith(f"{saved_as}/filter/") for name in tables) and not collectives.rank():
+        tf.logging.warning(
+            f"checkpoint '{bundle.prefix}' counts the keys of table '{saved_as}' that have no rows "
+            "by a Bloom filter of another shape: they are counted from 0 again. Keys that have "
+            "rows keep them."
+        )
+
+
+def _partitions(bundle: Bundle, stored_filter: StoredTable, shape: FilterShape) -> Any:
+    """Yields numbers of this rank's partitions and their counters."""
+    ranks = len(stored_filter.parts)
+    for part in range(ranks):
+        for keys, values in _blocks(bundle, stored_filter, part):
+            partitions = (key_hashing.mix_np(keys) % np.uint64(shape.partitions)).astype(np.int64)
+            is_own = partitions % shape.step == collectives.rank() % shape.step
+            yield partitions[is_own], values[is_own]
+
+
+def _blocks(bundle: Bundle, stored_table: StoredTable, part: int) -> Any:
+    """Yields the keys of a part, and what is stored with them, a block at a time.
+
+    A part in which this rank can't have anything yields nothing.
+    """
+    saved, ranks = len(stored_table.parts), collectives.size()
+    common = math.gcd(saved, ranks)
+    if part % common != collectives.rank() % common:
+        return
+    layout = bundle.layout
+    for first in range(0, stored_table.parts[part], stored_table.block):
+        count = min(stored_table.block, stored_table.parts[part] - first)
+        keys = bundle.read(layout.keys_entry(stored_table, part), first, count)
+        yield keys, bundle.read(layout.entry(stored_table, part), first, count)

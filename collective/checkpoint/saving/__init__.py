@@ -1,0 +1,1 @@
+"""Saves checkpoints on all ranks: savers, commits in the background, increments."""

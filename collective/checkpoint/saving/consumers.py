@@ -1,0 +1,116 @@
+"""Lets named consumers follow what changes of tables, each with a cursor of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variables as variables_lib
+
+from collective.checkpoint.rows.following import Follower, TableChanges
+from collective.checkpoint.rows.shards import Shard, find_shards, operations_of
+from collective.coordination.session_state import state_of_session
+from collective.ops.graph.sessions import raw_session, run_unpatched
+from collective.tables.table import Table, shard_of
+from collective.tables.updates import write_announcements
+
+
+@dataclasses.dataclass(frozen=True)
+class TableUpdate:
+    """Tells what has changed of this rank's rows of a table, or of a slot of one.
+
+    Attributes:
+        name: the table's or the slot's.
+        whole: all rows of this rank count as changed, and those that it doesn't give are gone. It
+            is so the first time that a consumer looks, and after a restore.
+        removed: [R] int64 keys of a dynamic table that are gone, ascending. A key that came back is
+            among the changed ones only.
+    """
+
+    name: str
+    whole: bool
+    removed: np.ndarray
+    _changes: TableChanges
+    _shard: Shard
+
+    def __len__(self) -> int:
+        """Returns how many rows have changed on this rank."""
+        return self._changes.count
+
+    def blocks(self, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields keys that have changed, ascending, and their rows: int64 [b], [b, D], b <= block.
+
+        Keys of a static table are the numbers of its rows. It must end before the next run.
+        """
+        changes, shard = self._changes, self._shard
+        (operations,) = operations_of([shard])
+        for keys, rows in changes.blocks(block):
+            of_group = changes.read(keys, rows)
+            if of_group is not None:
+                yield keys, of_group[list(changes.group).index(shard)]
+            else:
+                gathered = run_unpatched(
+                    changes.session, operations.gathered, {operations.rows: rows}
+                )
+                yield keys, gathered
+
+
+class Consumer:
+    """Follows the tables of a graph under a name; `collective.checkpoint.changes` makes it.
+
+    Args:
+        name: the consumer's.
+        graph: the graph.
+        slots: follows the optimizers' slots, too.
+    """
+
+    def __init__(self, name: str, graph: tf.Graph, slots: bool):
+        write_announcements.want(graph)
+        self.name, self._graph, self._slots = name, graph, slots
+
+    @contextlib.contextmanager
+    def take(self, session: Any) -> Iterator[dict[str, TableUpdate]]:
+        """Gives what has changed in `session` since this consumer took it last, by tables' names.
+
+        This rank's part only: every rank takes its own, or leaves it. An error inside leaves the
+        cursor where it was; else the changes are taken when the `with` statement ends.
+
+        Args:
+            session: a session of the graph, also a `MonitoredSession`, between two runs.
+
+        Raises:
+            tf.errors.FailedPreconditionError: a table isn't initialized.
+            ValueError: the session is one of another graph.
+        """
+        session = raw_session(session)
+        if session.graph is not self._graph:
+            raise ValueError(f"consumer '{self.name}' follows the tables of another graph.")
+        followers, shards = state_of_session(session).followers, self._shards()
+        follower = followers.get(self.name)
+        if follower is None or not follower.follows(shards):
+            follower = followers[self.name] = Follower(session, shards)
+        operations_of(shards)
+        follower.begin()
+        try:
+            yield {
+                shard.name: TableUpdate(shard.name, changes.whole, changes.removed, changes, shard)
+                for changes in follower.changes().values()
+                for shard in changes.group
+            }
+        except BaseException:
+            follower.undo()
+            raise
+        follower.done()
+
+    def _shards(self) -> list[Shard]:
+        found = {
+            variable.op.name: variable
+            for variable in self._graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+            if isinstance(variable, variables_lib.Variable)
+            and (isinstance(variable, Table) or self._slots and shard_of(variable) is not None)
+        }
+        return find_shards(found)

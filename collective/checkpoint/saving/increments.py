@@ -1,0 +1,277 @@
+"""Saves increments: the rows and slots that changed since the last save, and everything else whole.
+
+Each is committed as a checkpoint is, whole or not at all, and names its base, its number, and what
+it follows (`chain`). Rows aren't evicted for an increment, as they are for a whole checkpoint:
+training is the same with increments and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.training import monitored_session
+
+from collective.checkpoint.files import commit
+from collective.checkpoint.files.chain_names import increment_prefix
+from collective.checkpoint.files.layout import CheckpointLayout, Increment
+from collective.checkpoint.files.storage import CheckpointStorageError
+from collective.checkpoint.files.tensor_bundle import BundleWriter, index_path
+from collective.checkpoint.rows import increment_io
+from collective.checkpoint.saving import background, running_chain, saver_hook
+from collective.checkpoint.saving.retention import Retention
+from collective.checkpoint.saving.running_chain import RunningChain
+from collective.checkpoint.saving.saver import common_prefix, note_last_checkpoint
+from collective.checkpoint.saving.saves import ShardedSave
+from collective.coordination import session_runs
+from collective.coordination.session_state import state_of_session
+from collective.ops.communication import collectives
+from collective.tables.policies.last_use import global_step
+
+
+def save(session: Any, folder: str) -> str:
+    """Saves what has changed since the last save that this session made in a folder.
+
+    Every rank calls it, between the same two runs.
+
+    Args:
+        session: a `tf.Session`.
+        folder: for which increments are enabled.
+
+    Returns:
+        The increment's prefix.
+
+    Raises:
+        ValueError: there is nothing that it could follow.
+        CheckpointStorageError: the storage failed, or what it would follow is gone.
+    """
+    background.settle(session)
+    chain = running_chain.of_folder(session, folder)
+    prefix = increment_prefix(chain.prefix, chain.number + 1)
+    prefix = common_prefix(session, "saving an increment", prefix)
+    increment = IncrementSave(
+        chain.saver,
+        session,
+        list(chain.shards),
+        chain.base,
+        prefix,
+        "checkpoint",
+        Retention.after(chain.saver, None),
+        commit.Publication(),
+        {},
+        chain=chain,
+    )
+    chain.follower.begin()
+    try:
+        increment.run()
+    except BaseException:
+        chain.follower.undo()
+        raise
+    chain.follower.done()
+    chain.number += 1
+    chain.step = global_step(session)
+    chain.id = increment.id
+    note_last_checkpoint(prefix, chain.step)
+    return prefix
+
+
+@dataclasses.dataclass
+class IncrementSave(ShardedSave):
+    """Makes an increment in the steps in which a whole checkpoint is made.
+
+    Attributes:
+        chain: what it follows.
+    """
+
+    chain: RunningChain = None  # type: ignore[assignment]
+
+    at_most: ClassVar[str] = "at most "
+
+    def _begin(self) -> str:
+        if collectives.rank() == 0:
+            running_chain.check_base(self.chain)
+        return super()._begin()
+
+    def _latest(self, folder: str) -> str | None:
+        latest = super()._latest(folder)
+        if latest is None:
+            # The folder may not tell, though what this one was to follow is there.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if tf.io.gfile.exists(index_path(self.chain.prefix)):
+                    latest = f"'{self.chain.newest}'"
+        return latest
+
+    def write_tables(self, writer: BundleWriter) -> dict[str, Any]:
+        changes = self.chain.follower.changes()
+        return increment_io.write(self.session, self.shards, changes, writer)
+
+    def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
+        chain = self.chain
+        increment = Increment(chain.number + 1, chain.base_id, chain.id or chain.base_id)
+        return increment_io.layout_of(self.shards, written_by_rank, increment)
+
+
+def training_session(
+    original: Callable[..., Any],
+    *args: Any,
+    save_incremental_checkpoint_secs: float | None = None,
+    save_incremental_checkpoint_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Stands in for `MonitoredTrainingSession`, which saves increments, too, where it is told when.
+
+    Args:
+        original: the function.
+        args, kwargs: its arguments.
+        save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
+            steps, between increments: one of them, or none. (They are DeepRec's names.)
+
+    Raises:
+        ValueError: both are given, or no checkpoints that increments could follow.
+    """
+    secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
+    if secs is None and steps is None:
+        return session_runs.every_rank_for_itself(original, *args, **kwargs)
+    check_interval("MonitoredTrainingSession", secs, steps)
+    signature = inspect.signature(original)
+
+    def with_increments(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        times = [given.arguments[f"save_checkpoint_{unit}"] for unit in ("secs", "steps")]
+        by_default = [time is monitored_session.USE_DEFAULT for time in times]
+        is_on = all(by_default) or any(
+            time for time, is_default in zip(times, by_default) if not is_default
+        )
+        if not given.arguments["checkpoint_dir"] or not is_on:
+            raise ValueError(
+                "MonitoredTrainingSession(save_incremental_checkpoint_…) saves what has changed "
+                "since the last checkpoint: give checkpoint_dir, and don't turn checkpoints off "
+                "(save_checkpoint_secs, save_checkpoint_steps)."
+            )
+        hook = IncrementHook(given.arguments["checkpoint_dir"], secs, steps)
+        given.arguments["hooks"] = [*(given.arguments["hooks"] or []), hook]
+        return original(*given.args, **given.kwargs)
+
+    return session_runs.every_rank_for_itself(with_increments, *args, **kwargs)
+
+
+def check_interval(owner: str, secs: Any, steps: Any) -> None:
+    """Checks when increments are to be saved.
+
+    Args:
+        owner: whose options they are, for the message.
+        secs, steps: seconds, and global steps, between them.
+
+    Raises:
+        ValueError: both are given, or one isn't positive.
+    """
+    given = {
+        "save_incremental_checkpoint_secs": secs,
+        "save_incremental_checkpoint_steps": steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(
+            f"{owner}: give one of save_incremental_checkpoint_secs={secs!r} and "
+            f"save_incremental_checkpoint_steps={steps!r}."
+        )
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"{owner}: {name} is a positive number, or None, not {value!r}.")
+
+
+class IncrementHook(tf.train.SessionRunHook):
+    """Saves increments of the checkpoints that a session saves in a folder.
+
+    Every rank has one. The clock is rank 0's, and all ranks save behind the same run. Behind a run
+    after which a whole checkpoint was saved there is no increment.
+
+    Args:
+        folder: the checkpoints'.
+        secs, steps: seconds, or global steps, between saves. One of them is given.
+    """
+
+    def __init__(self, folder: str, secs: float | None = None, steps: int | None = None):
+        self._folder = folder
+        self._timer = tf.train.SecondOrStepTimer(every_secs=secs, every_steps=steps)
+
+    def begin(self) -> None:
+        graph = tf.get_default_graph()
+        self._step = tf.train.get_global_step(graph)
+        if self._step is None:
+            raise RuntimeError("Global step should be created to save increments of checkpoints.")
+        running_chain.enable(graph, self._folder)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._timer.reset()
+        self._timer.update_last_triggered_step(global_step(session))
+        folder = running_chain.normal(self._folder)
+        state_of_session(session).last_increments[folder] = self._save_last
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.train.SessionRunArgs(self._step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        # What was fetched may be the step before the run's update.
+        if not self._timer.should_trigger_for_step(run_values.results + 1):
+            return
+        session = run_context.session
+        step = session.run(self._step)
+        if not self._timer.should_trigger_for_step(step):
+            return
+        self._timer.update_last_triggered_step(step)
+        saver_hook.settle(session)
+        if self._save(session, step):
+            run_context.request_stop()
+
+    def _save(self, session: Any, step: int) -> bool:
+        """Saves an increment, or a whole checkpoint where there is none that it could follow.
+
+        Returns:
+            Whether a listener wants training to stop.
+        """
+        state = state_of_session(session)
+        # What has changed since the last save that went well is still known after one that failed.
+        why = running_chain.why_none_can_follow(session, self._folder) if state.save_failed else ""
+        if not why:
+            chain = running_chain.of_folder(session, self._folder)
+            if chain.step == step:
+                return False
+            try:
+                save(session, self._folder)
+                return False
+            except CheckpointStorageError as error:
+                state.save_failed = True
+                saver_hook.go_on_without(error, chain.saver)
+            why = running_chain.why_none_can_follow(session, self._folder)
+        if why:
+            if collectives.rank() == 0:
+                text = "no increment is saved in '%s' at step %d: %s. A whole checkpoint is tried."
+                tf.logging.warning(text, self._folder, step, why.rstrip("."))
+            return saver_hook.save_whole(session, self._folder, step)
+        return False
+
+    def _save_last(self, session: Any, step: int) -> str:
+        """Saves an increment at a session's end, where a whole checkpoint could not be written.
+
+        Returns:
+            The prefix of the newest state, if it is that of `step` now; else ''.
+        """
+        if running_chain.why_none_can_follow(session, self._folder):
+            return ""
+        chain = running_chain.of_folder(session, self._folder)
+        try:
+            return chain.newest if chain.step == step else save(session, self._folder)
+        except CheckpointStorageError:
+            return ""
+
+
+def enable(folder: str, graph: tf.Graph | None = None) -> None:
+    """Has increments follow checkpoints in a folder (`collective.checkpoint.enable_increments`)."""
+    running_chain.enable(tf.get_default_graph() if graph is None else graph, os.fspath(folder))

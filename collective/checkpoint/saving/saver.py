@@ -1,0 +1,417 @@
+"""Builds TensorFlow's Savers inside scope(), and finds a session's latest checkpoint.
+
+A Saver keeps its own operations for the variables that aren't sharded. Tables and their slots are
+taken out of them: every rank writes and reads its shards (`saving`, `restoring`).
+
+Functions that have an argument `original` stand in for a method of TensorFlow's, which it is (see
+`collective.interception.patches`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf import saver_pb2
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.ops import variables
+from tensorflow.python.training import saver as saver_lib
+from tensorflow.python.training.saving import saveable_object_util
+
+from collective.checkpoint.files import storage
+from collective.checkpoint.rows.shards import Shard, find_shards
+from collective.checkpoint.saving import ownership
+from collective.coordination import barrier, milestones
+from collective.ops.communication import collectives
+from collective.ops.rows import file_systems
+from collective.scope import SCOPES
+from collective.tables.table import Table, shard_of
+
+# A collection of the graph: the names of its tables, which an imported copy of it can't have.
+TABLES = "collective/tables"
+
+
+@dataclasses.dataclass(frozen=True)
+class SaverState:
+    """Keeps what the library knows of a Saver that has tables.
+
+    Attributes:
+        shards: its tables and slots.
+        unsharded_def: the SaverDef of its operations for the other variables.
+    """
+
+    shards: list[Shard]
+    unsharded_def: Any
+
+
+def state_of_saver(saver: Any) -> SaverState | None:
+    """Returns the record of a Saver; None if it has no tables, or was imported with a graph."""
+    state: SaverState | None = getattr(saver, "_collective_state", None)
+    return state
+
+
+def build(
+    original: Any, saver: Any, checkpoint_path: Any, build_save: bool, build_restore: bool
+) -> None:
+    """Stands in for `Saver._build`, which makes the operations that save and restore."""
+
+    def build_plainly() -> None:
+        original(saver, checkpoint_path, build_save, build_restore)
+
+    if tf.executing_eagerly() or saver._is_built or saver.saver_def:
+        return build_plainly()
+    var_list = variables._all_saveable_objects() if saver._var_list is None else saver._var_list
+    by_name = variables_by_name(var_list)
+    shards = find_shards({n: v for n, v in by_name.items() if isinstance(v, variables.Variable)})
+    if not shards:
+        return build_plainly()
+    if saver._write_version != saver_pb2.SaverDef.V2:
+        raise ValueError(
+            f"Saver(write_version=…): tables ('{shards[0].name}') need SaverDef.V2, the default."
+        )
+    shard_names = {shard.name for shard in shards}
+    unsharded = {name: v for name, v in by_name.items() if name not in shard_names}
+    if collectives.size() == 1 and not any(shard.dynamic for shard in shards):
+        # An exported graph is imported with a complete Saver, though its tables' part isn't used
+        # here.
+        build_plainly()
+        unsharded_def = make_unsharded_def(saver, unsharded, checkpoint_path)
+        saver._collective_state = SaverState(shards, unsharded_def)
+        return
+    for shard in shards:
+        if shard.slot_of is None:
+            tf.add_to_collection(TABLES, shard.table.op.name)
+    if saver._builder is None:
+        saver._builder = saver_lib.BulkSaverBuilder(saver._write_version)
+    saver._var_list = unsharded
+    saver.saver_def = make_unsharded_def(saver, unsharded, checkpoint_path)
+    saver._collective_state = SaverState(shards, saver.saver_def)
+    saver._is_built, saver._is_empty = True, False
+    saver._check_saver_def()
+    saver._next_checkpoint_time = time.time() + saver.saver_def.keep_checkpoint_every_n_hours * 3600
+
+
+def variables_by_name(var_list: Any) -> dict[str, Any]:
+    """Returns the variables that a Saver is to save, by their names in a checkpoint."""
+    if isinstance(var_list, dict):
+        return {name: _without_list(v) for name, v in var_list.items()}
+    flat = tf.nest.flatten(list(var_list))
+    sharded = [v for v in flat if isinstance(v, variables.Variable) and shard_of(v) is not None]
+    by_name: dict[str, Any] = saveable_object_util.op_list_to_dict(
+        [v for v in flat if not any(v is s for s in sharded)], convert_variable_to_tensor=False
+    )
+    for variable in sharded:
+        if variable.op.name in by_name:
+            raise ValueError(f"At least two variables have the same name: {variable.op.name}")
+        by_name[variable.op.name] = variable
+    return by_name
+
+
+def _without_list(value: Any) -> Any:
+    is_list = isinstance(value, (list, tuple)) and len(value) == 1
+    return value[0] if is_list and isinstance(value[0], Table) else value
+
+
+def make_unsharded_def(saver: Any, unsharded: dict[str, Any], filename: Any) -> Any:
+    """Makes the operations that save and restore some variables, and their SaverDef."""
+    if unsharded:
+        return saver._builder._build_internal(
+            unsharded,
+            reshape=saver._reshape,
+            sharded=saver._sharded,
+            max_to_keep=saver._max_to_keep,
+            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours,
+            name=saver._name,
+            restore_sequentially=saver._restore_sequentially,
+            filename=filename,
+        )
+    with tf.name_scope(saver._name or "save"):
+        path = tf.placeholder_with_default(filename or "model", [], "Const")
+        return saver_pb2.SaverDef(
+            filename_tensor_name=path.name,
+            save_tensor_name=tf.identity(path).name,
+            restore_op_name=tf.no_op().name,
+            max_to_keep=saver._max_to_keep or 0,
+            sharded=saver._sharded,
+            version=saver._write_version,
+            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours,
+        )
+
+
+def shards_of_saver(saver: Any, graph: tf.Graph) -> list[Shard]:
+    """Returns the tables and slots of a Saver.
+
+    Raises:
+        ValueError: the Saver was imported with a graph that had tables.
+    """
+    state = state_of_saver(saver)
+    if state is not None:
+        return state.shards
+    variables_here = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    tables_here = {v.op.name for v in variables_here if isinstance(v, Table)}
+    tables_trained = {tf.compat.as_str(name) for name in graph.get_collection(TABLES)}
+    lost = sorted(tables_trained - tables_here)
+    if lost:
+        raise ValueError(
+            f"This graph was imported, and its tables ('{', '.join(lost)}') cannot be: build the "
+            "model by its code inside scope(), then make a Saver and restore. To freeze it, export "
+            "a SavedModel by strategy.export_saved_model, which plain TensorFlow can freeze."
+        )
+    return []
+
+
+def unsharded_def(saver: Any) -> Any:
+    """Returns the SaverDef for the variables that aren't tables."""
+    state = state_of_saver(saver)
+    return saver.saver_def if state is None else state.unsharded_def
+
+
+def unsharded_variables(saver: Any) -> dict[str, Any]:
+    """Returns the variables that aren't tables, by their names in a checkpoint."""
+    state = state_of_saver(saver)
+    shard_names = set() if state is None else {shard.name for shard in state.shards}
+    by_name = variables_by_name({} if saver._var_list is None else saver._var_list)
+    return {name: v for name, v in by_name.items() if name not in shard_names}
+
+
+def let_be_missing(variable: tf.Variable) -> None:
+    """Lets `variable` start anew where a checkpoint that is restored hasn't got it."""
+    variable._collective_may_be_missing = True
+
+
+def optional_variables(saver: Any) -> dict[str, Any]:
+    """Returns the variables that a checkpoint needn't have, by their names in it."""
+    return {
+        name: v
+        for name, v in unsharded_variables(saver).items()
+        if getattr(v, "_collective_may_be_missing", False)
+    }
+
+
+def unsharded_bytes(saver: Any) -> int:
+    """Returns about how many bytes the variables that aren't tables take in a checkpoint."""
+    shapes = [
+        (variable.shape.num_elements(), variable.dtype.base_dtype.size)
+        for variable in unsharded_variables(saver).values()
+        if isinstance(variable, variables.Variable)
+    ]
+    return sum((count or 0) * size for count, size in shapes)
+
+
+def common_prefix(session: Any, doing: str, prefix: str) -> str:
+    """Returns the checkpoint that all ranks mean: rank 0's, if they name different folders.
+
+    A script may have made a folder on every rank, by `tempfile`.
+
+    Raises:
+        ValueError: on all ranks, they name different checkpoints.
+    """
+    paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
+    first, others = paths[0], [rank for rank, path in enumerate(paths) if path != paths[0]]
+    for rank in others:
+        if os.path.basename(paths[rank]) != os.path.basename(first):
+            raise ValueError(
+                f"{doing}: rank 0 names '{first}', rank {rank} '{paths[rank]}'. Every rank must "
+                "name the same path."
+            )
+    if others and collectives.rank() == 0:
+        warnings.warn(
+            f"{doing}: rank 0 names '{first}', rank {others[0]} '{paths[others[0]]}'. Every rank "
+            "saves and restores its shards of the tables, so all of them use rank 0's folder.",
+            stacklevel=3,
+        )
+    return str(first)
+
+
+def restore_latest(
+    original: Any,
+    manager: Any,
+    master: str,
+    saver: Any = None,
+    checkpoint_dir: str | None = None,
+    checkpoint_filename_with_path: str | None = None,
+    wait_for_checkpoint: bool = False,
+    max_wait_secs: float = 7200,
+    config: Any = None,
+) -> Any:
+    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
+
+    It notes whether the session's variables come from one (`was_restored`).
+    """
+    session, is_restored = _restore_latest(
+        original,
+        manager,
+        master,
+        saver,
+        checkpoint_dir,
+        checkpoint_filename_with_path,
+        wait_for_checkpoint,
+        max_wait_secs,
+        config,
+    )
+    manager._collective_restored = is_restored
+    return session, is_restored
+
+
+def was_restored(manager: Any) -> bool:
+    """Tells whether a SessionManager's last session came from a checkpoint of its own."""
+    return getattr(manager, "_collective_restored", False)
+
+
+def _restore_latest(
+    original: Any,
+    manager: Any,
+    master: str,
+    saver: Any,
+    checkpoint_dir: str | None,
+    checkpoint_filename_with_path: str | None,
+    wait_for_checkpoint: bool,
+    max_wait_secs: float,
+    config: Any,
+) -> Any:
+    if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
+        if saver and checkpoint_dir and not checkpoint_filename_with_path:
+            _latest_state(checkpoint_dir)
+        return original(
+            manager,
+            master,
+            saver,
+            checkpoint_dir,
+            checkpoint_filename_with_path,
+            wait_for_checkpoint,
+            max_wait_secs,
+            config,
+        )
+
+    def find_latest() -> Any:
+        deadline = time.monotonic() + max_wait_secs
+        while collectives.rank() == 0:
+            state = _latest_state(checkpoint_dir)
+            if state is not None:
+                return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
+            if not wait_for_checkpoint or time.monotonic() > deadline:
+                break
+            time.sleep(manager._recovery_wait_secs)
+        return None
+
+    doing = f"finding the latest checkpoint in '{checkpoint_dir}'"
+    found_by_rank_0 = barrier.run_on_all_ranks(None, doing, find_latest)[0]
+    if found_by_rank_0 is None:
+        return original(manager, master, config=config)[0], False
+    latest, last_checkpoints = found_by_rank_0
+    out = original(manager, master, saver, checkpoint_filename_with_path=latest, config=config)
+    saver.recover_last_checkpoints(last_checkpoints)
+    return out
+
+
+def _latest_state(folder: str) -> Any:
+    """Reads which checkpoints a folder has, and which is the latest; None if it has none.
+
+    TensorFlow takes a file that it can't read for none: a job would begin anew, beside the
+    checkpoints that it has saved.
+
+    Raises:
+        StorageFailure: it can't be read.
+    """
+    path = os.path.join(folder, "checkpoint")
+    with storage.failures():
+        if not tf.io.gfile.exists(path):
+            return None
+    state = None
+    with contextlib.suppress(ValueError):
+        state = checkpoint_management.get_checkpoint_state(folder)
+    if state is None or not state.model_checkpoint_path:
+        raise storage.StorageFailure(
+            f"'{path}', which names the latest checkpoint, can't be read, or is damaged. Start the "
+            "job again if its storage was not there; write the file again by "
+            "tf.train.update_checkpoint_state, or remove it, and the job begins at its start."
+        )
+    return state
+
+
+def write_graph(
+    original: Any, graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True
+) -> Any:
+    """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
+
+    It leaves a folder alone where another job may save. The save that follows finds out, and then
+    either tells the script or writes the graph. Training goes on where the storage fails, as it
+    does without a checkpoint.
+    """
+    if collectives.rank() > 0:
+        return None
+    write = functools.partial(original, graph_or_graph_def, logdir, name, as_text)
+    if ownership.marks().others_in(logdir):
+        _postponed_graphs[_normal(logdir)] = write
+        return None
+    file_systems.check(logdir)
+    try:
+        with storage.failures():
+            return write()
+    except OSError as error:
+        if not storage.is_failure(error) or SCOPES.options.checkpoint_on_error == "stop":
+            raise
+        tf.logging.warning(
+            "the graph can not be written to '%s' (%s). Training goes on.", logdir, error
+        )
+        return None
+
+
+def write_postponed_graph(folder: str) -> None:
+    """Writes the graph that was to be written to `folder` before it was known whose that is."""
+    write = _postponed_graphs.pop(_normal(folder), None)
+    if write is not None:
+        write()
+
+
+def _normal(folder: Any) -> str:
+    return os.path.normpath(os.fsdecode(folder or "."))
+
+
+_postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
+
+
+_last_checkpoint: list[str] = []
+_notes = [True]
+_folders: set[str] = set()  # in which this process has saved or restored checkpoints
+
+
+def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
+    """Notes that this process saved or restored the checkpoint `prefix`.
+
+    Args:
+        prefix: the checkpoint's, or an increment's.
+        step: its global step; None: its name tells it.
+    """
+    if not _notes[-1]:
+        return
+    _last_checkpoint[:] = [prefix]
+    _folders.add(_normal(os.path.dirname(prefix)))
+    milestones.poster().has_checkpoint(prefix, step)
+
+
+@contextlib.contextmanager
+def without_notes() -> Iterator[None]:
+    """Lets a checkpoint be saved that goes again: it isn't this process's last one."""
+    _notes.append(False)
+    try:
+        yield
+    finally:
+        _notes.pop()
+
+
+def last_checkpoint() -> str | None:
+    """Returns the prefix of the checkpoint that this process saved or restored last, if any."""
+    return _last_checkpoint[0] if _last_checkpoint else None
+
+
+def knows_folder(folder: str) -> bool:
+    """Tells whether this process has saved or restored a checkpoint in a folder."""
+    return _normal(folder) in _folders

@@ -1,0 +1,61 @@
+"""Gives a Saver options of its own, where scope()'s stand for all others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective import options
+from collective.ops import native_library
+from collective.options import INHERIT, CheckpointFailure, ScopeOptions
+from collective.scope import SCOPES
+from collective.tables.updates import write_announcements
+
+
+class Saver(tf.train.Saver):
+    """Is `tf.train.Saver` with options that are in force for its own saves.
+
+        saver = collective.checkpoint.Saver(max_to_keep=3, checkpoint_blocking=False)
+        scaffold = tf.train.Scaffold(saver=saver)      # of a MonitoredTrainingSession, say
+
+    Every rank gives it the same. What isn't given is as `strategy.scope()` has it when a save is
+    made.
+
+    Args:
+        arguments: `tf.train.Saver`'s.
+        save_code: see `CollectiveStrategy.scope`, as of all these.
+        checkpoint_blocking: see above. A Saver of False is made before a session runs the graph.
+        checkpoint_buffer: see above.
+        checkpoint_on_error: see above; of saves that hooks make with this Saver.
+
+    Raises:
+        ValueError: an option has a value that it can't have.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        save_code: bool = INHERIT,
+        checkpoint_blocking: bool = INHERIT,
+        checkpoint_buffer: int | float = INHERIT,
+        checkpoint_on_error: CheckpointFailure = INHERIT,
+        **more: Any,
+    ):
+        self._collective_options = options.given(
+            save_code=save_code,
+            checkpoint_blocking=checkpoint_blocking,
+            checkpoint_buffer=checkpoint_buffer,
+            checkpoint_on_error=checkpoint_on_error,
+        )
+        options.check_given("Saver", self._collective_options)
+        super().__init__(*arguments, **more)
+        goes_beside = self._collective_options.get("checkpoint_blocking") is False
+        if goes_beside and not tf.executing_eagerly() and native_library.missing() is None:
+            write_announcements.want(tf.get_default_graph())
+
+
+def options_of(saver: Any) -> ScopeOptions:
+    """Returns the options that are in force for a Saver's saves; None stands for any other's."""
+    return dataclasses.replace(SCOPES.options, **getattr(saver, "_collective_options", {}))

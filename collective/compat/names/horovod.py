@@ -1,0 +1,38 @@
+"""Holds the table of the names of Horovod that the library takes part in, inside scope().
+
+Everything else of Horovod is Horovod's own, inside and outside.
+"""
+
+from __future__ import annotations
+
+from collective.compat.framework import Framework, same_numbers, works
+from collective.compat.names.contrib import CONTRIB
+from collective.compat.names.estimator import ESTIMATORS
+
+_REDUCED = "inside scope() gradients are reduced once, and stay as they are"
+_STARTS = "inside scope() replicated variables are equal anyway; tables aren't broadcast"
+_AGREED = "inside scope() it waits for the ranks' agreement on the run"
+
+HOROVOD = Framework(
+    "horovod",
+    "Horovod",
+    marks=("horovod",),
+    names=(
+        *(
+            same_numbers(f"hvd.{name}", f"horovod.tensorflow.{name}", _REDUCED)
+            for name in ("DistributedOptimizer", "DistributedGradientTape")
+        ),
+        *(
+            works(f"hvd.{name}", f"horovod.tensorflow.{name}", note)
+            for names, note in (
+                (("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _STARTS),
+                (("broadcast_variables",), _STARTS),
+                (("allreduce", "allgather", "broadcast", "alltoall"), _AGREED),
+                (("init", "rank", "size", "local_rank", "Compression"), ""),
+            )
+            for name in names
+        ),
+        *ESTIMATORS,
+        *CONTRIB,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Changes TensorFlow inside `scope()`: its functions, sessions and finished graphs."""

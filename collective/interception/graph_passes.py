@@ -1,0 +1,180 @@
+"""Prepares graphs by passes, before gradients are taken or a session runs them.
+
+A pass leaves alone what an earlier call of it has changed, and what a session has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+
+from collective import strategies
+from collective.gradients import rank_parts
+from collective.ops import native_library
+from collective.ops.communication import fused_reductions
+from collective.ops.counting import counted
+from collective.ops.exchange.key_exchange import Wire
+from collective.ops.graph import function_copies, graph_analysis, library_operations
+from collective.ops.graph.graph_state import state_of
+from collective.options import ScopeOptions
+from collective.prefetch import enable
+from collective.replication import assignments, metric_reads
+from collective.scope import SCOPES
+from collective.startup import STARTUP
+from collective.tables.grouping import lookups_of
+from collective.tables.policies import next_step
+from collective.tables.table import Sharded
+from collective.tables.updates import write_announcements
+
+
+def fetch_whole_tables(leaves: Iterable[Any]) -> None:
+    """Looks up all rows of tables that are fetched as one value.
+
+    It comes first, so that these lookups are grouped with the others. They are made in the order of
+    the tables' names, because ranks may fetch in any order.
+    """
+    tables = [leaf for leaf in leaves if isinstance(leaf, Sharded) and leaf.rows is not None]
+    for table in sorted(tables, key=lambda table: str(table.op.name)):
+        table.to_be_fetched()
+
+
+def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Extends what a script computes from tables' gradients to all ranks.
+
+    It comes before the assignments: a value that covers all ranks is the same on each.
+    """
+    rank_parts.settle(graph)
+
+
+def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Makes reads of a metric's state return that of all ranks.
+
+    It comes before the assignments, which may depend on metrics.
+    """
+    metric_reads.reduce_reads(graph)
+
+
+def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Replaces rank-local values assigned to replicated variables by their means over ranks."""
+    assignments.sync_assignments(graph)
+
+
+def fuse_reductions(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Lets reductions over ranks share collectives.
+
+    It comes after the passes that give operations the values of all ranks.
+    """
+    fused_reductions.fuse(graph)
+
+
+def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Gives each call of a function with collectives a function of its own.
+
+    It comes after the assignments, whose exchanges may lie in functions.
+    """
+    function_copies.separate(graph)
+
+
+def group_lookups(
+    graph: tf.Graph, options: ScopeOptions, ys: Any = None, xs: Iterable[Any] = ()
+) -> None:
+    """Lets lookups share exchanges.
+
+    Args:
+        graph: the graph.
+        options: of scope().
+        ys: if given, only the lookups that these tensors depend on.
+        xs: the tensors with respect to which gradients are about to be taken.
+    """
+    lookups = lookups_of(graph)
+    groupable = lookups.groupable() if options.grouping else []
+    if not groupable:
+        return
+    wire = Wire(
+        tf.as_dtype(options.wire_dtype or "float32"),
+        tf.as_dtype(options.gradient_wire_dtype or "float32"),
+    )
+    work = f"grouping {counted(len(groupable), 'lookup')}"
+    with (
+        graph.as_default(),
+        library_operations.noted(graph),
+        STARTUP.doing(graph, work),
+    ):
+        lookups.group(
+            strategies.backend(),
+            wire,
+            None if ys is None else tf.nest.flatten(ys),
+            xs,
+            answers=not options.prefetch_keys,
+        )
+
+
+def connect_step(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Gives lookups that were written before the global step its value."""
+    next_step.connect(graph)
+
+
+def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Splits the graph after the exchange of its groups' keys.
+
+    It comes last: it needs the groups.
+    """
+    enable.split_if_wanted(graph, options.prefetch_keys)
+
+
+def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Announces writes of tables and slots, if a consumer follows them.
+
+    It comes last: the other passes may add operations that write.
+    """
+    if not options.checkpoint_blocking and native_library.missing() is None:
+        write_announcements.want(graph)
+    write_announcements.announce(graph)
+
+
+# In the order in which they are carried out.
+PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
+    settle_gradient_parts,
+    reduce_metrics,
+    sync_assignments,
+    fuse_reductions,
+    copy_called_functions,
+    group_lookups,
+    connect_step,
+    prefetch_keys,
+    announce_writes,
+)
+
+
+def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
+    """Prepares a graph that a session is about to run, once for each version of the graph.
+
+    Args:
+        graph: the session's.
+        fetches: of the run, if they are known.
+    """
+    leaves = [] if fetches is None else graph_analysis.flatten(fetches)
+    fetch_whole_tables(leaves)
+    rank_parts.gather_fetched(graph, leaves)
+    options, state = SCOPES.options, state_of(graph)
+    if state.prepared_version != (graph.version, options):
+        # A script may run a graph that isn't the default graph, and TensorFlow is eager there.
+        with graph.as_default():
+            for graph_pass in PASSES:
+                graph_pass(graph, options)
+        state.prepared_version = (graph.version, options)
+    metric_reads.reduce_fetched(graph, leaves)
+
+
+def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
+    """Prepares a graph in which the gradients of `ys` with respect to `xs` are about to be taken.
+
+    Returns:
+        `xs`, or the tensors as they are staged in a graph that was split.
+    """
+    xs = enable.staged(graph, xs)
+    rank_parts.settle(graph)
+    group_lookups(graph, SCOPES.options, ys, xs)
+    return xs

@@ -1,0 +1,69 @@
+"""Stands in for the functions to which a script passes its graph: to take gradients, or to run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination import session_runs
+from collective.gradients import reduction
+from collective.interception import graph_passes
+from collective.monitoring import run_observer
+from collective.ops.counting import counted
+from collective.ops.graph import graphs
+from collective.ops.graph.graph_state import state_of
+from collective.prefetch.prefetcher import runs_keys
+from collective.scope import SCOPES
+from collective.startup import STARTUP
+from collective.tables import memory_report
+from collective.wrappers import horovod
+
+
+def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
+    xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    if graphs.is_eager():
+        reduction.refuse_eager_gradients(xs)
+        return original(ys, xs, *args, **kwargs)
+    xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
+    with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
+        return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
+
+
+def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `tf.GradientTape.gradient`: reduces the gradients."""
+    horovod.take_over(tape)
+    return reduction.reduce_tape(original, tape, *args, **kwargs)
+
+
+def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `Session.run`: prepares the graph, then all ranks run it together."""
+    if STARTUP.follows(session.graph):
+        with STARTUP.running(session.graph):
+            return _run(original, session, *args, **kwargs)
+    return _run(original, session, *args, **kwargs)
+
+
+def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
+    with memory_report.adding_table_sizes(session.graph):
+        observer = run_observer.of_options(SCOPES.options)
+        return session_runs.run(observer, original, session, *args, **kwargs)
+
+
+def extend(original: Any, session: Any) -> None:
+    """Stands in for `Session._extend_graph`: prepares the graph before the session sees it.
+
+    Every run of a session begins with it, including the library's own runs. An operation that the
+    session has seen can no longer be changed.
+    """
+    if runs_keys():
+        # The session has seen everything that a run of keys needs. Another thread may be adding to
+        # the graph right now.
+        return
+    graph_passes.prepare_run(session.graph)
+    original(session)
+    # TensorFlow numbers operations from 2.
+    state_of(session.graph).seen_by_session = session.graph.version + 1

@@ -1,0 +1,461 @@
+"""Lists everything that scope() replaces in TensorFlow and Keras, and why.
+
+TensorFlow has no extension points for these. `collective.interception.patching` applies the list
+when the first scope() opens, and undoes it when the last one closes. To find a row, search for the
+name that it replaces. Each row's reason says what would go wrong without it. Replacements before a
+scope opens, in ranks that may never load this library: `collective.job.training_apart.REPLACED`.
+Replacements in Horovod, if it is installed: `collective.interception.horovod_patches`.
+"""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+from keras.src import backend
+from keras.src.engine.training import Model
+from keras.src.feature_column.dense_features_v2 import DenseFeatures
+from keras.src.layers import Embedding
+from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
+from keras.src.metrics import Metric
+from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.optimizers import optimizer as keras_optimizer
+from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.feature_column import feature_column_v2
+from tensorflow.python.framework import convert_to_constants
+from tensorflow.python.ops import (
+    clip_ops,
+    cond_v2,
+    gen_checkpoint_ops,
+    gradients_util,
+    io_ops,
+    metrics_impl,
+    state_ops,
+    while_v2,
+)
+from tensorflow.python.ops import resource_variable_ops as resources
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+from tensorflow.python.ops.variable_scope import VariableScope
+from tensorflow.python.summary.writer import writer as writer_lib
+from tensorflow.python.training import (
+    basic_session_run_hooks,
+    checkpoint_utils,
+    monitored_session,
+    optimizer,
+    py_checkpoint_reader,
+    slot_creator,
+    training_util,
+    warm_starting_util,
+)
+from tensorflow.python.training import moving_averages as averages_lib
+from tensorflow.python.training.experimental import loss_scale
+from tensorflow_estimator.python.estimator import estimator as estimator_lib
+
+from collective import feature_column
+from collective.checkpoint.reading import whole_reads
+from collective.checkpoint.restoring import (
+    model_start,
+    vocabulary,
+    warm_start,
+)
+from collective.checkpoint.restoring import (
+    restores as restoring,
+)
+from collective.checkpoint.saving import increments, saver, saver_hook
+from collective.checkpoint.saving import saves as saving
+from collective.coordination import session_ends, session_runs
+from collective.estimator import python_random, refusal
+from collective.gradients import clipping, reduction, row_scatters
+from collective.interception import hooks, rank0_output
+from collective.interception.patching import OperationPatch, Patch, ReplacedValue
+from collective.ops.communication.horovod_library import hvd
+from collective.ops.graph import control_flow
+from collective.replication import assignments, metrics, moving_averages
+from collective.serving import export, freezing
+from collective.tables import dense_view, variable_getter
+from collective.tables.table import Sharded
+from collective.tables.updates import fused_updates, optimizer_slots
+from collective.train import composed_rules
+from collective.wrappers import horovod, keras
+
+if hvd:
+    from collective.interception import horovod_patches
+
+# ---- Variables become tables
+
+MISSED = "A getter in the open scope misses scope objects captured before, and other graphs."
+MADE_BY_KERAS = "Keras makes weights without tf.get_variable: they would be no tables."
+OPEN_ENDED = "An indicator of an open-ended column would need its number of keys."
+VARIABLES = (
+    Patch(VariableScope, "VariableScope.get_variable", variable_getter.get_variable, MISSED),
+    Patch(Embedding, "tf.keras.layers.Embedding.add_weight", keras.add_weight, MADE_BY_KERAS),
+    Patch(DenseFeatures, "keras.layers.DenseFeatures.add_weight", keras.add_weight, MADE_BY_KERAS),
+    *(
+        Patch(owner, name, feature_column.indicator_column, OPEN_ENDED)
+        for owner, name in (
+            (feature_column_v2, "feature_column_v2.indicator_column"),
+            (tf.feature_column, "tf.feature_column.indicator_column"),
+            (tf2.feature_column, "tf2.feature_column.indicator_column"),
+        )
+    ),
+)
+
+# ---- Gradients are reduced where they are taken, and applied to the shard
+
+NOT_REDUCED = "Gradients would be this rank's only, and lookups not grouped."
+WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the shard."
+NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
+OWN_MODEL = "Eagerly each rank would train a model of its own."
+TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
+NO_WORKERS = "It would wait for workers, which don't exist here."
+GRADIENTS = (
+    Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
+    Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
+    Patch(
+        tf.train.Optimizer,
+        "tf.train.Optimizer.compute_gradients",
+        reduction.compute_gradients,
+        OWN_MODEL,
+    ),
+    Patch(
+        tf.train.Optimizer,
+        "tf.train.Optimizer.apply_gradients",
+        reduction.apply_to_shards,
+        WHOLE_TABLE,
+    ),
+    Patch(
+        OptimizerV2,
+        "tf.keras.optimizers.legacy.Optimizer.apply_gradients",
+        keras.apply_gradients,
+        WHOLE_TABLE,
+    ),
+    Patch(
+        LossScaleOptimizer,
+        "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
+        keras.scales_the_loss,
+        OWN_MODEL,
+    ),
+    *(
+        Patch(keras_optimizer._BaseOptimizer, name, keras.trains_nothing, NO_TRAINING)
+        for name in (
+            "tf.keras.optimizers.Optimizer.compute_gradients",
+            "tf.keras.optimizers.Optimizer.apply_gradients",
+        )
+    ),
+    *(
+        Patch(OptimizerV2, name, horovod.compute_gradients, TAKEN_APART)
+        for name in (
+            "tf.keras.optimizers.legacy.Optimizer.get_gradients",
+            "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
+        )
+    ),
+    Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
+    Patch(
+        tf.train.SyncReplicasOptimizer,
+        "tf.train.SyncReplicasOptimizer.apply_gradients",
+        horovod.sync_replicas,
+        NO_WORKERS,
+    ),
+)
+
+# ---- Norms over tables count every rank's shard once
+
+ONE_SHARD = "It would see only this rank's shard."
+CLIPPING = (
+    Patch(clip_ops, "clip_ops.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf, "tf.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf.linalg, "tf.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf2.linalg, "tf2.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(tf, "tf.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(tf2, "tf2.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(tf, "tf.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(tf2, "tf2.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
+    Patch(tf, "tf.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
+    Patch(loss_scale, "loss_scale._is_all_finite", clipping.is_all_finite, ONE_SHARD),
+)
+
+# ---- Slots and sparse updates of tables
+
+FIXED_SLOTS = "A dynamic table's slots would not grow with the table."
+ALL_ROWS = "An update would go over all possible rows of a dynamic table."
+TWICE_UNIQUE = "Rows that an exchange has already made unique would be made unique again."
+NO_KERNEL = "TensorFlow couldn't update tables that are on a GPU."
+MANY_UPDATES = "Each table would be updated by several operations of its own."
+SPARSELY = "_resource_apply_sparse"
+OPTIMIZERS = (
+    Patch(
+        slot_creator, "slot_creator._create_slot_var", optimizer_slots.create_slot_var, FIXED_SLOTS
+    ),
+    Patch(optimizer, "optimizer._get_processor", optimizer_slots.get_processor, ALL_ROWS),
+    Patch(optimizer, "optimizer._deduplicate_indexed_slices", reduction.deduplicated, TWICE_UNIQUE),
+    *(
+        Patch(owner, f"tf.train.{owner.__name__}.{method}", update, MANY_UPDATES)
+        for owner, method, update in (
+            (
+                tf.train.GradientDescentOptimizer,
+                "_resource_apply_sparse_duplicate_indices",
+                fused_updates.gradient_descent_update,
+            ),
+            (tf.train.MomentumOptimizer, SPARSELY, fused_updates.momentum_update),
+            (tf.train.AdagradOptimizer, SPARSELY, fused_updates.adagrad_update),
+            (tf.train.AdamOptimizer, "_apply_sparse_shared", fused_updates.adam_update),
+            (tf.train.FtrlOptimizer, SPARSELY, fused_updates.ftrl_update),
+            (tf.train.RMSPropOptimizer, SPARSELY, fused_updates.rmsprop_update),
+        )
+    ),
+    *(
+        Patch(owner, f"tf.train.{owner.__name__}.{method}", update, NO_KERNEL)
+        for owner, update in composed_rules.UPDATES.items()
+        for method in ("_resource_apply_sparse", "_resource_apply_dense")
+    ),
+)
+
+# ---- Replicated variables stay equal
+
+THIS_RANK_ONLY = "Averages and statistics would be of this rank's batches only."
+PLAIN_AVERAGE = "A table's average would be a plain variable, not sharded as the table is."
+TOO_LATE = "An assignment in a branch or a function could not be synced later."
+WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
+OWN_RECORDS = "A metric's value would be of this rank's records only."
+REPLICATION = (
+    *(
+        Patch(owner, name, moving_averages.assign_moving_average, THIS_RANK_ONLY)
+        for owner, name in (
+            (averages_lib, "averages_lib.assign_moving_average"),
+            (tf2.__internal__.train, "tf2.__internal__.train.assign_moving_average"),
+        )
+    ),
+    Patch(
+        tf.train.ExponentialMovingAverage,
+        "tf.train.ExponentialMovingAverage.apply",
+        moving_averages.apply_average,
+        PLAIN_AVERAGE,
+    ),
+    *(
+        Patch(BatchNormalizationBase, name, moving_averages.of_layer, THIS_RANK_ONLY)
+        for name in (
+            "BatchNormalizationBase._assign_moving_average",
+            "BatchNormalizationBase._assign_new_value",
+        )
+    ),
+    *(
+        Patch(owner, f"{name}.{method}", assignments.assign, TOO_LATE)
+        for owner, name in (
+            (resources.ResourceVariable, "ResourceVariable"),
+            (BaseResourceVariable, "BaseResourceVariable"),
+            (resources._UnreadVariable, "_UnreadVariable"),
+            (state_ops, "state_ops"),
+            (tf, "tf"),
+        )
+        for method in ("assign", "assign_add", "assign_sub")
+    ),
+    Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_sub", assignments.assign_table, WHOLE_VALUE),
+    *(
+        Patch(owner, f"{where}.scatter_{kind}{how}", row_scatters.scatter, ONE_SHARD)
+        for owner, where in ((state_ops, "state_ops"), (tf, "tf"), (Sharded, "Sharded"))
+        for kind, hows in (("", row_scatters.HOWS), ("nd_", ("update", "add", "sub")))
+        for how in hows
+    ),
+    Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
+    Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
+    Patch(Metric, "tf.keras.metrics.Metric.add_weight", metrics.add_weight, OWN_RECORDS),
+    Patch(
+        metrics_impl,
+        "metrics_impl._aggregate_across_replicas",
+        metrics.aggregate_across_replicas,
+        OWN_RECORDS,
+    ),
+)
+
+# ---- Two launches give the same
+
+PYTHONS_NUMBERS = "Initial values of Keras's and tf.layers' weights would differ between launches."
+DRAWS = "A generator that draws would give each rank records in another order."
+DETERMINISM = (
+    Patch(
+        backend.RandomGenerator,
+        "keras.backend.RandomGenerator._create_seed",
+        keras.create_seed,
+        PYTHONS_NUMBERS,
+    ),
+    Patch(tf2.data.Dataset, "tf.data.Dataset.from_generator", python_random.from_generator, DRAWS),
+)
+
+# ---- Collectives in branches and loops
+
+AT_ONCE = "Iterations with collectives inside would run at the same time."
+NOT_SEEN = "An assignment could not tell that it is in a loop."
+NO_DECIDER = "A branch would not know which operation decides about it."
+CONTROL_FLOW = (
+    Patch(while_v2, "while_v2._build_while_op", control_flow.build_while_op, AT_ONCE),
+    Patch(while_v2, "while_v2.while_loop", control_flow.loop, NOT_SEEN),
+    Patch(cond_v2, "cond_v2.cond_v2", control_flow.branch, NO_DECIDER),
+    Patch(cond_v2, "cond_v2.indexed_case", control_flow.branch, NO_DECIDER),
+)
+
+# ---- Ranks agree on runs
+
+ALL_OF_GPU = "A process would use all GPUs, and take all of their memory at once."
+NO_AGREEMENT = "A run would start its collectives before the ranks have agreed on it."
+SEEN = "A graph would be prepared too late: a session accepts no change of what it has seen."
+WHOLE_RUNS = "A part of a run would start collectives, but ranks agree on whole runs only."
+LEFT_SILENTLY = "Peers would wait for a rank that has left."
+RECOVERS_ALONE = "After some errors a rank would resume from the last checkpoint without its peers."
+NOT_ALIKE = "At the end, some ranks would run what their hooks run, and others would not."
+ONE_CHIEF = "Only one rank would be a chief; each is the chief of its own process."
+INIT_FN = "An init_fn could give variables values that differ between ranks."
+NO_CHIEF = "A worker would wait for a chief that shares no variables with it."
+OWN_CLOCK = "Its threads would save by each rank's own clock."
+SAME_STEP = "Hooks that act every so many seconds would do so at different steps."
+ALL_WRITE = "Every rank would write summaries."
+OUTSIDE = "Checks would execute the error that a table is to sessions outside of scope()."
+SAME_INPUT = "Every rank would train on the same input, and every record would count N times."
+MANAGER = tf.train.SessionManager
+MONITORED = monitored_session._MonitoredSession
+RECOVERABLE = monitored_session._RecoverableSession
+SESSIONS = (
+    Patch(BaseSession, "tf.Session.__init__", session_runs.with_own_gpu, ALL_OF_GPU),
+    Patch(BaseSession, "tf.Session.run", hooks.run, NO_AGREEMENT),
+    Patch(BaseSession, "tf.Session._extend_graph", hooks.extend, SEEN),
+    Patch(BaseSession, "tf.Session.make_callable", session_runs.make_callable, NO_AGREEMENT),
+    Patch(
+        BaseSession,
+        "tf.Session._make_callable_from_options",
+        session_runs.make_callable_from_options,
+        NO_AGREEMENT,
+    ),
+    Patch(BaseSession, "tf.Session.partial_run_setup", session_runs.partial_run_setup, WHOLE_RUNS),
+    Patch(BaseSession, "tf.Session.close", session_ends.close, LEFT_SILENTLY),
+    Patch(tf.Session, "tf.Session.__exit__", session_ends.leave, LEFT_SILENTLY),
+    Patch(MONITORED, "_MonitoredSession._close_internal", session_ends.end, NOT_ALIKE),
+    Patch(RECOVERABLE, "_RecoverableSession.run", session_ends.run_once, RECOVERS_ALONE),
+    Patch(RECOVERABLE, "_RecoverableSession.run_step_fn", session_ends.step_once, RECOVERS_ALONE),
+    Patch(
+        monitored_session,
+        "monitored_session.MonitoredTrainingSession",
+        increments.training_session,
+        ONE_CHIEF,
+    ),
+    Patch(tf.train, "tf.train.MonitoredTrainingSession", increments.training_session, ONE_CHIEF),
+    Patch(
+        MANAGER, "tf.train.SessionManager.prepare_session", session_runs.prepare_session, INIT_FN
+    ),
+    Patch(
+        MANAGER, "tf.train.SessionManager.wait_for_session", session_runs.wait_for_session, NO_CHIEF
+    ),
+    Patch(tf.train.Supervisor, "tf.train.Supervisor.__init__", session_runs.supervise, OWN_CLOCK),
+    Patch(tf, "tf.add_check_numerics_ops", dense_view.check_numerics, OUTSIDE),
+    ReplacedValue(
+        basic_session_run_hooks, "basic_session_run_hooks.time", session_runs.Clock(), SAME_STEP
+    ),
+    ReplacedValue(
+        writer_lib,
+        "writer_lib.EventFileWriter",
+        rank0_output.SilentEventWriter,
+        ALL_WRITE,
+        rank0_output.is_silent,
+    ),
+    Patch(
+        estimator_lib.Estimator,
+        "tf.estimator.Estimator._call_model_fn",
+        refusal.call_model_fn,
+        SAME_INPUT,
+    ),
+)
+
+# ---- Every rank saves and restores its shards, and all take the same checkpoint for the latest
+
+ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
+MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
+NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
+GOES_ON = "A full disk would end training, or a job would end without its last checkpoint."
+OTHER_LATEST = "Ranks could take different checkpoints for the latest."
+NOT_STARTED = "scope(warm_start=…) would have no effect."
+WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
+PARTITIONED = "A table would be mistaken for a partitioned variable, and its name not be found."
+ALL_WRITE_GRAPH = "Every rank would write the graph."
+NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
+NO_ENTRY = "A table in parts would not be found by name, and its parts would look like variables."
+READER = py_checkpoint_reader.CheckpointReader
+SAVER_HOOK = tf.train.CheckpointSaverHook
+CHECKPOINTS = (
+    Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
+    Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
+    Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
+    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
+    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, GOES_ON),
+    Patch(
+        MANAGER, "tf.train.SessionManager._restore_checkpoint", saver.restore_latest, OTHER_LATEST
+    ),
+    Patch(
+        MANAGER, "tf.train.SessionManager.prepare_session", model_start.prepare_session, NOT_STARTED
+    ),
+    Patch(
+        checkpoint_utils,
+        "checkpoint_utils._init_from_checkpoint",
+        warm_start.init_from_checkpoint,
+        WHOLE_ROWS,
+    ),
+    Patch(
+        warm_starting_util, "warm_starting_util._infer_var_name", warm_start.infer_name, PARTITIONED
+    ),
+    Patch(
+        warm_starting_util,
+        "warm_starting_util._warm_start_var_with_vocab",
+        vocabulary.start_from_words,
+        WHOLE_ROWS,
+    ),
+    *(
+        Patch(READER, f"CheckpointReader.{method.__name__}", method, NO_ENTRY)
+        for method in (
+            whole_reads.has_tensor,
+            whole_reads.get_tensor,
+            whole_reads.get_variable_to_shape_map,
+            whole_reads.get_variable_to_dtype_map,
+        )
+    ),
+    *(
+        OperationPatch(owner, name, replacement, NO_ENTRY)
+        for owner, name, replacement in (
+            (io_ops, "io_ops.restore_v2", whole_reads.restore),
+            (tf.raw_ops, "tf.raw_ops.RestoreV2", whole_reads.restore),
+            (
+                gen_checkpoint_ops,
+                "gen_checkpoint_ops.load_and_remap_matrix",
+                whole_reads.remap_matrix,
+            ),
+            (tf.raw_ops, "tf.raw_ops.LoadAndRemapMatrix", whole_reads.remap_matrix),
+        )
+    ),
+    Patch(training_util, "training_util.write_graph", saver.write_graph, ALL_WRITE_GRAPH),
+    Patch(
+        tf.saved_model.Builder,
+        "tf.saved_model.Builder.add_meta_graph_and_variables",
+        export.add_graph,
+        NOT_SERVABLE,
+    ),
+    Patch(
+        convert_to_constants,
+        "convert_to_constants.convert_variables_to_constants_from_session_graph",
+        freezing.freeze,
+        NOT_SERVABLE,
+    ),
+)
+
+PATCHES = (
+    *VARIABLES,
+    *GRADIENTS,
+    *CLIPPING,
+    *OPTIMIZERS,
+    *(horovod_patches.HOROVOD if hvd else ()),
+    *REPLICATION,
+    *DETERMINISM,
+    *CONTROL_FLOW,
+    *SESSIONS,
+    *CHECKPOINTS,
+)

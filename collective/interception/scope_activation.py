@@ -1,0 +1,61 @@
+"""Activates what scope() does, and undoes it when the last scope closes."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+from collective.checkpoint.saving import ownership
+from collective.coordination.preemption import PREEMPTION
+from collective.interception import rank0_output
+from collective.interception.determinism import Determinism
+from collective.interception.patches import PATCHES
+from collective.interception.patching import Patches
+from collective.ops import native_library
+from collective.ops.communication import carriers, hierarchy, membership
+from collective.options import ScopeOptions
+from collective.profiling import profiler
+from collective.scope import SCOPES
+from collective.tables import grouping
+
+_determinism = Determinism()
+_patches = Patches(PATCHES)
+
+
+@functools.cache
+def warn_of_missing_operations() -> None:
+    """Warns once on each host, since a host may have an installation of its own."""
+    reason = native_library.missing()
+    if reason is not None and membership.local_rank() == 0:
+        warnings.warn(
+            "the compiled operations of collective are missing, so every lookup has an exchange of "
+            f"its own and steps are slower; {reason}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _open_first() -> None:
+    _patches.apply()
+    rank0_output.quieten()
+
+
+def _close_last() -> None:
+    rank0_output.restore()
+    _patches.restore()
+    try:
+        # Outside, tables can't be saved, and closing a session would go unnoticed.
+        ownership.marks().release_sessions()
+    finally:
+        profiler.finish()
+        PREEMPTION.unwatch()
+
+
+def _take_over(options: ScopeOptions | None) -> None:
+    _determinism.set(options is not None and options.deterministic)
+    carriers.use(None if options is None else options.carrier)
+    hierarchy.use(hierarchy.AUTO if options is None else options.hierarchical)
+    grouping.use(options is not None and options.grouping)
+
+
+SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)

@@ -1,0 +1,176 @@
+"""The hosts of a job, and where each rank has its place: pure functions of lists.
+
+Ranks count host by host: of hosts with 2, 1 and 2 ranks the second has rank 2 and the third ranks 3
+and 4. A "cross" rank counts the hosts that have a rank with this local number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from collective.job.errors import UsageError
+
+# A name or an address that can't be taken for an option of ssh, nor for anything in a shell.
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
+_SLOTS = re.compile(r"(?:slots|max_slots|max-slots)=(\d+)")
+_MOST_SLOTS = 4096
+
+
+@dataclass(frozen=True)
+class Host:
+    """Describes a host of a job.
+
+    Attributes:
+      name: unlike that of every other host of the job.
+      devices: each of its ranks' entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
+    """
+
+    name: str
+    devices: tuple[str | None, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Says where a rank has its place.
+
+    Attributes:
+      node: the number of its host.
+      host: the name of its host.
+      local_rank, local_size: among the ranks of its host.
+      cross_rank, cross_size: among the ranks with its local rank.
+    """
+
+    node: int
+    host: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def placements(hosts: Sequence[Host]) -> tuple[Placement, ...]:
+    """Returns the place of each rank."""
+    places = []
+    for node, host in enumerate(hosts):
+        for local_rank in range(host.size):
+            with_it = [number for number, other in enumerate(hosts) if other.size > local_rank]
+            places.append(
+                Placement(node, host.name, local_rank, host.size, with_it.index(node), len(with_it))
+            )
+    return tuple(places)
+
+
+def ranks_of_node(hosts: Sequence[Host], node: int) -> range:
+    """Returns the ranks of a host."""
+    first = sum(host.size for host in hosts[:node])
+    return range(first, first + hosts[node].size)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Returns the names of hosts, with a number where two are alike, as in containers."""
+    distinct = list(names)
+    while len(set(distinct)) < len(distinct):
+        distinct = [
+            f"{name}-{number}" if distinct.count(name) > 1 else name
+            for number, name in enumerate(distinct)
+        ]
+    return distinct
+
+
+def parse_hosts(text: str, option: str = "-H") -> list[tuple[str, int | None]]:
+    """Returns the hosts that `h1:8,h2:8` names, and how many ranks each is to have, if it says so.
+
+    Raises:
+      UsageError: it isn't that.
+    """
+    hosts = []
+    for word in text.split(","):
+        entry = word.strip()
+        # An IPv6 address has colons of its own, and stands in brackets.
+        bracketed = re.fullmatch(r"\[([^\]]*)\](?::(\d+))?", entry)
+        match = bracketed or re.fullmatch(r"([^:]*)(?::(\d+))?", entry)
+        if match is None:
+            raise UsageError(f"{option} {text}: {entry!r} isn't HOST or HOST:RANKS")
+        hosts.append((_checked(match[1], f"{option} {text}"), _slots(match[2], option, entry)))
+    return _distinct(hosts, f"{option} {text}")
+
+
+def parse_hostfile(text: str, path: str) -> list[tuple[str, int | None]]:
+    """Returns the hosts of a file in Open MPI's form, `h1 slots=8`, or of lines as `h1:8`.
+
+    Raises:
+      UsageError: it isn't that; the error names the line.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        origin = f"--hostfile {path}, line {number}"
+        [(name, slots)] = parse_hosts(words[0], origin) if "," not in words[0] else [("", None)]
+        if not name:
+            raise UsageError(f"{origin}: {words[0]!r} isn't one host; give each a line")
+        for word in words[1:]:
+            match = _SLOTS.fullmatch(word)
+            if match is None:
+                raise UsageError(f"{origin}: {word!r} isn't slots=N")
+            if word.startswith("slots"):
+                slots = _slots(match[1], origin, word)
+        hosts.append((name, slots))
+    if not hosts:
+        raise UsageError(f"--hostfile {path} names no host")
+    return _distinct(hosts, f"--hostfile {path}")
+
+
+def named_twice(
+    hosts: Sequence[tuple[str, int | None]], addresses: Mapping[str, Collection[str]]
+) -> str:
+    """Returns a sentence on a host that a list has under two names; "" if there is none.
+
+    Args:
+      hosts: the list: names and ranks.
+      addresses: to which each name leads; none where that isn't known.
+    """
+    ranks = dict(hosts)
+    owners: dict[str, str] = {}
+    for name in ranks:
+        for address in sorted(addresses[name]):
+            other = owners.get(address)
+            if other is not None:
+                counts = [ranks[other], ranks[name]]
+                total = "" if None in counts else f":{sum(count or 0 for count in counts)}"
+                return (
+                    f"the list of hosts has one host twice, as {other} and as {name} (both are "
+                    f"{address}): name it once, {other}{total}"
+                )
+        owners.update(dict.fromkeys(addresses[name], name))
+    return ""
+
+
+def _checked(name: str, origin: str) -> str:
+    if not _HOST_NAME.fullmatch(name) or len(name) > 253:
+        raise UsageError(f"{origin}: {name!r} is no name or address of a host")
+    return name
+
+
+def _slots(text: str | None, option: str, entry: str) -> int | None:
+    if text is None:
+        return None
+    if len(text) > 6 or not 1 <= int(text) <= _MOST_SLOTS:
+        raise UsageError(f"{option}: {entry}: give 1 to {_MOST_SLOTS} ranks")
+    return int(text)
+
+
+def _distinct(hosts: list[tuple[str, int | None]], origin: str) -> list[tuple[str, int | None]]:
+    seen: set[str] = set()
+    for name, _ in hosts:
+        if name in seen:
+            raise UsageError(f"{origin}: host {name} stands there twice; add its ranks up")
+        seen.add(name)
+    return hosts

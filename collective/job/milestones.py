@@ -1,0 +1,151 @@
+"""The milestones of ranks: how far each has trained, and its last checkpoint, in shared memory.
+
+    rank 0 ──post──▶ ┌ page 1 ┐
+    rank 1 ──post──▶ │ page 2 │ ──read──▶ launcher, once the job has failed or was told to stop
+                     └  ...   ┘
+    ranks ◀──read─── [ page 0 ] ◀──mark── launcher, as it ends the job
+
+By it the launcher says from which step a restart goes on, and finds out whether a job gets on. A
+rank counts its training runs in place, in less than a microsecond. The memory has no name in any
+folder, as that of the progress board.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+
+from collective.job.progress_board import nameless_file
+
+VARIABLE = "COLLECTIVE_MILESTONES"  # the environment variable that holds the board's path
+_MAGIC = b"collective milestones 1\n"
+_ENDING = 64  # the offset of the launcher's mark in page 0
+_PAGE = 4096
+_STEPS = struct.Struct("<Q")
+_FIELDS = struct.Struct("<HxxIQQ")  # length of the path, pid, start, step
+_CHECKSUM = struct.Struct("<I")
+_RECORD = _STEPS.size + _CHECKSUM.size  # the offset of the fields in a page
+_PATH = _RECORD + _FIELDS.size
+_READ_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """Says how far a rank has come.
+
+    Attributes:
+      pid: the process; 0 if it has posted nothing.
+      steps: how many training runs it has completed.
+      start: the global step at which it began: that of the checkpoint it restored, 0 without one.
+      checkpoint: the path of the checkpoint that it saved or restored last, if any.
+      step: that checkpoint's global step.
+    """
+
+    pid: int = 0
+    steps: int = 0
+    start: int = 0
+    checkpoint: str = ""
+    step: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """Returns the global step that it completed last, if each run counts one."""
+        return max(self.start + self.steps, self.step)
+
+
+class MilestoneBoard:
+    """Maps the memory, on either side."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Maps an open file; closing it afterwards is the caller's affair.
+
+        Raises:
+          ValueError: the file is no board.
+          OSError: it can't be mapped.
+        """
+        self._memory = mmap.mmap(descriptor, 0)
+        if self._memory[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("it is no board of a launcher")
+
+    @classmethod
+    def open(cls, path: str) -> MilestoneBoard:
+        """Opens the launcher's board by its `LauncherMilestones.path`.
+
+        Raises:
+          OSError, ValueError: there is none.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether the launcher ends the job: a signal is then no wish to save first."""
+        return self._memory[_ENDING] != 0
+
+    def post_steps(self, rank: int, steps: int) -> None:
+        """Replaces the number of training runs of `rank`."""
+        _STEPS.pack_into(self._memory, (rank + 1) * _PAGE, steps)
+
+    def post(self, rank: int, milestones: Milestones) -> None:
+        """Replaces all that the page of `rank` says. A long path loses its beginning."""
+        path = os.fsencode(milestones.checkpoint)[-(_PAGE - _PATH) :]
+        fields = _FIELDS.pack(len(path), milestones.pid, milestones.start, milestones.step)
+        start = (rank + 1) * _PAGE
+        checksum = _CHECKSUM.pack(zlib.crc32(fields + path))
+        self._memory[start + _STEPS.size : start + _PATH + len(path)] = checksum + fields + path
+        self.post_steps(rank, milestones.steps)
+
+    def read(self, rank: int) -> Milestones:
+        """Returns what `rank` has posted; nothing if it could not be read whole.
+
+        Raises:
+          IndexError: the board has no page for it.
+        """
+        start = (rank + 1) * _PAGE
+        if not _PAGE <= start < len(self._memory):
+            raise IndexError(f"no page for rank {rank}")
+        for _ in range(_READ_ATTEMPTS):
+            page = self._memory[start : start + _PAGE]
+            length, pid, first, step = _FIELDS.unpack_from(page, _RECORD)
+            (checksum,) = _CHECKSUM.unpack_from(page, _STEPS.size)
+            if not pid:
+                break
+            if checksum == zlib.crc32(page[_RECORD : _PATH + length]):
+                path = os.fsdecode(page[_PATH : _PATH + length])
+                return Milestones(pid, _STEPS.unpack_from(page)[0], first, path, step)
+        return Milestones()
+
+
+class LauncherMilestones(MilestoneBoard):
+    """Creates the board, in the launcher.
+
+    Attributes:
+      path: by which the ranks open it.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Makes room for `size` ranks.
+
+        Raises:
+          OSError: there is no memory, or no descriptor left.
+        """
+        self._descriptor = nameless_file("collective.milestones")
+        os.ftruncate(self._descriptor, (size + 1) * _PAGE)
+        os.pwrite(self._descriptor, _MAGIC, 0)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        super().__init__(self._descriptor)
+
+    def mark_ending(self) -> None:
+        """Tells the ranks that the job ends: a signal is no wish to save any more."""
+        self._memory[_ENDING] = 1
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._memory.close()
+        os.close(self._descriptor)

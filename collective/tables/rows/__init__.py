@@ -1,0 +1,1 @@
+"""Keeps the rows of tables in memory and in files."""

@@ -1,0 +1,1 @@
+"""Updates the rows of tables and their slots, and announces every write."""

@@ -1,0 +1,1 @@
+"""Looks for what will be in a job's way: `--check`."""

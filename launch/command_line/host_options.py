@@ -1,0 +1,388 @@
+"""What the command line and the environment say of a job's hosts: torchrun's options and variables.
+
+An option counts before torchrun's variable (PET_NNODES), and this before the plain one (NODE_RANK).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collective.job.errors import UsageError
+from collective.job.hosts import parse_hostfile, parse_hosts
+from collective.job.schedulers import Membership, started_by
+from collective.launch.command_line.durations import seconds
+
+DEFAULT_PORT = 29500  # torchrun's
+DEFAULT_START_TIMEOUT = 600.0
+DEFAULT_HOST_TIMEOUT = 15.0
+DEFAULT_HOSTFILE = "/etc/mpi/hostfile"  # where Kubeflow's MPI operator puts it
+_MOST_HOSTFILE_CHARACTERS = 1 << 20
+_MOST_NODES = 4096
+
+# Which variables say it where no option does, the first of them that is set.
+_VARIABLES = {
+    "nodes": ("PET_NNODES",),
+    "node": ("PET_NODE_RANK", "NODE_RANK"),
+    "master": ("PET_MASTER_ADDR", "MASTER_ADDR"),
+    "port": ("PET_MASTER_PORT", "MASTER_PORT"),
+    "ranks": ("PET_NPROC_PER_NODE",),
+}
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Says which of a job's hosts this is.
+
+    Attributes:
+      nodes: how many hosts there are.
+      node: this one's number.
+      master: the name or address of the first one.
+      port: where the first one waits for the others.
+      interface: the interface that leads to the others, None to find it.
+      start_timeout: for how many seconds hosts wait for each other to come.
+      host_timeout: after how many seconds of silence a host counts as lost.
+      secret_file: the file with the job's secret, if it was named.
+    """
+
+    nodes: int
+    node: int
+    master: str
+    port: int
+    interface: str | None = None
+    start_timeout: float = DEFAULT_START_TIMEOUT
+    host_timeout: float = DEFAULT_HOST_TIMEOUT
+    secret_file: str | None = None
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Says how ssh is called: its port and identity file, if they were given."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+
+@dataclass(frozen=True)
+class HostList:
+    """Says on which hosts a job is to be started from here.
+
+    Attributes:
+      hosts: the name of each, and how many ranks it gets; None for as many as it has GPUs.
+      interface: the interface that leads to them, None to find it.
+      start_timeout: for how many seconds they may take to come.
+      host_timeout: after how many seconds of silence a host counts as lost.
+      ssh: how to reach them.
+    """
+
+    hosts: tuple[tuple[str, int | None], ...]
+    interface: str | None
+    start_timeout: float
+    host_timeout: float
+    ssh: SshOptions
+
+
+def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> HostList | None:
+    """Returns the hosts that -H or a host file names; None if nothing does.
+
+    With them -np is the number of all ranks, as in mpirun and horovodrun: hosts get their ranks in
+    the list's order, and one that would get none is left out.
+
+    Raises:
+      UsageError: the list can't be read, or contradicts other options.
+    """
+    flags = {"-H": options.hosts, "--hostfile": options.hostfile}
+    given = [flag for flag, value in flags.items() if value]
+    if len(given) > 1:
+        raise UsageError("-H and --hostfile both name the hosts: give one of them")
+    if given and (options.nodes is not None or options.node is not None or options.standalone):
+        raise UsageError(
+            f"{given[0]} starts the launcher on all hosts; --nnodes, --node-rank and --standalone "
+            "are for a launcher that was started on each"
+        )
+    if options.hosts:
+        hosts = parse_hosts(options.hosts)
+    else:
+        path = options.hostfile
+        if path is None and not _decides_itself(options, environment):
+            path = DEFAULT_HOSTFILE if os.path.isfile(DEFAULT_HOSTFILE) else None
+        if path is None:
+            return None
+        hosts = parse_hostfile(_read(path), path)
+    start_timeout, host_timeout = timeouts(options)
+    return HostList(
+        hosts=tuple(_share_out(hosts, options.ranks)),
+        interface=options.interface,
+        start_timeout=start_timeout,
+        host_timeout=host_timeout,
+        ssh=SshOptions(options.ssh_port, options.ssh_identity_file),
+    )
+
+
+def _decides_itself(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Tells whether hosts are decided on without a host file that happens to be there."""
+    # A rank may start a job of its own.
+    in_rank = bool(environment.get("COLLECTIVE_LAUNCHED"))
+    return options.standalone or host_count_is_given(options, environment) or in_rank
+
+
+def host_count_is_given(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Tells whether --nnodes, or its variable where that counts, says how many hosts there are."""
+    if options.nodes is None and options.standalone:
+        return False
+    return _given("--nnodes", options.nodes, "nodes", environment)[1] is not None
+
+
+def timeouts(options: argparse.Namespace) -> tuple[float, float]:
+    """Returns for how many seconds hosts wait for each other to come, and for a word.
+
+    Raises:
+      UsageError: they can't be that.
+    """
+    given = {"--start-timeout": options.start_timeout, "--host-timeout": options.host_timeout}
+    for flag, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{flag} {value:g}: give a number of seconds, more than 0")
+    start, silence = given.values()
+    return (
+        DEFAULT_START_TIMEOUT if start is None else start,
+        DEFAULT_HOST_TIMEOUT if silence is None else silence,
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_HOSTFILE_CHARACTERS)
+    except OSError as error:
+        raise UsageError(f"--hostfile {path} can't be read: {error.strerror}") from None
+
+
+def _share_out(
+    hosts: Sequence[tuple[str, int | None]], ranks: str | None
+) -> list[tuple[str, int | None]]:
+    """Returns the hosts with their ranks, so many in all as -np says."""
+    known = [f"{name}:{slots}" for name, slots in hosts if slots is not None]
+    if ranks in ("gpu", "cpu") and known:
+        raise UsageError(
+            f"-np {ranks} counts the ranks of each host, and the list says how many: {known[0]}; "
+            f"leave one of them out, or give --device {ranks}"
+        )
+    if ranks is None or ranks in ("auto", "gpu", "cpu"):
+        return list(hosts)
+    if not _is_number(ranks):
+        raise UsageError(f"-np {ranks}: give the number of all ranks, auto, gpu or cpu")
+    unknown = [name for name, slots in hosts if slots is None]
+    if unknown:
+        raise UsageError(
+            f"-np {ranks} is the number of all ranks, and host {unknown[0]} doesn't say how many "
+            f"it takes: {unknown[0]}:N, or slots=N in a file"
+        )
+    left, total = int(ranks), sum(slots or 0 for _, slots in hosts)
+    if not 1 <= left <= total:
+        raise UsageError(f"-np {ranks}: the hosts have places for 1 to {total} ranks")
+    shared: list[tuple[str, int | None]] = []
+    for name, slots in hosts:
+        taken = min(left, slots or 0)
+        left -= taken
+        if taken:
+            shared.append((name, taken))
+    return shared
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, in a group of their own."""
+    add = parser.add_argument_group("several hosts").add_argument
+    add(
+        "--nnodes",
+        dest="nodes",
+        metavar="M",
+        help="how many hosts the job has; the launcher is started on each (default: $PET_NNODES, "
+        "or 1)",
+    )
+    add(
+        "--node-rank",
+        "--node_rank",
+        dest="node",
+        type=int,
+        metavar="I",
+        help="which of them this is, 0 to M-1 (default: $PET_NODE_RANK, $NODE_RANK)",
+    )
+    add(
+        "--master-addr",
+        "--master_addr",
+        dest="master",
+        metavar="HOST",
+        help="name or address of the first host (default: $PET_MASTER_ADDR, $MASTER_ADDR)",
+    )
+    add(
+        "--master-port",
+        "--master_port",
+        dest="port",
+        type=int,
+        metavar="P",
+        help="where the first host waits for the others (default: $PET_MASTER_PORT, $MASTER_PORT, "
+        f"or {DEFAULT_PORT})",
+    )
+    add(
+        "-H",
+        "--host",
+        "--hosts",
+        dest="hosts",
+        metavar="H1:K,H2:K",
+        help="start the job on these hosts from here, over ssh, with K ranks each; -np is then the "
+        "number of all ranks",
+    )
+    add(
+        "--hostfile",
+        "-hostfile",
+        metavar="FILE",
+        help=f"the same, of a file with lines `H1 slots=K` (default: {DEFAULT_HOSTFILE}, if it is "
+        "there)",
+    )
+    add("--ssh-port", type=int, metavar="P", help="with -H: the port of ssh")
+    add("--ssh-identity-file", metavar="FILE", help="with -H: the key file of ssh")
+    add(
+        "--standalone",
+        action="store_true",
+        help="one host, whatever the environment says",
+    )
+    add(
+        "--network-interface",
+        dest="interface",
+        metavar="NAME",
+        help="the interface that leads to the other hosts (default: that of the first host's "
+        "address)",
+    )
+    add(
+        "--start-timeout",
+        type=seconds,
+        metavar="TIME",
+        help=f"how long hosts wait for each other to come (default: {DEFAULT_START_TIMEOUT:g})",
+    )
+    add(
+        "--host-timeout",
+        type=seconds,
+        metavar="TIME",
+        help=f"after how long a silence a host counts as lost (default: {DEFAULT_HOST_TIMEOUT:g})",
+    )
+    add(
+        "--secret-file",
+        dest="secret_file",
+        metavar="FILE",
+        help="the job's secret, the same on all hosts (default: $COLLECTIVE_SECRET, the file "
+        "$COLLECTIVE_SECRET_FILE, or ~/.collective/secret; made if it does not exist)",
+    )
+
+
+def ranks_from_environment(environment: Mapping[str, str]) -> str | None:
+    """Returns what torchrun's variable says of the ranks of a host."""
+    return _variable("ranks", environment)[1]
+
+
+def host_options(options: argparse.Namespace, environment: Mapping[str, str]) -> HostOptions | None:
+    """Returns what options and environment say of the hosts; None for a job of one host.
+
+    Raises:
+      UsageError: they contradict each other, or something is missing.
+    """
+    start_timeout, host_timeout = timeouts(options)
+    if options.standalone:
+        if options.nodes not in (None, "1", "1:1"):
+            raise UsageError(f"--standalone is one host, --nnodes {options.nodes} isn't")
+        if options.node:
+            raise UsageError(f"--standalone is one host, which --node-rank {options.node} isn't")
+        return None
+    origin, text = _given("--nnodes", options.nodes, "nodes", environment)
+    if text is None:
+        if options.node is not None and options.node != 0:
+            raise UsageError(f"--node-rank {options.node}: give --nnodes, too")
+        task = None if options.hosts or options.hostfile else _launcher_task(environment)
+        if task is None:
+            return None
+        nodes, node, first_host = task.size, task.rank, task.first_host
+    else:
+        nodes, first_host = _nodes(origin, text), ""
+        if nodes == 1:
+            if options.node:
+                raise UsageError(f"--node-rank {options.node}: {origin} 1 has node 0 only")
+            return None
+        origin, text = _given("--node-rank", options.node, "node", environment)
+        if text is None:
+            raise UsageError(f"--nnodes {nodes}: give --node-rank, too, 0 on the first host")
+        node = _number(origin, text, 0, nodes - 1)
+    _, given = _given("--master-addr", options.master, "master", environment)
+    master = given or first_host
+    if master.startswith("[") and master.endswith("]"):  # an IPv6 address, as in a URL
+        master = master[1:-1]
+    if not master:
+        raise UsageError(
+            f"{nodes} hosts: give --master-addr, too, the name or address of the first one"
+        )
+    origin, text = _given("--master-port", options.port, "port", environment)
+    port = DEFAULT_PORT if text is None else _number(origin, text, 1, 65535)
+    return HostOptions(
+        nodes=nodes,
+        node=node,
+        master=master,
+        port=port,
+        interface=options.interface,
+        start_timeout=start_timeout,
+        host_timeout=host_timeout,
+        secret_file=options.secret_file,
+    )
+
+
+def _launcher_task(environment: Mapping[str, str]) -> Membership | None:
+    """Returns what a scheduler says of this launcher, which it has started on each host.
+
+    Raises:
+      UsageError: it has started more than one on a host.
+    """
+    task = started_by(environment)
+    if task is not None and task.local_size > 1:
+        raise UsageError(
+            f"{task.scheduler} has started {task.local_size} launchers on this host: have it start "
+            "one on each (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node), or the script "
+            "without the launcher; --standalone makes each a job of its own"
+        )
+    return task
+
+
+def _given(
+    flag: str, value: object, name: str, environment: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """Returns who says it, an option or a variable, and what."""
+    if value is not None:
+        return flag, str(value)
+    return _variable(name, environment)
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> tuple[str, str | None]:
+    for variable in _VARIABLES[name]:
+        if environment.get(variable, ""):
+            return variable, environment[variable]
+    return "", None
+
+
+def _nodes(origin: str, text: str) -> int:
+    least, colon, most = text.partition(":")
+    if colon and least != most:
+        raise UsageError(
+            f"{origin} {text}: a job has a fixed number of hosts; give one number, as {most or 2}"
+        )
+    return _number(origin, least, 1, _MOST_NODES)
+
+
+def _number(origin: str, text: str, least: int, most: int) -> int:
+    if not _is_number(text) or not least <= int(text) <= most:
+        raise UsageError(f"{origin} {text}: give a number, {least} to {most}")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Tells whether a text is a number of the digits 0 to 9."""
+    return text.isascii() and text.isdigit()

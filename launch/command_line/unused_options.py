@@ -1,0 +1,101 @@
+"""Refuses options for which a job has no use, so that none is ignored without a word.
+
+                                         one host    a launcher on each    a list of hosts
+    --master-addr, --master-port         a note      used                  refused
+    --secret-file                        refused     used                  refused
+    --network-interface                  refused     used                  used
+    --start-timeout, --host-timeout      refused     used                  used
+    --ssh-port, --ssh-identity-file      refused     refused               used
+    --elastic                            used        refused               refused
+
+A line for any number of hosts, `--nnodes M --master-addr H ...`, may say M = 1: there nothing of it
+is refused but ssh's. An option counts before a variable of the environment that says something
+else, and variables that a job has no use for mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Literal
+
+from collective.job.errors import UsageError
+from collective.launch.command_line.host_options import host_count_is_given
+
+Mode = Literal["one", "each", "list"]
+
+_MEETING = {"master": "--master-addr", "port": "--master-port"}
+_SECRET = {"secret_file": "--secret-file"}
+_NETWORK = {
+    "interface": "--network-interface",
+    "start_timeout": "--start-timeout",
+    "host_timeout": "--host-timeout",
+}
+_SSH = {"ssh_port": "--ssh-port", "ssh_identity_file": "--ssh-identity-file"}
+_OF_SEVERAL = (
+    "{option} is about several hosts, and this job has one: leave it out, or name the hosts by "
+    "--nnodes or -H"
+)
+_REFUSED: Mapping[Mode, Mapping[str, Mapping[str, str]]] = {
+    "one": {_OF_SEVERAL: {**_SECRET, **_NETWORK, **_SSH}},
+    "each": {
+        "{option} is for -H and --hostfile, which start the launchers of other hosts over ssh: "
+        "leave it out, or give the hosts by one of them": _SSH
+    },
+    "list": {
+        "{option} is for a launcher that is started on each host; those that -H or a host file "
+        "starts are told where to connect: leave it out": _MEETING,
+        "{option} is for a launcher that is started on each host; for those that -H or a host "
+        "file starts a secret is made: leave it out": _SECRET,
+    },
+}
+
+
+def check_purpose(options: argparse.Namespace) -> None:
+    """Checks that a command line has one purpose.
+
+    Raises:
+      UsageError: it has several.
+    """
+    flags = {"--emit": options.emit, "--check": options.check, "--dry-run": options.dry_run}
+    given = [flag for flag, value in flags.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} contradict: each prints, and starts nothing")
+
+
+def check_used(options: argparse.Namespace, environment: Mapping[str, str], mode: Mode) -> str:
+    """Checks that a job of several hosts, or of one, has a use for what was given.
+
+    Args:
+      options: as given.
+      environment: the launcher's.
+      mode: one host; a launcher that is started on each of several; a list of hosts.
+
+    Returns:
+      A note on what has no effect, though torchrun's users give it; "" for none.
+
+    Raises:
+      UsageError: an option would have no effect.
+    """
+    for sentence, flags in _REFUSED[mode].items():
+        for name, option in flags.items():
+            of_any_number = mode == "one" and name not in _SSH
+            if of_any_number and host_count_is_given(options, environment):
+                continue
+            if getattr(options, name) is not None:
+                raise UsageError(sentence.format(option=option))
+    if mode != "one" and options.elastic:
+        raise UsageError(
+            "--elastic is for jobs of one host: leave it out, or start the job again on the hosts "
+            "that are left"
+        )
+    if mode != "one" or host_count_is_given(options, environment):
+        return ""
+    given = [option for name, option in _MEETING.items() if getattr(options, name) is not None]
+    if not given:
+        return ""
+    has = "has" if len(given) == 1 else "have"
+    return (
+        f"{' and '.join(given)} {has} no effect: the ranks of one host meet at a port that the "
+        "kernel picks"
+    )

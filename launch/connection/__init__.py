@@ -1,0 +1,1 @@
+"""Connects the launchers of several hosts."""

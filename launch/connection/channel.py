@@ -1,0 +1,151 @@
+"""A channel: one connection between two launchers, for messages, without waiting.
+
+Both sides send a word each second; who hears nothing for `--host-timeout` takes the other host for
+lost.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+
+from collective.launch.connection.frames import FrameStream, Refused
+from collective.launch.connection.messages import Message, decode, encode
+
+BEAT = 1.0  # seconds between two words
+_LATE = 5.0  # later than this, it was this launcher that stood still
+_MOST_BYTES_A_READ = 1 << 16
+_MOST_READS = 16  # at a time: others want their turn, too
+
+
+class ChannelClosed(Exception):
+    """Says how a connection ended."""
+
+
+class Channel:
+    """Holds a connection, and what waits to be sent.
+
+    Attributes:
+      peer: the other side's address, for people.
+    """
+
+    def __init__(
+        self, connection: socket.socket, secret: bytes, is_server: bool, timeout: float
+    ) -> None:
+        """Takes over the connection.
+
+        Args:
+          connection: a connected socket.
+          secret: the job's.
+          is_server: whether this side was connected to.
+          timeout: after how many seconds of silence the peer counts as lost.
+        """
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _name_of_peer(connection)
+        self._socket = connection
+        self._stream = FrameStream(secret, is_server)
+        self._timeout = timeout
+        self._last_heard = self._last_beat = self._last_look = time.monotonic()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def authenticated(self) -> bool:
+        return self._stream.authenticated
+
+    @property
+    def events(self) -> int:
+        """Returns what a selector has to wait for."""
+        writes = selectors.EVENT_WRITE if self._stream.outgoing else 0
+        return selectors.EVENT_READ | writes
+
+    @property
+    def address(self) -> str:
+        """Returns this side's address."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Queues a message, and sends as much as goes without waiting."""
+        self._stream.write(encode(kind, fields))
+        self.flush()
+
+    def receive(self) -> list[Message]:
+        """Returns the messages that have come, and sends what waits.
+
+        Raises:
+          ChannelClosed: the peer, or the network between, ended the connection.
+          Refused: the peer sent what it may not.
+        """
+        messages: list[Message] = []
+        for _ in range(_MOST_READS):
+            try:
+                data = self._socket.recv(_MOST_BYTES_A_READ)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                raise ChannelClosed(error.strerror or str(error)) from None
+            if not data:
+                if messages:
+                    break  # its last words first; the end shows again
+                raise ChannelClosed("it closed the connection")
+            try:
+                messages += [decode(payload) for payload in self._stream.feed(data)]
+            except Refused:
+                self.flush()
+                raise
+            self._last_heard = time.monotonic()
+        self.flush()
+        return messages
+
+    def flush(self) -> None:
+        """Sends as much as goes without waiting. A broken connection shows when it is read."""
+        outgoing = self._stream.outgoing
+        try:
+            while outgoing:
+                del outgoing[: self._socket.send(outgoing)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            outgoing.clear()
+
+    def beat(self, now: float) -> None:
+        """Sends a word, if it is time to."""
+        if self.authenticated and now >= self._last_beat + BEAT:
+            self._last_beat = now
+            self.send("alive")
+
+    def silence(self, now: float) -> str:
+        """Says that the peer has been silent for too long; "" if it hasn't."""
+        late = now - self._last_look > _LATE
+        self._last_look = now
+        if late:
+            self._last_heard = now
+        if now - self._last_heard < self._timeout:
+            return ""
+        return f"nothing was heard of it for {self._timeout:g} s"
+
+    def next_time(self) -> float:
+        """Returns when to call `beat` and `silence` next."""
+        return self._last_beat + BEAT
+
+    def drain(self, seconds: float) -> None:
+        """Sends all that waits, or as much as goes in so many seconds."""
+        end = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_WRITE)
+            while self._stream.outgoing and time.monotonic() < end:
+                if selector.select(max(0.0, end - time.monotonic())):
+                    self.flush()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _name_of_peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return "a peer that is gone"

@@ -1,0 +1,94 @@
+"""Tells the other hosts that this one can't take part, so that nobody waits for it.
+
+A launcher whose script isn't there ends before it has come to the first one. Where that one listens
+already, it hears why, and ends with all that have come; where it doesn't yet, it waits for
+--start-timeout, since this host may be mended and started again. If it is the first one itself, it
+listens for some seconds, and tells those that come.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Mapping
+
+from collective.job.errors import UsageError
+from collective.job.network import address_of_interface, listening_address, resolve
+from collective.job.secret import job_secret
+from collective.launch.command_line.host_options import HostOptions
+from collective.launch.connection.channel import Channel, ChannelClosed
+from collective.launch.connection.frames import Refused
+from collective.launch.connection.rendezvous import Gathering, Stopped
+from collective.launch.processes.signals import SignalPipe, stop_signals
+from collective.version import __version__
+
+_SECONDS = 5.0  # for all that this host has to say to the first one
+
+
+def decline(options: HostOptions, environment: Mapping[str, str], reason: str) -> None:
+    """Tells them, if they are there. Whatever goes wrong: the caller's own error is what counts.
+
+    Args:
+      options: say which host this is, and where the first one is.
+      environment: the launcher's, for the secret.
+      reason: why it can't take part.
+    """
+    try:
+        secret = job_secret(environment, options.secret_file)
+        if options.node == 0:
+            _tell_others(secret, options, reason)
+        else:
+            _tell_first(secret, options, reason)
+    except (UsageError, OSError, ChannelClosed, Refused, Stopped):
+        pass
+
+
+def _tell_others(secret: bytes, options: HostOptions, reason: str) -> None:
+    address = listening_address(options.master, options.interface)
+    awaited = range(1, options.nodes)
+    gathering = Gathering(
+        address, options.port, secret, awaited, options.nodes, options.host_timeout
+    )
+    gathering.refuse_all(SignalPipe(stop_signals(signal.SIGTERM)), reason)
+
+
+def _tell_first(secret: bytes, options: HostOptions, reason: str) -> None:
+    end = time.monotonic() + _SECONDS
+    interface = options.interface
+    source = None if interface is None else (address_of_interface(interface), 0)
+    for address in resolve(options.master):
+        try:
+            left = max(0.1, end - time.monotonic())
+            connection = socket.create_connection((address, options.port), left, source)
+        except OSError:
+            continue
+        channel = Channel(connection, secret, False, _SECONDS)
+        try:
+            _tell(channel, end, options, reason)
+        finally:
+            channel.close()
+        return
+
+
+def _tell(channel: Channel, end: float, options: HostOptions, reason: str) -> None:
+    """Tells it once both have proved themselves, and waits until the first host has taken it."""
+    told = False
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, channel.events)
+        while time.monotonic() < end:
+            selector.modify(channel, channel.events)
+            selector.select(0.2)
+            channel.receive()  # raises when the first host ends the connection: it has heard
+            if channel.authenticated and not told:
+                told = True
+                channel.send(
+                    "declined",
+                    version=__version__,
+                    node=options.node,
+                    nodes=options.nodes,
+                    host=os.uname().nodename[:255],
+                    reason=reason[:1000],
+                )

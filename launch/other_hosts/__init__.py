@@ -1,0 +1,1 @@
+"""Starts and follows the launchers of a job's other hosts."""

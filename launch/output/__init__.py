@@ -1,0 +1,1 @@
+"""Shows what ranks write, and reports how they ended."""

@@ -1,0 +1,130 @@
+"""The excerpt of a rank's last words that the report shows: its error, without stacks and noise.
+
+An error that was handled is no reason why a rank has ended. After an uncaught one Python ends with
+code 1, and little is written behind it; with another code it must be the last thing written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collective.launch.output.raised_error import (
+    RaisedError,
+    errors_in,
+    fatal_line,
+    last_error,
+    lines_without_frames,
+)
+from collective.launch.output.stderr_lines import (
+    begins_warning,
+    continues_warning,
+    is_noise,
+    lost_a_peer,
+)
+
+_SHOWN_LINES = 20
+_FIRST_LINES = 8  # of a longer error; the rest are its last ones
+_LONGEST_LINE = 500
+_ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
+UNCAUGHT = 1  # Python's exit code
+# Behind the own line of an uncaught exception: its message, and what is said on the way out.
+_MOST_LINES_BEHIND = 50
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Holds what a report shows.
+
+    Attributes:
+      is_error: whether it begins with an exception; else it is the last lines, whatever they say.
+      place: the script's own line that raised it, "" if that isn't known.
+      lines: at most twenty and one that says how many are left out.
+    """
+
+    is_error: bool
+    place: str
+    lines: tuple[str, ...]
+
+
+def tells_more(stdout: Sequence[str], stderr: Sequence[str]) -> bool:
+    """Tells whether a process says on stdout, and not on stderr, why it has ended.
+
+    Its stderr counts, unless there is nothing but noise, or nothing but warnings while an error is
+    on stdout, where a script's handler of a log may write.
+    """
+    if not stdout or all(map(is_noise, stderr)):
+        return bool(stdout)
+    before = ""
+    for line in stderr:
+        is_warning = begins_warning(line) or (before and continues_warning(line, before))
+        if not is_warning and not is_noise(line):
+            return False
+        before = line if is_warning else ""
+    return last_error(stdout) is not None or any(map(lost_a_peer, stdout))
+
+
+def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
+    """Returns the error that a process has ended with, if its last words tell of one.
+
+    Args:
+      words: the last lines of its output.
+      code: its exit code, or minus the signal.
+    """
+    error = last_error(words) if code > 0 else None
+    if error is None:
+        return None
+    behind = [line for line in _later_lines(words[error.own + 1 :]) if line[0] not in " \t"]
+    return error if len(behind) <= (_MOST_LINES_BEHIND if code == UNCAUGHT else 0) else None
+
+
+def excerpt(words: Sequence[str], code: int) -> Excerpt:
+    """Chooses the lines that tell best why a rank has ended.
+
+    Args:
+      words: the last lines of its output.
+      code: its exit code, or minus the signal. After a signal an exception was something earlier.
+    """
+    if code < 0:
+        crash = fatal_line(words)
+        if crash is not None:
+            return Excerpt(True, "", _first_and_last(words[crash:]))
+    else:
+        error = ending_error(words, code)
+        if error is not None:
+            lines = [*error.message, *_later_lines(words[error.end :])]
+            return Excerpt(True, error.place, _first_and_last(lines))
+    lines = [line for line in words if not is_noise(line)]
+    if code > 0 and last_error(words) is not None:
+        lines = list(lines_without_frames(lines))  # else a long stack may be all that is shown
+    return Excerpt(False, "", tuple(_shortened(line) for line in lines[-_SHOWN_LINES:]))
+
+
+def _later_lines(words: Sequence[str]) -> list[str]:
+    """Returns what a program wrote behind its error, except for warnings and errors in passing."""
+    asides: set[int] = set()
+    for error in errors_in(words):
+        asides.update(range(error.first, error.end))
+    lines = [
+        line
+        for number, line in enumerate(words)
+        if number not in asides and not is_noise(line) and not begins_warning(line)
+    ]
+    return list(lines_without_frames(lines))
+
+
+def _first_and_last(lines: Sequence[str]) -> tuple[str, ...]:
+    left_out = len(lines) - _SHOWN_LINES
+    if left_out > 0:
+        middle = f"... ({left_out} lines left out)"
+        lines = [*lines[:_FIRST_LINES], middle, *lines[_FIRST_LINES + left_out :]]
+    return tuple(_shortened(line) for line in lines)
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    already = _ALREADY_SHORTENED.search(line)
+    length = already[1] if already else len(line)
+    return f"{line[:_LONGEST_LINE]}... ({length} characters)"

@@ -1,0 +1,63 @@
+"""The files of --log-dir: every byte that each rank wrote, as FOLDER/rank.N/stdout and stderr."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from collective.job.errors import UsageError
+from collective.launch.planning.plan import LaunchPlan
+
+STREAM_NAMES = ("stdout", "stderr")
+
+
+def check_logs(plan: LaunchPlan) -> None:
+    """Finds out whether the logs can be written, and leaves nothing behind.
+
+    Raises:
+      UsageError: they can't.
+    """
+    if plan.log_dir is None:
+        return
+    folder = Path(plan.log_dir).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=folder))
+    except OSError as error:
+        error.filename = plan.log_dir  # the trial's own name says nothing
+        raise _unwritable(plan.log_dir, error) from None
+
+
+def _unwritable(log_dir: str, error: OSError) -> UsageError:
+    return UsageError(f"--log-dir {log_dir} can't be written: {error}")
+
+
+def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | None]]:
+    """Opens the files that keep stdout and stderr of each rank of this host.
+
+    Raises:
+      UsageError: they can't be written.
+    """
+    if plan.log_dir is None:
+        return {rank: (None, None) for rank in plan.local_ranks}
+    logs: dict[int, tuple[BinaryIO | None, BinaryIO | None]] = {}
+    try:
+        for rank in plan.local_ranks:
+            folder = Path(plan.log_dir, f"rank.{rank}")
+            folder.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: who follows the file sees what the rank wrote, when it wrote it.
+            # A restart goes on with the files.
+            stdout, stderr = (_opened(folder / name, plan) for name in STREAM_NAMES)
+            logs[rank] = stdout, stderr
+    except OSError as error:
+        raise _unwritable(plan.log_dir, error) from None
+    return logs
+
+
+def _opened(path: Path, plan: LaunchPlan) -> BinaryIO:
+    if plan.restart_count:
+        return open(path, "ab", buffering=0)
+    return open(path, "wb", buffering=0)

@@ -1,0 +1,1 @@
+"""Decides everything about a job before a process starts."""

@@ -1,0 +1,208 @@
+"""The environment of each rank, as a pure function of the plan.
+
+There are two kinds of variables. *Identity* says who a rank is and where it meets the others. It is
+always the launcher's, and an outer job's identity (of another launcher's rank, of mpirun) goes.
+*Tuning* is the user's where the user set it, and the launcher's where not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from collective.job import (
+    file_record,
+    preempt_signals,
+    progress_board,
+    secret,
+    startup_hook,
+    training_apart,
+)
+from collective.job import milestones as milestone_board
+from collective.job.adoption import PATIENCE
+from collective.job.network import LOOPBACK
+from collective.launch.planning.plan import LaunchPlan
+
+HASH_SEED = "PYTHONHASHSEED"
+PYTHON_PATH = "PYTHONPATH"
+# Python imports `sitecustomize` from here when a rank starts.
+STARTUP_HOOK = os.path.dirname(os.path.abspath(startup_hook.__file__))
+
+# An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
+# servers, which Estimator would try to join.
+_OUTER_PREFIXES = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
+    "PMI_",
+    "PMIX_",
+    "MV2_COMM_WORLD_",
+    "MPI_LOCAL",
+    "PET_",
+)
+_OUTER_NAMES = frozenset(
+    {
+        "TF_CONFIG",
+        "HOROVOD_ELASTIC",
+        "HOROVOD_RENDEZVOUS_ADDR",
+        "HOROVOD_RENDEZVOUS_PORT",
+        secret.VARIABLE,  # for launchers: a rank has no use for it
+    }
+)
+
+
+def line_prefix(plan: LaunchPlan, rank: int) -> str:
+    """Returns the start of every line that a rank writes. A single rank needs none."""
+    host = f"{plan.placements[rank].host}:" if plan.hosts else ""
+    return f"[{host}{rank}] " if plan.size > 1 else ""
+
+
+def rank_environment(
+    plan: LaunchPlan,
+    rank: int,
+    rendezvous_port: str,
+    board: str,
+    milestones: str = "",
+    script_files: str = "",
+    rendezvous_address: str = LOOPBACK,
+) -> dict[str, str]:
+    """Returns the whole environment of one rank.
+
+    Args:
+      plan: the job's.
+      rank: the rank's number.
+      rendezvous_port: where the rendezvous listens.
+      board: the path of the progress board.
+      milestones: the path of the milestone board.
+      script_files: the path of the record of the script's files.
+      rendezvous_address: what Horovod takes for the address of the rendezvous.
+    """
+    inherited = {
+        name: value
+        for name, value in plan.launcher_environment.items()
+        if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
+    }
+    if not inherited.get(HASH_SEED):
+        inherited.pop(HASH_SEED, None)  # to Python an empty one is none
+    return {
+        **_tuning(plan),
+        **inherited,
+        **_identity(plan, rank, board),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
+        **_attempt(plan, milestones),
+        file_record.VARIABLE: script_files,
+        **_terminal(plan, inherited),
+        **_preload(plan, inherited),
+        **_watch(plan, inherited),
+    }
+
+
+def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
+    size, number = str(plan.size), str(rank)
+    place = plan.placements[rank]
+    return {
+        "COLLECTIVE_LAUNCHED": "1",
+        progress_board.VARIABLE: board if plan.detects_stalls else "",
+        "RANK": number,
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "CUDA_VISIBLE_DEVICES": plan.devices[rank] or "",
+        "HOROVOD_RANK": number,
+        "HOROVOD_SIZE": size,
+        "HOROVOD_LOCAL_RANK": str(place.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(place.local_size),
+        "HOROVOD_CROSS_RANK": str(place.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(place.cross_size),
+        "HOROVOD_HOSTNAME": place.host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Without it Gloo listens on the address of the host's name, which others may reach.
+        "HOROVOD_GLOO_IFACE": plan.interface,
+    }
+
+
+def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has Horovod listen at the plan's address; what the user preloads comes first."""
+    if not plan.gloo_library:
+        return {}
+    others = inherited.get("LD_PRELOAD", "")
+    return {
+        "COLLECTIVE_GLOO_ADDRESS": plan.gloo_address,
+        "LD_PRELOAD": f"{others}:{plan.gloo_library}" if others else plan.gloo_library,
+    }
+
+
+def _watch(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has ranks refuse to train apart (`training_apart`), or lets them."""
+    if plan.independent:
+        return {training_apart.VARIABLE: "1"}
+    if plan.size == 1 or training_apart.is_independent(inherited):
+        return {}
+    others = inherited.get(PYTHON_PATH)
+    folders = [folder for folder in (others or "").split(os.pathsep) if folder != STARTUP_HOOK]
+    return {PYTHON_PATH: os.pathsep.join([STARTUP_HOOK, *(folders if others else [])])}
+
+
+def _attempt(plan: LaunchPlan, milestones: str) -> dict[str, str]:
+    return {
+        milestone_board.VARIABLE: milestones,
+        preempt_signals.VARIABLE: signal.Signals(plan.preempt_signal).name,
+        "COLLECTIVE_RESTART_COUNT": str(plan.restart_count),
+        "COLLECTIVE_MAX_RESTARTS": str(plan.max_restarts),
+    }
+
+
+def _tuning(plan: LaunchPlan) -> dict[str, str]:
+    threads = str(max(1, plan.cores // max(1, len(plan.local_ranks))))
+    return {
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": threads,
+        "HOROVOD_CYCLE_TIME": "0.1" if _horovod_exchanges(plan) else "5",
+        **PATIENCE,
+        # Large blocks on huge pages: fewer faults where each step's buffers are new memory
+        # (benchmarks/RESULTS.md).
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "NCCL_SOCKET_IFNAME": plan.interface,
+        # A constant: all hosts, restarts and later jobs that go on from a checkpoint have the same.
+        HASH_SEED: "0",
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **(_compiled_for_gpus() if plan.on_gpus else {}),
+    }
+
+
+def _compiled_for_gpus() -> dict[str, str]:
+    """Lets CUDA keep what its driver compiles of TensorFlow's kernels, on disk (`~/.nv`).
+
+    TensorFlow 2.15 has none for GPUs newer than sm_80 but code that the driver compiles at a
+    kernel's first use, seconds each. CUDA's default of 1 GiB may not hold all of them.
+    """
+    return {"CUDA_CACHE_MAXSIZE": str(4 * 2**30)}
+
+
+def _horovod_exchanges(plan: LaunchPlan) -> bool:
+    """Tells whether what the ranks exchange at each step is to go through Horovod.
+
+    Every HOROVOD_CYCLE_TIME milliseconds its thread on each rank asks all others whether there is
+    something to send. Where it is to send, its default of 1 makes a small exchange much slower.
+    Where CPU ranks exchange through memory, asking ten thousand times a second would cost more than
+    the exchange: up to half of a small step, on all cores (benchmarks/RESULTS.md).
+    """
+    carrier = plan.launcher_environment.get("COLLECTIVE_CARRIER", "")
+    several = len(plan.hosts) > 1
+    return plan.size > 1 and (plan.on_gpus or several or carrier.lower() == "horovod")
+
+
+def _terminal(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Lets a rank draw a progress bar although its own stderr is a pipe."""
+    if not plan.terminal:
+        return {"COLLECTIVE_TERMINAL": "0"}
+    user_columns = inherited.get("COLUMNS", "")
+    columns = int(user_columns) if user_columns.isdigit() else plan.columns
+    if columns is None:
+        return {"COLLECTIVE_TERMINAL": "1"}
+    longest_prefix = max(len(line_prefix(plan, rank)) for rank in range(plan.size))
+    return {"COLLECTIVE_TERMINAL": "1", "COLUMNS": str(max(1, columns - longest_prefix))}

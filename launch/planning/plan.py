@@ -1,0 +1,125 @@
+"""The plan of a job: everything that is decided before a process starts."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from collective.job.errors import UsageError
+from collective.job.gloo_address import addresses_of_name, check_host_name, library
+from collective.job.hosts import Host, Placement, placements, ranks_of_node
+from collective.job.network import LOOPBACK
+
+LONGEST_PAUSE = 60.0  # seconds between two attempts, however many there were
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Says which ranks run what, on which devices, and how the launcher looks after them.
+
+    Attributes:
+      command: the command line of every rank.
+      devices: each rank's entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
+      launcher_environment: the launcher's own environment variables.
+      cores: how many cores the launcher may use.
+      terminal: whether the launcher's stderr is a terminal.
+      columns: the width of that terminal, None if it isn't known.
+      grace: seconds between TERM and KILL.
+      time_to_save: seconds that ranks have to save and to end once the job is told to stop.
+      shown_ranks: the ranks whose output is shown.
+      log_dir: the folder that keeps all output, if any.
+      verbose: whether everything is shown as the ranks write it.
+      stall_timeout: seconds without progress after which the job ends; 0 means never.
+      preempt_signal: the signal that means TERM, too.
+      max_restarts: how often the job is started again after a failure.
+      restart_pause: seconds before the first restart; each further pause is twice as long.
+      restart_count: how often it was started again so far.
+      most_ranks: how many ranks were asked for: fewer may be left of an elastic job.
+      min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
+      hosts: the job's hosts; none if it has this one only.
+      node: this host's number among them; -1 if no rank is here.
+      interface: the network interface that leads to the other hosts.
+      gloo_address: where the ranks of this host listen for others; "" for where Horovod decides.
+      gloo_library: the library that makes them do so.
+      independent: the ranks are to be independent processes, each with a training of its own.
+    """
+
+    command: tuple[str, ...]
+    devices: tuple[str | None, ...]
+    launcher_environment: Mapping[str, str]
+    cores: int
+    terminal: bool = False
+    columns: int | None = None
+    grace: float = 5.0
+    shown_ranks: frozenset[int] = frozenset()
+    log_dir: str | None = None
+    verbose: bool = False
+    stall_timeout: float = 600.0
+    time_to_save: float = 60.0
+    preempt_signal: int = signal.SIGTERM
+    max_restarts: int = 0
+    restart_pause: float = 1.0
+    restart_count: int = 0
+    most_ranks: int = 0
+    min_ranks: int = 0
+    hosts: tuple[Host, ...] = ()
+    node: int = 0
+    interface: str = "lo"
+    gloo_address: str = ""
+    gloo_library: str = ""
+    independent: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """Returns the place of each rank."""
+        return placements(self.hosts or (Host("localhost", self.devices),))
+
+    @property
+    def local_ranks(self) -> range:
+        """Returns the ranks of this host."""
+        if not self.hosts:
+            return range(self.size)
+        return ranks_of_node(self.hosts, self.node) if self.node >= 0 else range(0)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Tells whether a rank has a GPU."""
+        return any(device is not None for device in self.devices)
+
+    @property
+    def detects_stalls(self) -> bool:
+        """Tells whether the launcher watches progress: a single rank waits for nobody."""
+        return self.stall_timeout > 0 and self.size > 1
+
+
+def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
+    """Returns the plan of a job whose ranks on this host listen at an address.
+
+    Args:
+      plan: the job's.
+      address: one of this host's.
+
+    Raises:
+      UsageError: they would listen elsewhere, and other hosts couldn't reach them; or nowhere.
+    """
+    if plan.size == 1:
+        return plan
+    found = library()
+    if found:
+        return replace(plan, gloo_address=address, gloo_library=found)
+    if plan.hosts and plan.local_ranks:
+        check_host_name(address)
+    elif not plan.hosts and not addresses_of_name(socket.gethostname()):
+        raise UsageError(
+            f"the ranks would listen where the name of this host, {socket.gethostname()}, leads, "
+            f'and it leads to no address: add a line "127.0.1.1 {socket.gethostname()}" to '
+            "/etc/hosts, or compile the operations (`make setup` in a checkout, or `pip install .`)"
+        )
+    return plan

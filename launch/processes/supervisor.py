@@ -1,0 +1,329 @@
+"""The supervisor: a small process between launcher and ranks that lets no descendant escape.
+
+    launcher ──commands──▶ supervisor ──▶ rank 0 ──▶ its children, theirs, ...
+             ◀──events────            └─▶ rank 1
+
+A process that is killed with KILL can't clean up after itself; therefore the launcher doesn't start
+the ranks but forks this process first, which does. It lives in a session of its own (no signal of
+the terminal reaches it), adopts every orphan below it, and reads its commands from a pipe: end of
+file means that the launcher is gone, however it went, and everything below is killed at once.
+Should the supervisor itself be killed, the kernel kills the ranks (their parent-death signal), and
+the launcher, who adopts orphans too, the rest. Only who kills both at one moment leaves the ranks'
+own children behind.
+
+The fork comes without exec: the supervisor needs the modules that the launcher has loaded already,
+and starting Python again would cost as much as the whole launcher. That is why it must happen
+before the launcher starts a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from collective.launch.processes import process_tree
+
+# For how many seconds to go on killing a process that doesn't die, e.g. because it waits for a dead
+# network drive.
+KILL_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Describes a rank to start. The descriptors are the writing ends of its pipes."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    stdout: int
+    stderr: int
+
+
+@dataclass(frozen=True)
+class SupervisorEvent:
+    """Carries a message of the supervisor to the launcher.
+
+    Attributes:
+      kind: one of
+        "started" (rank, pid);
+        "exited" (rank, pid, code, time);
+        "undead" (pid): the process survived even KILL;
+        "done": nothing is left;
+        "broken" (text): the supervisor itself failed.
+      rank: the rank's number.
+      pid: the process.
+      code: the exit code, or minus the signal.
+      time: in seconds since the epoch.
+      text: the failure.
+    """
+
+    kind: str
+    rank: int = -1
+    pid: int = 0
+    code: int = 0
+    time: float = 0.0
+    text: str = ""
+
+    def encode(self) -> bytes:
+        text = self.text.replace("\n", " ")[:400]
+        return f"{self.kind} {self.rank} {self.pid} {self.code} {self.time!r} {text}\n".encode()
+
+    @classmethod
+    def decode(cls, line: bytes) -> SupervisorEvent:
+        kind, rank, pid, code, when, text = line.decode().split(" ", 5)
+        return cls(kind, int(rank), int(pid), int(code), float(when), text)
+
+
+class Supervisor:
+    """Starts the supervisor and holds the launcher's ends of its two pipes.
+
+    Attributes:
+      pid: the supervisor's.
+      events: the descriptor to wait for before `read_events`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[RankSpec],
+        grace: float,
+        stop_signals: Sequence[signal.Signals],
+        has_stdin: bool,
+    ) -> None:
+        """Forks the supervisor, which starts the ranks at once, in their order.
+
+        Args:
+          ranks: the ranks to start.
+          grace: seconds between TERM and KILL for processes that the ranks leave behind.
+          stop_signals: those by which the launcher is told to stop.
+          has_stdin: whether the ranks inherit the launcher's stdin.
+        """
+        process_tree.adopt_orphans()
+        commands, self._commands = os.pipe()
+        self.events, events = os.pipe()
+        os.set_blocking(self.events, False)
+        # The handlers write into the launcher's signal pipe, which the supervisor shares until it
+        # has its own.
+        former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGCHLD))
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_supervisor(ranks, commands, events, grace, stop_signals, has_stdin)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
+        os.close(commands)
+        os.close(events)
+        self._received = b""
+
+    def send_signal(self, signum: int, to_groups: bool = True) -> None:
+        """Has `signum` sent to the ranks; KILL goes to every descendant.
+
+        Args:
+          signum: the signal.
+          to_groups: whether it goes to their process groups: to what they have started, too.
+        """
+        try:
+            os.write(self._commands, f"{int(signum) if to_groups else -int(signum)}\n".encode())
+        except OSError:
+            pass  # it is gone; the end of its events says so
+
+    def close(self) -> None:
+        """Closes the pipes of a supervisor that is done."""
+        os.close(self._commands)
+        os.close(self.events)
+
+    def read_events(self) -> list[SupervisorEvent] | None:
+        """Returns the events that have come, None when there will be no more."""
+        try:
+            chunk = os.read(self.events, 65536)
+        except BlockingIOError:
+            return []
+        if not chunk:
+            return None
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        return [SupervisorEvent.decode(line) for line in lines]
+
+
+def _run_supervisor(
+    ranks: Sequence[RankSpec],
+    commands: int,
+    events: int,
+    grace: float,
+    stop_signals: Sequence[signal.Signals],
+    has_stdin: bool,
+) -> NoReturn:
+    """Runs the forked process to its end: it never returns into the launcher's code."""
+    code = 1
+    try:
+        loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals, has_stdin)
+        try:
+            loop.run()
+            code = 0
+        except BaseException as error:
+            loop.report(SupervisorEvent("broken", text=repr(error)))
+            raise
+    finally:
+        process_tree.kill_descendants(KILL_PATIENCE)
+        os._exit(code)
+
+
+class _SupervisorLoop:
+    """Starts the ranks, reaps them, passes signals on, and ends what they leave behind."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankSpec],
+        commands: int,
+        events: int,
+        grace: float,
+        stop_signals: Sequence[signal.Signals],
+        has_stdin: bool,
+    ) -> None:
+        self._ranks = ranks
+        self._has_stdin = has_stdin
+        self._stop_signals = stop_signals
+        self._commands = commands
+        self._events = events
+        self._grace = grace
+        self._running: dict[int, int] = {}  # pid -> rank
+        self._kill_at: float | None = None
+        self._launcher_lives = True
+
+    def run(self) -> None:
+        self._detach()
+        for rank, spec in enumerate(self._ranks):
+            self._start(rank, spec)
+        self._release_standard_streams()
+        while self._launcher_lives:
+            self._reap()
+            if not self._running and self._end_leftovers():
+                return
+            self._wait()
+
+    def _detach(self) -> None:
+        """Leaves the launcher's session, descriptors and signal handlers."""
+        os.setsid()
+        process_tree.adopt_orphans()
+        # Else `pkill -KILL -f collective.launch` would end launcher and supervisor together.
+        process_tree.rename("collective-supervisor")
+        self._wakeup, wakeup = os.pipe()
+        for descriptor in (self._wakeup, wakeup):
+            os.set_blocking(descriptor, False)
+        needed = {0, self._commands, self._events, self._wakeup, wakeup}
+        for spec in self._ranks:
+            needed.update((spec.stdout, spec.stderr))
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in needed:
+                _close(int(name))
+        self._nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        # Signals tell the launcher what to do; the launcher tells the supervisor.
+        for signum in self._stop_signals:
+            signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _start(self, rank: int, spec: RankSpec) -> None:
+        supervisor = os.getpid()
+
+        def prepare() -> None:
+            for signum in self._stop_signals:
+                # A launcher under nohup ignores HUP, and so shall its ranks; but a shell without
+                # job control starts background jobs with INT and QUIT ignored, and these are passed
+                # on.
+                if signum != signal.SIGHUP or not self._nohup:
+                    signal.signal(signum, signal.SIG_DFL)
+            process_tree.die_with_parent(supervisor)
+
+        try:
+            process = subprocess.Popen(
+                spec.command,
+                env=spec.environment,
+                stdin=None if self._has_stdin else subprocess.DEVNULL,
+                stdout=spec.stdout,
+                stderr=spec.stderr,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+        except OSError as error:
+            message = f"{spec.command[0]} can't be started: {error.strerror}\n"
+            os.write(spec.stderr, message.encode())
+            code = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell does
+            self.report(SupervisorEvent("exited", rank, 0, code, time.time()))
+        else:
+            process.returncode = 0  # `_reap` waits for it, not the destructor
+            self._running[process.pid] = rank
+            self.report(SupervisorEvent("started", rank, process.pid))
+        for descriptor in (spec.stdout, spec.stderr):
+            _close(descriptor)
+
+    def _release_standard_streams(self) -> None:
+        """Lets a reader of the launcher's output see its end when the launcher ends."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+
+    def _reap(self) -> None:
+        for pid, code in process_tree.reap():
+            rank = self._running.pop(pid, None)
+            if rank is not None:
+                self.report(SupervisorEvent("exited", rank, pid, code, time.time()))
+
+    def _end_leftovers(self) -> bool:
+        """Ends the processes that the ranks left behind; returns whether that is done."""
+        now = time.monotonic()
+        if not process_tree.descendants(os.getpid()):
+            self.report(SupervisorEvent("done"))
+            return True
+        if self._kill_at is None:
+            self._kill_at = now + self._grace
+            process_tree.signal_descendants(signal.SIGTERM)
+        if now < self._kill_at:
+            return False
+        for pid in process_tree.kill_descendants(KILL_PATIENCE):
+            self.report(SupervisorEvent("undead", pid=pid))
+        self.report(SupervisorEvent("done"))
+        return True
+
+    def _wait(self) -> None:
+        """Waits for the end of a child, for a command, or for the grace of the leftovers."""
+        timeout = None
+        if not self._running and self._kill_at is not None:
+            timeout = max(0.0, self._kill_at - time.monotonic())
+        ready, _, _ = select.select([self._commands, self._wakeup], [], [], timeout)
+        if self._wakeup in ready:
+            os.read(self._wakeup, 4096)
+        if self._commands in ready:
+            words = os.read(self._commands, 4096).split()
+            self._launcher_lives = bool(words)
+            for word in words:
+                self._pass_on(int(word))
+
+    def _pass_on(self, signum: int) -> None:
+        if signum == signal.SIGKILL:
+            self._kill_at = time.monotonic()
+            process_tree.signal_descendants(signum)
+            return
+        for pid in self._running:
+            try:
+                if signum < 0:
+                    os.kill(pid, -signum)
+                else:
+                    os.killpg(pid, signum)
+            except (ProcessLookupError, PermissionError):
+                pass  # it is about to be reaped, or another user's by now
+
+    def report(self, event: SupervisorEvent) -> None:
+        try:
+            os.write(self._events, event.encode())
+        except OSError:
+            self._launcher_lives = False
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass  # the descriptor that listed the folder is closed already

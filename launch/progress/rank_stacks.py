@@ -1,0 +1,114 @@
+"""The Python stack of a rank that others wait for, which the launcher asks for by a signal.
+
+    launcher ──signal──▶ rank: Python writes its stacks ──▶ memory without a name
+        ▲                                                          │
+        └───────────────── reads it by /proc ──────────────────────┘
+
+Python's faulthandler writes them from within the signal, whatever the rank is at: it may sleep,
+wait in an operation of TensorFlow, or hold the interpreter. A process that isn't ready for the
+signal gets none: its default would end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+from collective.job.progress_board import nameless_file
+from collective.launch.output.raised_error import is_of_script
+from collective.launch.processes import process_tree
+
+SIGNAL = signal.SIGRTMIN + 11
+_NAME = "collective.stacks"
+_PATIENCE = 1.0  # seconds in which a rank answers
+_QUIET = 0.05  # after so long without a byte more an answer is whole
+_MOST_BYTES = 1 << 16
+_MOST_FRAMES = 8
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_memory: int | None = None  # of this process, if it is a rank that answers
+
+
+def answer(rank: int) -> None:
+    """Has this process, a rank, write its stacks whenever the launcher asks."""
+    global _memory
+    # A script that has a use of its own for the signal keeps it.
+    if _memory is not None or signal.getsignal(SIGNAL) != signal.SIG_DFL:
+        return
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        memory = nameless_file(f"{_NAME}.{rank}")
+        faulthandler.register(SIGNAL, memory, all_threads=True)
+        _memory = memory
+
+
+def stack_of(rank: int) -> list[str]:
+    """Asks a rank among the descendants of this process where it is.
+
+    Returns:
+      The frames of its main thread from the innermost one to the script's own line, which is the
+      last; nothing if it doesn't answer.
+    """
+    for pid, path in _ranks(f"/memfd:{_NAME}.{rank} "):
+        with contextlib.suppress(OSError), open(path, "rb") as memory:
+            if not _is_ready(pid):
+                continue
+            memory.seek(0, os.SEEK_END)
+            os.kill(pid, SIGNAL)
+            return frames(_read_answer(memory.fileno()))
+    return []
+
+
+def frames(text: str) -> list[str]:
+    """Returns the frames of the main thread, the last one of which faulthandler tells."""
+    found: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        frame = _FRAME.fullmatch(line)
+        if frame:
+            found.append((frame[1], f"{frame[1]}, line {frame[2]}, in {frame[3]}"))
+        elif _THREAD.match(line):
+            found = []
+    own = [number for number, (file, _) in enumerate(found) if is_of_script(file)]
+    places = [place for _, place in found[: own[0] + 1 if own else _MOST_FRAMES]]
+    if len(places) > _MOST_FRAMES:
+        places[_MOST_FRAMES - 2 : -1] = ["…"]
+    return places
+
+
+def _ranks(name: str) -> Iterator[tuple[int, str]]:
+    """Yields processes below this one that have memory of a name, and where; elders first."""
+    children = process_tree.children_by_parent()
+    generation: Sequence[int] = [os.getpid()]
+    while generation:
+        generation = [child for parent in generation for child in children.get(parent, ())]
+        for pid in generation:
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        if os.readlink(entry.path).startswith(name):
+                            yield pid, entry.path
+
+
+def _is_ready(pid: int) -> bool:
+    """Tells whether a process catches the signal, and isn't stopped."""
+    with open(f"/proc/{pid}/status") as file:
+        status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    caught = int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1
+    return bool(caught) and status["State"][0] not in "TtZX"
+
+
+def _read_answer(memory: int) -> str:
+    """Reads what comes at the descriptor's place, until no more does."""
+    text = b""
+    end = quiet = time.monotonic() + _PATIENCE
+    while time.monotonic() < min(end, quiet) and len(text) < _MOST_BYTES:
+        more = os.read(memory, _MOST_BYTES)
+        if more:
+            text += more
+            quiet = time.monotonic() + _QUIET
+        time.sleep(0.005)
+    return text.decode("utf-8", "replace")

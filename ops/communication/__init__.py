@@ -1,0 +1,1 @@
+"""Carries collectives between ranks, each only when all ranks can take part."""

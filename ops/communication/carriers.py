@@ -1,0 +1,357 @@
+"""Chooses what carries collectives: Horovod, memory that ranks of one host share, both, or NCCL.
+
+`shared_memory` carries them where all ranks are on CPUs of one host, whoever started them
+(`ops/communication/shared_memory.py`). Its collectives are compiled operations
+(`ops/native/carrier.cc`) that take and give what Horovod's do, and find each other by the same
+names, so that nothing else of a graph depends on the carrier:
+
+* Horovod asks before each collective whether all ranks are ready, one round of small messages over
+  sockets. Here a rank leaves its data in memory, and goes on as soon as the others' is there.
+* A message is found by its collective's name and by how often that name has been used, so ranks may
+  start the collectives of a run in any order. An operation that waits keeps no thread of
+  TensorFlow's: two collectives in different order on two ranks can't block each other, even with
+  one inter-op thread.
+* A rank that ends is noticed within a tenth of a second, and whoever waits for it gets an
+  UnknownError, as from Horovod. A rank that is stopped is waited for; the launcher's stall detector
+  names it.
+* After a run that failed half-way the process exchanges nothing more, and whoever waits for it gets
+  an UnknownError, too.
+* Sums are formed in the order of the ranks.
+
+Horovod, where it is installed, is for what scripts reduce by themselves, and carries everything
+wherever memory can't be shared: between hosts, on GPUs. (GPUs of one host take NCCL where Horovod
+isn't installed.) In a job of several hosts the carrier is `mixed`: what an all-to-all moves within
+a host goes through its memory, the rest and all other collectives by Horovod. All hosts do so, or
+none: ranks build the same graphs.
+
+`nccl` carries them between the GPUs of one host (`ops/native/gpu/nccl_carrier.cc`): ranks exchange
+headers through shared memory, the data go by NCCL on the operations' own stream. It is never chosen
+but by name, and where it can't be that is an error: nobody asks for it without need.
+
+The environment variable COLLECTIVE_CARRIER says which to use, and `scope(carrier=…)` for what is
+built inside. `auto`, which is the default, is shared memory where that can be. The agreement of the
+ranks on a run, which belongs to no scope, follows the variable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library
+from collective.ops.communication import horovod_library, horovod_threads, nccl, shared_memory
+from collective.ops.communication.membership import Process
+
+VARIABLE = "COLLECTIVE_CARRIER"
+AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
+CHOICES = (AUTO, HOROVOD, SHARED_MEMORY, NCCL)
+MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
+# For how many seconds ranks wait for each other, when Horovod has started on all of them; and where
+# none is installed, so that they may have started at any time.
+PATIENCE, PATIENCE_AT_START = 30.0, 600.0
+
+# Why memory isn't shared in this job, the same on every rank; "" if it is.
+_unavailable = "the ranks have not joined"
+_joined: Process | None = None
+# Whether the ranks have memory for headers, and whether NCCL is open.
+_has_memory = _has_nccl = False
+# With which code the process ends, once an error has ended its program.
+_exit_code: int | None = None
+_scope_choice: str | None = None
+
+
+def configured() -> str:
+    """Returns the choice of the environment variable COLLECTIVE_CARRIER, 'auto' by default.
+
+    Raises:
+        ValueError: it is none.
+    """
+    choice = os.environ.get(VARIABLE, "").lower() or AUTO
+    if choice not in CHOICES:
+        raise ValueError(
+            f"{VARIABLE}={choice}: there is no such carrier. Known: {', '.join(CHOICES)}."
+        )
+    return choice
+
+
+def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
+    """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
+
+    Returns whether they hadn't joined before.
+
+    Args:
+        process: this one's place.
+        words_of_all: gives all ranks' words, which all ranks say at the same time.
+
+    Raises:
+        ImportError: Horovod is needed, and isn't installed.
+        ValueError: COLLECTIVE_CARRIER has no such carrier.
+        RuntimeError: it is 'nccl', which can't be; it says why, the same on every rank.
+    """
+    global _joined, _unavailable
+    configured()
+    if _joined == process:
+        return False
+    if not process.on_one_host:
+        _need_horovod(process, "Ranks on several hosts exchange by Horovod")
+    if configured() == HOROVOD:
+        _need_horovod(process, f"{VARIABLE}={HOROVOD} asks for Horovod")
+    if configured() == NCCL or _only_nccl(process):
+        _open_nccl(process, f"{VARIABLE}={configured()}")
+        _joined, _unavailable = process, _own_problem() or ""
+        return True
+    problem = _shared(process, "", _own_problem())
+    if problem:
+        _need_horovod(
+            process, f"The ranks of this host can't share memory ({problem}): they need Horovod"
+        )
+    if not process.on_one_host:
+        problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
+    _joined, _unavailable = process, problem or ""
+    if process.size == 1 or of_broadcasts() == SHARED_MEMORY:
+        horovod_threads.give_way()
+    return True
+
+
+def _only_nccl(process: Process) -> bool:
+    """Tells whether nothing but NCCL can carry what ranks exchange: they have GPUs, and no Horovod.
+
+    It is the same on all ranks of a host.
+    """
+    return bool(
+        horovod_library.missing
+        and process.size > 1
+        and configured() == AUTO
+        and tf.config.list_physical_devices("GPU")
+    )
+
+
+def _open_nccl(process: Process | None, asked: str) -> None:
+    """Lets the ranks exchange by NCCL; every rank calls it, at the same time.
+
+    Args:
+        process: this one's place; None if it has none.
+        asked: what asks for it.
+
+    Raises:
+        RuntimeError: that can't be.
+    """
+    global _has_nccl
+    if process is None or process.size == 1 or _has_nccl:
+        return
+    problem = nccl.problem()
+    if not process.on_one_host:
+        problem = (
+            "it carries collectives between the GPUs of one host only, and these ranks are on "
+            f"several: {HOROVOD!r} carries them"
+        )
+    elif not _has_memory:
+        # All learn of the first problem that one of them has.
+        problem = _shared(process, " nccl", problem)
+    problem = problem or nccl.start(process.rank, process.size)
+    if problem:
+        raise RuntimeError(f"{asked}: {problem}")
+    _has_nccl = True
+
+
+def _shared(process: Process, purpose: str, own_problem: str | None) -> str | None:
+    """Returns None if this process and its host's other ranks share memory from now on, else why
+    not.
+
+    Args:
+        process: this one's place.
+        purpose: tells this meeting from others of the job.
+        own_problem: why this process can't; None if it can.
+    """
+    if process.size == 1:
+        return "there is one rank"
+    # The peers that have another choice wait in vain, and go by it.
+    if configured() == HOROVOD and not purpose:
+        return f"{VARIABLE}={HOROVOD}"
+    job = shared_memory.job_of(os.environ)
+    if job is None:
+        return "what started the ranks doesn't say by which they could find each other"
+    if not process.on_one_host:  # Containers on one machine may count as hosts, and still meet.
+        job += f" host of rank {process.host.start}"
+    local_rank, local_size = process.local_rank, process.local_size
+    opener = _opener(local_rank, local_size)
+    patience = PATIENCE_AT_START if horovod_library.missing else PATIENCE
+    return shared_memory.share(job + purpose, local_rank, local_size, own_problem, opener, patience)
+
+
+def _first_problem(process: Process, words: Sequence[str]) -> str | None:
+    """Returns why the hosts of a job can't use their memory, the same on all ranks.
+
+    Args:
+        process: this one's place.
+        words: what each rank says: its local rank, and its own problem.
+    """
+    local_ranks = [int(said.partition(" ")[0]) for said in words]
+    problems = [said.partition(" ")[2] for said in words]
+    for rank, problem in enumerate(problems):
+        if problem:
+            return f"on the host of rank {rank}: {problem}"
+    if not any(local_ranks):
+        return "every host has one rank"
+    # Hosts follow each other: local ranks count up, and begin with 0 again.
+    for rank, local_rank in enumerate(local_ranks):
+        before = local_ranks[rank - 1] if rank else -1
+        if local_rank not in (0, before + 1):
+            return (
+                f"the ranks of a host don't follow each other: rank {rank} is number {local_rank} "
+                "of its host"
+            )
+    return None
+
+
+def _own_problem() -> str | None:
+    """Returns why this process can't share memory; None if it can."""
+    reason = native_library.missing()
+    if reason is not None:
+        return f"the compiled operations are missing: {reason}"
+    return "the ranks have GPUs" if tf.config.list_physical_devices("GPU") else None
+
+
+def use(choice: str | None) -> None:
+    """Sets the choice for collectives that are built from now on; None: the environment's.
+
+    Raises:
+        RuntimeError: it is 'nccl', which can't be; it says why.
+    """
+    global _scope_choice
+    if choice == NCCL:
+        _open_nccl(_joined, f"scope(carrier={NCCL!r})")
+    if choice == HOROVOD:
+        _need_horovod(_joined, "scope(carrier='horovod') asks for Horovod")
+        horovod_threads.compete()
+    _scope_choice = choice
+
+
+def _need_horovod(process: Process | None, why: str) -> None:
+    """Refuses a job of several ranks that can't do without Horovod, where it isn't installed.
+
+    Raises:
+        ImportError: it begins with `why`, as in "… asks for Horovod".
+    """
+    if horovod_library.missing and process is not None and process.size > 1:
+        raise ImportError(
+            f"{why}, which isn't installed ({horovod_library.missing}). `make setup` in a checkout "
+            "builds it, `collective build-horovod` anywhere else, against the installed "
+            "TensorFlow. The ranks of one host need none."
+        )
+
+
+def in_force() -> str:
+    """Returns the carrier of what is built now: HOROVOD, SHARED_MEMORY, MIXED or NCCL."""
+    return _resolved(_scope_choice or configured())
+
+
+def of_agreement() -> str:
+    """Returns the carrier of the ranks' agreement on runs, the same in the whole process.
+
+    Headers lie in the host's memory, so where NCCL carries the rest, shared memory carries them.
+    """
+    carrier = of_broadcasts()
+    return SHARED_MEMORY if carrier == NCCL else carrier
+
+
+def of_broadcasts() -> str:
+    """Returns the carrier of values that one rank gives, the same in the whole process."""
+    return _resolved(configured())
+
+
+def can_mix() -> bool:
+    """Tells whether the ranks of each of several hosts share memory."""
+    return _joined is not None and not _unavailable and not _joined.on_one_host
+
+
+def ranks_of_host() -> range:
+    """Returns the ranks with which this one shares memory, itself among them."""
+    assert _joined is not None
+    return _joined.host
+
+
+def give_up() -> None:
+    """Ends what waits in memory for other ranks, now and later, and tells them.
+
+    It is for a run that has failed half-way: peers may wait for what will never come.
+    """
+    if _has_memory:
+        native_library.functions().collective_mailbox_give_up()
+
+
+def given_up() -> str:
+    """Returns what waited for which rank when this one gave up; "" if it hasn't."""
+    if not _has_memory:
+        return ""
+    function = native_library.functions().collective_mailbox_given_up
+    function.restype = ctypes.c_char_p
+    words: str = function().decode()
+    return words
+
+
+def die(code: int) -> None:
+    """Notes that an error has ended the program, which ends the process with this code.
+
+    If it has given up, a peer may be stopped, for which Horovod would wait at its end.
+    """
+    global _exit_code
+    _exit_code = code
+
+
+def _leave() -> None:
+    """Tells the others that this process ends; it is called right before Horovod ends."""
+    native_library.functions().collective_mailbox_leave()
+    if _exit_code is not None and given_up():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
+
+
+def explanation() -> str:
+    """Says which carrier is in force, and why."""
+    asked = _scope_choice or configured()
+    origin = f"scope(carrier='{asked}')" if _scope_choice else f"{VARIABLE}={asked}"
+    if asked == HOROVOD:
+        return f"Horovod, by {origin}"
+    if asked == NCCL:
+        if not _has_nccl:
+            return f"Horovod, though {origin} asks for NCCL: there is one rank"
+        return f"NCCL between the GPUs of this host, by {origin}"
+    if _unavailable:
+        instead = "" if asked == AUTO else f", though {origin} asks for shared memory"
+        return f"Horovod{instead}: {_unavailable}"
+    by = "" if asked == AUTO else f", by {origin}"
+    if in_force() == MIXED:
+        return f"shared memory between the ranks of a host, Horovod between hosts{by}"
+    return f"shared memory of the ranks of this host{by}"
+
+
+def _resolved(choice: str) -> str:
+    if choice == NCCL or (choice == AUTO and horovod_library.missing and _has_nccl):
+        return NCCL if _has_nccl else HOROVOD
+    if choice == HOROVOD or _unavailable:
+        return HOROVOD
+    return SHARED_MEMORY if _joined is None or _joined.on_one_host else MIXED
+
+
+def _opener(rank: int, size: int) -> Callable[[int], str]:
+    """Returns the function that opens the memory of a descriptor for this rank."""
+
+    def use(descriptor: int) -> str:
+        functions = native_library.functions()
+        functions.collective_mailbox_open.restype = ctypes.c_char_p
+        problem: str = functions.collective_mailbox_open(descriptor, rank, size).decode()
+        if problem:
+            return f"rank {rank} can't use it: {problem}"
+        atexit.register(_leave)
+        global _has_memory
+        _has_memory = True
+        return ""
+
+    return use

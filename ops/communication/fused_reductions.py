@@ -1,0 +1,176 @@
+"""Lets reductions over ranks share collectives, however many values there are.
+
+Whoever needs a value of all ranks gets an identity for now. Before a session runs the graph, values
+of one type that don't depend on each other get one collective:
+
+    value 1 ──► flat 1 ─┐               ┌─► result 1
+    value 2 ──► flat 2 ─┴─► allreduce ──┴─► result 2
+
+A run that needs the second result only feeds "flat 1" with nothing, and doesn't run what value 1
+comes from (`collective.strategies.grouped_exchange.required_operations`).
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.communication import collectives, gate
+from collective.ops.graph import device_scopes, graph_analysis, graphs
+from collective.ops.graph.graph_state import state_of
+
+SCOPE = "collective/reductions/"
+
+
+class Reduction(enum.Enum):
+    """Says by what the values of all ranks become one."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+class WaitingValue(NamedTuple):
+    """Stands for a value that is to become that of all ranks.
+
+    Attributes:
+        name: says what it is; the same on all ranks.
+        value: as this rank has it, of the same shape on every rank.
+        result: as all ranks will have it.
+        reduction: by what the ranks' values become one.
+        state: what a rank without data gives in the place of `value`; None if it can give that.
+    """
+
+    name: str
+    value: tf.Tensor
+    result: tf.Tensor
+    reduction: Reduction
+    state: tf.Tensor | None
+
+
+class FusedValue(NamedTuple):
+    """Stands for a value that has a collective, beside others.
+
+    Attributes:
+        described: what ranks compare that need the value in a run.
+        flat: [E], what this rank puts into the collective.
+        result: the value as all ranks have it.
+    """
+
+    described: str
+    flat: tf.Tensor
+    result: tf.Tensor
+
+
+def fused_values(graph: tf.Graph) -> list[FusedValue]:
+    """Returns the values of a graph that have collectives."""
+    return [
+        each for each in state_of(graph).reduced_values.values() if isinstance(each, FusedValue)
+    ]
+
+
+def of_all_ranks(
+    name: str, value: tf.Tensor, reduction: Reduction, state: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Returns the reduction of the ranks' `value`, of its shape.
+
+    Args:
+        name: says what it is, for the collective's name and for errors.
+        value: of the same shape on every rank.
+        reduction: by what the ranks' values become one.
+        state: what a rank without data gives in the place of `value`.
+    """
+    graph = tf.get_default_graph()
+    opened = gate.gates_of(graph).beside([value]).zero
+    if not graphs.is_outside(graph):
+        return _reduce([value], reduction, collectives.unique_name(name), opened)[0]
+    with tf.control_dependencies([opened]):
+        # Until there is a collective, no session but one of scope() can run it.
+        kept = tf.identity(value)
+    result = tf.identity(kept)
+    state_of(graph).replicated_operations.add(result.op)
+    state_of(graph).reduced_values[result.op] = WaitingValue(name, value, result, reduction, state)
+    return result
+
+
+def fuse(graph: tf.Graph) -> None:
+    """Gives the values of a graph that have no collective one in common.
+
+    A value that depends on another's result gets a later one; so does one that waits for another
+    gate.
+    """
+    waiting = [
+        each for each in state_of(graph).reduced_values.values() if isinstance(each, WaitingValue)
+    ]
+    if not waiting:
+        return
+    results = {each.result.op: [each.value.op] for each in waiting}
+    depths: dict[tf.Operation, int] = {}
+    by_depth: dict[int, list[WaitingValue]] = collections.defaultdict(list)
+    for each in waiting:
+        depth = graph_analysis.level(each.value.op, depths, results)
+        by_depth[depth].append(each)
+    gates = gate.gates_of(graph)
+    with (
+        graphs.open_for_changes(graph),
+        graph.as_default(),
+        tf.init_scope(),
+        device_scopes.anywhere(),
+        tf.name_scope(SCOPE),
+        tf.control_dependencies(None),
+    ):
+        for _, values in sorted(by_depth.items()):
+            by_kind: dict[tuple[Any, ...], list[WaitingValue]] = collections.defaultdict(list)
+            for each in values:
+                level, dtype = gates.beside([each.value]).level, each.value.dtype.name
+                # Runs need what comes of their data, or what is there by now, seldom both.
+                is_there = each.state is None
+                by_kind[level, is_there, dtype, each.reduction.value].append(each)
+            for _, together in sorted(by_kind.items()):
+                _fuse(together)
+            gates.changed()
+
+
+def _fuse(values: Sequence[WaitingValue]) -> None:
+    """Gives `values`, of one type and one kind, a collective."""
+    gates = gate.gates_of(values[0].value.graph)
+    values = sorted(values, key=lambda each: (each.name, each.result.op._id))
+    flat = [tf.placeholder_with_default(tf.reshape(each.value, [-1]), [None]) for each in values]
+    name = values[0].name
+    if len(values) > 1:
+        listed = "\n".join(f"{each.name} {each.value.shape}" for each in values)
+        name = f"reductions.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"
+    name, reduction = collectives.unique_name(name), values[0].reduction
+    opened = gates.beside([each.value for each in values]).zero
+    states: list[tuple[tf.Tensor, tf.Tensor]] = []
+    for each, own, whole in zip(values, flat, _reduce(flat, reduction, name, opened)):
+        shape = each.value.shape
+        if not shape.is_fully_defined():
+            shape = tf.shape(each.value if each.state is None else each.state)
+        each.result.op._update_input(0, tf.reshape(whole, shape))
+        described = f"the ranks' {reduction.value} of '{each.name}'"
+        state_of(own.graph).reduced_values[each.result.op] = FusedValue(described, own, each.result)
+        if each.state is not None:
+            states.append((own, tf.reshape(each.state, [-1])))
+    if states:
+        # (A sum in the order of ranks takes two collectives.)
+        is_in_order = reduction is Reduction.SUM and collectives.in_order()
+        gates.states[f"{name}.parts" if is_in_order else name] = states
+
+
+def _reduce(
+    values: Sequence[tf.Tensor], reduction: Reduction, name: str, opened: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns the reductions of `values`, of one type, by one collective."""
+    if reduction is Reduction.SUM:
+        return collectives.allreduce_sum(values, name, opened)
+    flat = tf.concat([tf.reshape(x, [-1]) for x in values], 0)
+    everyones = collectives.allgather(flat[None], name, opened)
+    choose = tf.reduce_max if reduction is Reduction.MAX else tf.reduce_min
+    pieces = tf.split(choose(everyones, 0), [tf.size(x) for x in values], num=len(values))
+    return [tf.reshape(piece, tf.shape(x)) for piece, x in zip(pieces, values)]

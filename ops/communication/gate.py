@@ -1,0 +1,267 @@
+"""Holds every collective of a run back until all ranks have said that they can take part.
+
+A collective that one rank starts and another never reaches hangs both. A rank may learn that it
+can't go on from the end of its data, from an id outside a table, from a peer that has left or that
+runs something else. All of this can be known before the first collective, so it is settled there:
+every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
+the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the
+ranks' headers and puts the token there if all are well. A step is then carried out by all ranks or
+by none, and nothing was applied.
+
+    data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
+    gradients, allreduce ──► updates
+
+Ids that depend on rows of another lookup are known only behind that lookup: its gate is of level 1,
+theirs of level 2, which opens after everything of level 1 was exchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library
+from collective.ops.graph import device_scopes, graph_analysis
+from collective.ops.graph.graph_state import state_of
+from collective.ops.graph.graphs import outermost
+
+CLOSED = (
+    "This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. "
+    "Create the session, and run it, inside `with strategy.scope():`. If the graph is an imported "
+    "one (tf.train.import_meta_graph), build the model by its code: ranks can't agree on the runs "
+    "of a graph that was built elsewhere."
+)
+
+
+# How many integers a gate's ticket has.
+TICKET = 5
+# Stands for the value in the messages of `ops/native/checks.cc`.
+VALUE = "<value>"
+IDS = "table '{table}': id {value} is not in [0, {rows})"
+PLACES = (
+    "table '{table}': the number of sp_ids' indices less that of its values is {value:+d}; there "
+    "must be one for each"
+)
+ORDER = (
+    "table '{table}': sp_ids has a sample below the one before it, or below 0 (places: {value}); "
+    "order it with tf.sparse.reorder"
+)
+WEIGHTS = (
+    "table '{table}': the number of sp_weights less that of sp_ids is {value:+d}; there must be "
+    "one weight for each id"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Compares n values that an exchange is given with ranges [0, rows).
+
+    Attributes:
+        collective: the name of the exchange's first collective: the check matters to the runs that
+            reach it.
+        tables: [n] the tables' names, for the message.
+        rows: [n] the ends of the ranges: V of their tables for ids.
+        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for
+            none at all).
+        wrong: [n] the message for a value outside, with {table}, {value} and {rows}; by default
+            that for ids.
+    """
+
+    collective: str
+    tables: tuple[str, ...]
+    rows: tuple[int, ...]
+    bounds: tf.Tensor
+    wrong: tuple[str, ...] = ()
+
+    def made_now(self) -> tf.Operation:
+        """Makes the operation that refuses a value which is outside of its range.
+
+        It raises an InvalidArgumentError in the words of `says`.
+        """
+        # A number that stands for any, of which a message has the digits once.
+        stand_in = 1234567890123456789
+        refuse: tf.Operation = native_library.on_host().collective_refuse(
+            self.bounds,
+            ends=self.rows,
+            messages=[
+                self.says(place, stand_in).replace(str(stand_in), VALUE)
+                for place in range(len(self.rows))
+            ],
+        )
+        return refuse
+
+    def says(self, place: int, value: int) -> str:
+        """Describes the error in `value`, the one at `place` of n."""
+        wrong = self.wrong[place] if self.wrong else IDS
+        return wrong.format(table=self.tables[place], value=value, rows=self.rows[place])
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyRequest:
+    """Holds the keys that a rank sends to its peers to request rows.
+
+    Attributes:
+        keys: int64, the words for rank 0 first.
+        splits: [N] int32, how many words go to each rank.
+        empty_words: how many words, all zero, a rank without keys sends to each rank.
+        description: must be the same on all ranks, like the collective's name.
+    """
+
+    keys: tf.Tensor
+    splits: tf.Tensor
+    empty_words: int = 0
+    description: str = ""
+
+
+class Gate:
+    """Holds back the collectives of one level in one graph.
+
+    Attributes:
+        level: 1 or higher.
+        channel: distinguishes the names of the agreements of different gates; '' for level 1.
+        ticket: [TICKET] int64, fed by whoever runs the graph: (1, number of the session, signature
+            of the run, this rank's clock, its wish to stop). Unfed, the gate refuses to open.
+        zero: int32 scalar 0, which exists once the gate is open.
+        start: sets `count` to 0, once in every session.
+        count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the
+            session has come as far as `counted`. It tells whether a run that failed had started its
+            collectives.
+    """
+
+    def __init__(self, level: int, ahead: bool = False):
+        self.level = level
+        self.channel = ".ahead" if ahead else f".level{level}" if level > 1 else ""
+        with (
+            tf.init_scope(),
+            tf.name_scope(f"collective/gate{'_ahead' if ahead else level}/"),
+            device_scopes.on_host(),
+        ):
+            self.ticket = tf.placeholder_with_default(
+                tf.constant([0] * TICKET, tf.int64), [TICKET], "ticket"
+            )
+            self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="tokens")
+            # Not tf.Assert, which builds a branch for the message.
+            fed = tf.raw_ops.Assert(condition=tf.equal(self.ticket[0], 1), data=[CLOSED])
+            with tf.control_dependencies([fed]):
+                self.zero = self._tokens.dequeue("zero")
+            self._counter = tf.raw_ops.VarHandleOp(
+                dtype=tf.int64,
+                shape=[],
+                shared_name="collective/counter" + ("_ahead" if ahead else ""),
+            )
+            self.start = tf.raw_ops.AssignVariableOp(
+                resource=self._counter, value=tf.constant(0, tf.int64)
+            )
+            self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
+
+    def counted(self, header: tf.Tensor) -> tf.Tensor:
+        """Returns `header`, counted on its way to the peers."""
+        with tf.control_dependencies([header]):
+            counted = tf.raw_ops.AssignAddVariableOp(
+                resource=self._counter, value=tf.constant(1, tf.int64)
+            )
+        with tf.control_dependencies([counted]):
+            return tf.identity(header)
+
+    def open(self) -> tf.Operation:
+        """Returns the operation that lets this run's collectives go."""
+        return self._tokens.enqueue(tf.constant(0))
+
+
+class GraphGates:
+    """Holds the gates and checks of a graph.
+
+    Attributes:
+        gates: one for each level, from 1.
+        prefetch_gate: the gate of keys that are exchanged a batch ahead, in runs of their own (see
+            `collective.prefetch`); else None.
+        checks: checks of the lookups whose ids the gates wait for.
+        checked: operations that check the ids of single lookups on the spot, with one rank.
+        key_requests: this rank's inputs of the collectives that carry keys to their owners, by the
+            collectives' names: a rank that is out of data puts in nothing.
+        states: pairs (input, current value) of the collectives that reduce metrics' states, by the
+            collectives' names: a rank that is out of data puts in the current values.
+    """
+
+    def __init__(self) -> None:
+        self.gates: list[Gate] = []
+        self.prefetch_gate: Gate | None = None
+        self.checks: list[Check] = []
+        self.checked: list[tf.Operation] = []
+        self.key_requests: dict[str, KeyRequest] = {}
+        self.states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {}
+        self._levels: dict[tf.Operation, int] = {}
+
+    def behind(self, tensors: Sequence[Any]) -> Gate:
+        """Returns the gate of a lookup whose ids are `tensors`.
+
+        It is of the first level that none of them waits for.
+        """
+        return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
+
+    def beside(self, tensors: Sequence[Any]) -> Gate:
+        """Returns the gate of any other collective of `tensors`.
+
+        It is the last one that they wait for, else the first.
+        """
+        return self.at(max([1] + [self.level(x.op) for x in tensors]))
+
+    def at(self, level: int) -> Gate:
+        """Returns the gate of `level`, from 1."""
+        while len(self.gates) < level:
+            self.gates.append(Gate(len(self.gates) + 1))
+            self._levels[self.gates[-1].zero.op] = len(self.gates)
+        return self.gates[level - 1]
+
+    def open_ahead(self) -> Gate:
+        """Makes the gate of keys that are exchanged a batch ahead."""
+        self.prefetch_gate = Gate(1, ahead=True)
+        self.changed()
+        return self.prefetch_gate
+
+    def behind_checks(
+        self, checks: Sequence[Check], tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns `tensors`, behind `checks`: with one rank there is no gate that looks at them."""
+        if not checks:
+            return list(tensors)
+        # What is checked is in the host's memory, and stays there.
+        with device_scopes.on_host():
+            made = [check.made_now() for check in checks]
+            self.checked += made
+            with tf.control_dependencies(made):
+                return [tf.identity(x) for x in tensors]
+
+    def level(self, op: tf.Operation) -> int:
+        """Returns the highest level of a gate upstream of `op`, 0 for none."""
+        return graph_analysis.level(op, self._levels)
+
+    def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
+        """Returns the levels of the gates of exchanges that are still to be built.
+
+        Args:
+            exchanges: the operations that each exchange waits for, by the operation that it is to
+                provide.
+        """
+        levels = self._known_levels()
+        return [graph_analysis.level(op, levels, exchanges) for op in exchanges]
+
+    def changed(self) -> None:
+        """Forgets levels, because operations of the graph wait for something else now."""
+        self._levels = self._known_levels()
+
+    def _known_levels(self) -> dict[tf.Operation, int]:
+        gates = filter(None, [*self.gates, self.prefetch_gate])
+        return {gate.zero.op: gate.level for gate in gates}
+
+
+def gates_of(graph: tf.Graph) -> GraphGates:
+    """Returns the gates of `graph`, or of the graph around it if it is a function's."""
+    state = state_of(outermost(graph))
+    if state.gates is None:
+        state.gates = GraphGates()
+    gates: GraphGates = state.gates
+    return gates

@@ -1,0 +1,114 @@
+"""Knows this process's place in its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from collective.job import adoption, training_apart
+from collective.ops.communication.horovod_library import hvd
+from collective.ops.communication.horovod_threads import start
+
+
+class Process(NamedTuple):
+    """Tells a rank's place in its job.
+
+    Attributes:
+        rank, size: among all ranks.
+        local_rank, local_size: among those of its host.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Process:
+        """Returns the place that a launcher has described, as it does for Horovod.
+
+        Without a description the process is a job of its own.
+
+        Raises:
+            ValueError: the description isn't whole.
+        """
+        names = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        given = [environment.get(name) for name in names]
+        if not any(given):
+            return cls(0, 1, 0, 1)
+        try:
+            return cls(*(int(value or "") for value in given))
+        except ValueError:
+            said = ", ".join(f"{name}={value!r}" for name, value in zip(names, given))
+            raise ValueError(
+                f"The launcher describes this rank's place by numbers in {', '.join(names)}; they "
+                f"are {said}. Start the job with `collective launch`."
+            ) from None
+
+    @property
+    def host(self) -> range:
+        """Returns the ranks of its host, if these follow each other."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_size)
+
+    @property
+    def on_one_host(self) -> bool:
+        """Tells whether all ranks are on its host."""
+        return self.local_size == self.size
+
+
+# This process's place, once it has joined.
+_process: Process | None = None
+
+
+def join() -> Process:
+    """Joins the job that a launcher described, by Horovod if that is installed; returns the place.
+
+    Raises:
+        ValueError: the description isn't whole.
+        collective.job.errors.UsageError: mpirun or srun has started this process, and the ranks
+            can't find each other.
+    """
+    global _process
+    if hvd is None:
+        adoption.adopt(os.environ)
+        _process = Process.of(os.environ)
+        training_apart.watch(_process.size)
+        return _process
+    # Each call would register Horovod's shutdown anew: before that of sessions, which need Horovod.
+    if not hvd.is_initialized():
+        adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
+        start(hvd.init)
+    _process = _of_horovod()
+    training_apart.watch(_process.size, has_horovod=True)
+    return _process
+
+
+def rank() -> int:
+    """Returns this process's number among all ranks, from 0."""
+    return _place().rank
+
+
+def size() -> int:
+    """Returns the number of ranks, N."""
+    return _place().size
+
+
+def local_rank() -> int:
+    """Returns this process's number among the ranks of its host, from 0."""
+    return _place().local_rank
+
+
+def _of_horovod() -> Process:
+    return Process(int(hvd.rank()), int(hvd.size()), int(hvd.local_rank()), int(hvd.local_size()))
+
+
+def _place() -> Process:
+    if _process is None:
+        if hvd is not None and hvd.is_initialized():  # by the script
+            return _of_horovod()
+        raise ValueError(
+            "This process has joined no job: make a collective.CollectiveStrategy() first."
+        )
+    return _process

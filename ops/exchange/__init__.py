@@ -1,0 +1,1 @@
+"""Computes what a rank does around an exchange of keys and rows."""

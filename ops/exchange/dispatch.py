@@ -1,0 +1,83 @@
+"""Chooses, by device, the operations that compute around an exchange.
+
+They are of the same types: those of the compiled library, on a CPU (`ops/native`) or on a GPU
+(`ops/native/gpu`), where they launch the kernels of `ops/gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library, placement
+from collective.ops.graph import device_scopes
+
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def in_host_memory(applies: bool) -> Iterator[None]:
+    """Makes `operations` those for tables in the host's memory, inside; else where kernels are."""
+    previous = _is_in_host_memory()
+    _current.value = applies
+    try:
+        yield
+    finally:
+        _current.value = previous
+
+
+def _is_in_host_memory() -> bool:
+    return bool(getattr(_current, "value", False))
+
+
+def operations() -> Any:
+    """Returns an object with the operations of the compiled library: the library, or what has those
+    that launch kernels.
+
+    Raises:
+        ImportError: the compiled library can't be used here; it says why.
+        RuntimeError: CuPy can't; it says why.
+    """
+    return _by_kernels() if launch_kernels() else native_library.on_host()
+
+
+def launch_kernels() -> bool:
+    """Tells whether `operations` launch kernels."""
+    return placement.chosen() != "cpu" and not _is_in_host_memory()
+
+
+def _by_kernels() -> Any:
+    return placement.injected() or _on_gpu()
+
+
+@functools.cache
+def _on_gpu() -> Any:
+    # The import needs no CuPy, but takes a while.
+    from collective.ops.gpu.memory_bridge import GpuBridge
+    from collective.ops.gpu.tensorflow_binding import DeviceOperations
+
+    return DeviceOperations(GpuBridge())
+
+
+def bridge() -> Any:
+    """Returns the `collective.ops.gpu.memory_bridge.MemoryBridge` to the memory of kernels."""
+    return _by_kernels().bridge
+
+
+def operations_given(sizes: Sequence[tf.Tensor]) -> Any:
+    """Returns the operations of which one is that was given these sizes of a message, in the host's
+    memory. Only those that launch kernels need them: others read the message itself.
+    """
+    return _by_kernels() if sizes else native_library.on_host()
+
+
+def device(dynamic: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Has operations that are made inside be where dynamic tables are, or static ones."""
+    if not placement.on_device(dynamic):
+        return device_scopes.on_host()
+    return device_scopes.on("/gpu:0" if placement.chosen() == "gpu" else None)

@@ -1,0 +1,61 @@
+"""Shapes the gradient of a shard: `IndexedSlices` with each row once, scaled to the ranks' mean."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.graph.graph_state import state_of
+
+_scales = threading.local()
+
+
+@contextlib.contextmanager
+def scaled(scale: float) -> Iterator[None]:
+    """Makes the gradients of shards that are taken inside `scale` times the sum over ranks."""
+    previous, _scales.scale = gradient_scale(), scale
+    try:
+        yield
+    finally:
+        _scales.scale = previous
+
+
+def gradient_scale() -> float:
+    """Returns the factor of the sum over ranks; 1 outside of `scaled`."""
+    return float(getattr(_scales, "scale", 1.0))
+
+
+def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (values, indices) with each row once: its sum, in the order of first appearance."""
+    if is_distinct(indices):
+        return values, indices
+    rows, positions = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, positions, tf.size(rows)), rows
+
+
+def mark_distinct(indices: tf.Tensor) -> tf.Tensor:
+    """Notes that no row is in `indices` twice, and returns them."""
+    state_of(indices.graph).distinct_indices.add(indices.name)
+    return indices
+
+
+def is_distinct(indices: tf.Tensor) -> bool:
+    """Tells whether `indices` are known to hold no row twice.
+
+    They are also in a gradient whose values were altered meanwhile.
+    """
+    return indices.name in state_of(indices.graph).distinct_indices
+
+
+def of_shard(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the gradients that several ranks give for one row, then scales them.
+
+    That is one rounding less than the other way round.
+    """
+    values, rows = summed(slices.values, slices.indices)
+    if gradient_scale() != 1:
+        values *= tf.cast(gradient_scale(), values.dtype)
+    return tf.IndexedSlices(values, mark_distinct(rows), slices.dense_shape)

@@ -1,0 +1,1 @@
+"""Reads, marks and changes TensorFlow's graphs."""

@@ -1,0 +1,84 @@
+"""Notes which operations of a graph the library has made for itself.
+
+What a script computes is read off its graph. An exchange, or the sums that a norm is made of, must
+not be taken for the script's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.graph.graph_state import state_of
+
+
+@contextlib.contextmanager
+def noted(graph: tf.Graph) -> Iterator[None]:
+    """Notes the operations that are added to `graph` inside."""
+    with _noted_in(graph, state_of(graph).library_operations):
+        yield
+
+
+# Whose optimizers are known to update rows each by itself.
+_KNOWN = frozenset({"tensorflow", "keras", "tf_keras", "collective", "horovod"})
+
+
+@contextlib.contextmanager
+def noted_as_optimizers(graph: tf.Graph, optimizer: Any) -> Iterator[None]:
+    """Notes the operations that are added inside by an optimizer, which updates tables' shards.
+
+    Those of an optimizer of a script's own are noted by themselves: it may compute anything.
+    """
+    state = state_of(graph)
+    is_known = type(optimizer).__module__.partition(".")[0] in _KNOWN
+    with _noted_in(
+        graph, state.optimizer_operations if is_known else state.own_optimizer_operations
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _noted_in(graph: tf.Graph, ranges: list[tuple[int, int]]) -> Iterator[None]:
+    # TensorFlow numbers operations from 2.
+    first = graph.version + 2
+    try:
+        yield
+    finally:
+        if graph.version + 1 >= first:
+            ranges.append((first, graph.version + 1))
+
+
+class NotedOperations:
+    """Tells which operations of a graph were noted, as of now.
+
+    Attributes:
+        librarys: the numbers of those that the library has made.
+        optimizers: the numbers of those that TensorFlow's and the library's optimizers have made.
+        own_optimizers: the numbers of those that optimizers of a script's own have made.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        state = state_of(graph)
+        self.librarys, self.optimizers, self.own_optimizers = (
+            {number for first, last in ranges for number in range(first, last + 1)}
+            for ranges in (
+                state.library_operations,
+                state.optimizer_operations,
+                state.own_optimizer_operations,
+            )
+        )
+
+    def is_librarys(self, op: tf.Operation) -> bool:
+        """Tells whether the library has made `op`."""
+        return op._id in self.librarys
+
+    def is_own_optimizers(self, op: tf.Operation) -> bool:
+        """Tells whether an optimizer of the script's own has made `op`."""
+        return op._id in self.own_optimizers and op._id not in self.librarys
+
+    def is_optimizers(self, op: tf.Operation) -> bool:
+        """Tells whether an optimizer has made `op`, to update tables' shards."""
+        return op._id in self.optimizers

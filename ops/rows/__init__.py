@@ -1,0 +1,1 @@
+"""Keeps and moves rows of tables by compiled code."""

@@ -1,0 +1,1 @@
+"""Updates rows of shards by compiled operations."""

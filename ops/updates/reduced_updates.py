@@ -1,0 +1,321 @@
+"""Makes one operation of many updates of rows.
+
+In the host's memory, the operation that sums the gradients of tables updates their rows, too:
+
+    CollectiveReduceRows ──sums──► CollectiveSparseAdagrad, one for each table
+    CollectiveSparseReduceAdagrad: both, table by table, so that no sum leaves the cache
+
+Inside of `fusing`, an update by a sum waits for the others. At its end one operation makes the sum
+and all updates by it, if nothing else uses the sum: not if a gradient is clipped, say, or shown.
+Where it is used later, it is made once more there. The results are the same, bit for bit.
+
+On a GPU that one is CollectiveSparseReduceUpdate, for any rule. Updates by no such sum, or where it
+is used, too, wait for each other if they have one rule and the same numbers: one operation makes
+them by one kernel, CollectiveSparseUpdate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library
+from collective.ops.exchange.dispatch import operations
+from collective.ops.graph import graph_analysis, host_inputs
+
+_LAYOUT = ("T", "ranks", "section_tables", "kinds", "dims", "pooled", "weighted", "counted")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowUpdate:
+    """Describes the update of one table's rows.
+
+    Attributes:
+        rule: ends the names of the operations that compute it: 'Adagrad', …
+        table, slots: variables of a shard, float32.
+        numbers: float32 scalars: the learning rate, …
+        gradient: float32 [K, D].
+        rows: int64 [K], each at most once.
+        used: for a rule that updates all rows, the last row that there is, int64 scalar; see
+            `sparse_updates.adam`. None for other rules.
+        on_device: kernels of a GPU update the rows.
+        bound: on a device, what the elements of the rows are kept within behind the update.
+    """
+
+    rule: str
+    table: Any
+    slots: Sequence[Any]
+    numbers: Sequence[tf.Tensor]
+    gradient: tf.Tensor
+    rows: tf.Tensor
+    used: tf.Tensor | None = None
+    on_device: bool = False
+    bound: float = math.inf
+
+    def alone(self) -> tf.Operation:
+        """Makes the operation that updates this table only."""
+        if self.on_device:
+            return _joined([self])
+        used = [] if self.used is None else [self.used]
+        variables = [variable.handle for variable in (self.table, *self.slots)]
+        operation: tf.Operation = _operation(f"CollectiveSparse{self.rule}")(
+            *variables, *self.numbers, self.gradient, self.rows, *used
+        )
+        return operation
+
+
+class _Sum(NamedTuple):
+    """Says which table's gradient of which CollectiveReduceRows a tensor is."""
+
+    op: tf.Operation
+    table: int
+
+
+class _Pending(NamedTuple):
+    """Holds an update that waits; `done` stands for it, behind its control dependencies. `sum` is
+    None for one on a device by another gradient.
+    """
+
+    update: RowUpdate
+    sum: _Sum | None
+    done: tf.Operation
+
+    def kind(self) -> tuple[str, ...]:
+        """Says what updates have in common that one operation can make."""
+        return (self.update.rule, *(number.name for number in self.update.numbers))
+
+
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def fusing() -> Iterator[None]:
+    """Fuses updates that are made inside: with the sums of their gradients, or with each other."""
+    previous, _current.pending = getattr(_current, "pending", None), []
+    try:
+        yield
+        by_sum: dict[tf.Operation, list[_Pending]] = {}
+        by_kind: dict[tuple[str, ...], list[_Pending]] = {}
+        for pending in _current.pending:
+            if pending.sum is not None:
+                by_sum.setdefault(pending.sum.op, []).append(pending)
+        for op, of_sum in list(by_sum.items()):
+            if not _is_fusible(op, of_sum) and of_sum[0].update.on_device:
+                del by_sum[op]
+        for op, of_sum in by_sum.items():
+            _build(
+                of_sum,
+                functools.partial(_fused, op, of_sum) if _is_fusible(op, of_sum) else None,
+            )
+        for pending in _current.pending:
+            if pending.sum is None or pending.sum.op not in by_sum:
+                by_kind.setdefault(pending.kind(), []).append(pending)
+        for of_kind in by_kind.values():
+            updates = [pending.update for pending in of_kind]
+            _build(
+                of_kind,
+                None if _wait_for_each_other(of_kind) else functools.partial(_joined, updates),
+            )
+    finally:
+        _current.pending = previous
+
+
+def apply(update: RowUpdate) -> tf.Operation:
+    """Makes the operation of an update; inside of `fusing` one that stands for it."""
+    pending = getattr(_current, "pending", None)
+    if pending is None:
+        return update.alone()
+    found = _sum_of(update.gradient, update.rows)
+    if found is None and not update.on_device:
+        return update.alone()
+    done = tf.no_op()
+    pending.append(_Pending(update, found, done))
+    return done
+
+
+def keep_within(bound: float, done: tf.Operation) -> bool:
+    """Has an update that `apply` returned keep the elements of its rows in [-bound, bound].
+
+    Returns:
+        False if it can't: of all updates, those on a device can that still wait for others.
+    """
+    pending = getattr(_current, "pending", None) or []
+    for number, one in enumerate(pending):
+        if one.done is done and one.update.on_device:
+            update = dataclasses.replace(one.update, bound=bound)
+            pending[number] = one._replace(update=update)
+            return True
+    return False
+
+
+def before_sum(values: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns what a table's gradient is summed from, for those who need not wait for the sum.
+
+    Args:
+        values: [K, D].
+        rows: [K].
+
+    Returns:
+        (the gradients of all tables as the ranks sent them, the table's rows with repetitions); for
+        a gradient that is no such sum (values, rows) themselves.
+    """
+    found = _sum_of(values, rows)
+    if found is None:
+        return values, rows
+    inputs = found.op.inputs
+    return inputs[0], inputs[1 + found.op.get_attr("T") + found.table]
+
+
+def _sum_of(values: tf.Tensor, rows: tf.Tensor) -> _Sum | None:
+    """Returns the sum that a table's gradient is, unchanged; None if it isn't one."""
+    op = rows.op
+    if op.type != "CollectiveReduceRows" or op.graph is not tf.get_default_graph():
+        return None
+    table = rows.value_index - op.get_attr("T")
+    # TensorFlow's optimizers let each gradient of an operation wait for the others.
+    while values.op.type == "Identity" and _waits_only_for(values.op, op):
+        values = values.op.inputs[0]
+    return _Sum(op, table) if values.op is op and values.value_index == table else None
+
+
+def _waits_only_for(identity: tf.Operation, op: tf.Operation) -> bool:
+    return all(
+        waited is op or (waited.type == "NoOp" and _waits_only_for(waited, op))
+        for waited in identity.control_inputs
+    )
+
+
+def _build(pending: Sequence[_Pending], fuse: Callable[[], tf.Operation] | None) -> None:
+    """Makes the operation of updates by `fuse`, or one for each if that is None."""
+    if fuse is not None:
+        # All in the scope of the first: a profile takes its operations for the optimizer's.
+        waited = dict.fromkeys(x for each in pending for x in each.done.control_inputs)
+        with _in_place_of(pending[0], waited):
+            fused = fuse()
+        for each in pending:
+            each.done._add_control_input(fused)
+        return
+    for each in pending:
+        with _in_place_of(each, each.done.control_inputs):
+            alone = each.update.alone()
+        each.done._add_control_input(alone)
+
+
+@contextlib.contextmanager
+def _in_place_of(pending: _Pending, waited: Any) -> Iterator[None]:
+    scope, _, _ = str(pending.done.name).rpartition("/")
+    with (
+        tf.name_scope(f"{scope}/" if scope else None),
+        tf.get_default_graph().colocate_with(pending.update.table.handle.op, ignore_existing=True),
+        tf.control_dependencies(list(waited)),
+    ):
+        yield
+
+
+def _is_fusible(op: tf.Operation, pending: Sequence[_Pending]) -> bool:
+    tables = {x.sum.table for x in pending if x.sum is not None}
+    if len({x.kind() for x in pending}) > 1 or len(tables) < len(pending):
+        return False
+    if any(op.get_attr("max_norms")) or op._get_control_flow_context() is not None:
+        return False
+    return not _is_used(op) and not _wait_for_each_other(pending)
+
+
+def _wait_for_each_other(pending: Sequence[_Pending]) -> bool:
+    """Tells whether an update waits for another one. Nothing older than the first can do so."""
+    done = {x.done for x in pending}
+    first = min(x._id for x in done)
+    starts = [x for each in pending for x in each.done.control_inputs]
+    given = [
+        x
+        for each in pending
+        for x in (
+            *each.update.numbers,
+            each.update.used,
+            *((each.update.gradient, each.update.rows) if each.sum is None else ()),
+        )
+    ]
+    starts += [x.op for x in given if x is not None]
+    return bool(done & graph_analysis.walk(starts, stop=lambda x: x._id < first))
+
+
+def _is_used(op: tf.Operation) -> bool:
+    """Tells whether anything is computed from an operation's outputs, or waits for it."""
+    stack, seen = [op], {op}
+    while stack:
+        reached = stack.pop()
+        users = {user for x in reached.outputs for user in x.consumers()}
+        for user in users.union(reached._control_outputs) - seen:
+            if user.type not in ("Identity", "NoOp"):
+                return True
+            seen.add(user)
+            stack.append(user)
+    return False
+
+
+def _fused(op: tf.Operation, pending: Sequence[_Pending]) -> tf.Operation:
+    updates, inputs, count = [x.update for x in pending], op.inputs, op.get_attr("T")
+    tables = [x.sum.table for x in pending if x.sum is not None]
+    rows = [inputs[1 + count + table] for table in tables]
+    message, headers = inputs[1 + 2 * count : 3 + 2 * count], inputs[3 + 2 * count :]
+    attributes = {name: op.get_attr(name) for name in (*_LAYOUT, "scale")}
+    if updates[0].on_device:
+        return _on_device(
+            "collective_reduce_update",
+            updates,
+            [inputs[0], rows, message, headers],
+            updated=tables,
+            **attributes,
+        )
+    fused: tf.Operation = _operation(f"CollectiveSparseReduce{updates[0].rule}")(
+        [update.table.handle for update in updates],
+        [slot.handle for update in updates for slot in update.slots],
+        updates[0].numbers,
+        [update.used for update in updates if update.used is not None],
+        inputs[0],
+        rows,
+        *message,
+        updated=tables,
+        **attributes,
+    )
+    return fused
+
+
+def _joined(updates: Sequence[RowUpdate]) -> tf.Operation:
+    gradients = [[update.gradient for update in updates], [update.rows for update in updates]]
+    return _on_device("collective_update", updates, gradients)
+
+
+def _on_device(
+    name: str, updates: Sequence[RowUpdate], gradients: Sequence[Any], **attributes: Any
+) -> tf.Operation:
+    """Makes the operation of a device called `name`, which updates by `gradients`."""
+    first = updates[0]
+    host_inputs.keep_on_host(first.numbers)
+    made: tf.Operation = getattr(operations(), name)(
+        first.rule,
+        first.numbers,
+        [update.table.handle for update in updates],
+        [[slot.handle for slot in update.slots] for update in updates],
+        *gradients,
+        [update.used for update in updates if update.used is not None],
+        [update.bound for update in updates] if any(map(_is_bounded, updates)) else [],
+        **attributes,
+    )
+    return made
+
+
+def _is_bounded(update: RowUpdate) -> bool:
+    return update.bound < math.inf
+
+
+def _operation(op_type: str) -> Any:
+    return getattr(native_library.on_host(), re.sub("(?<!^)(?=[A-Z])", "_", op_type).lower())
