@@ -29,13 +29,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def files():
     """Returns the files of all parts that work with TensorFlow: the links aside, without GPU code."""
-    links = tuple((ROOT / "collective" / name) for name in ("launch", "ops", "strategies"))
+    links = {ROOT / "collective" / name for name in ("launch", "ops", "strategies")}
+    aside = {*links, ROOT / "ops" / "gpu", ROOT / "ops" / "gpu_checks"}
     found = [
         file
         for folder in ("collective", "strategies", "ops")
         for file in sorted((ROOT / folder).rglob("*.py"))
     ]
-    return [file for file in found if not set(file.parents) & {*links, ROOT / "ops" / "gpu"}]
+    return [file for file in found if not set(file.parents) & aside]
 
 
 def used():
