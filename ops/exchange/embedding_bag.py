@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
+from collective.ops.exchange import embedding_bag_gradients  # noqa: F401 (registers gradients)
 from collective.ops.exchange.dispatch import launch_kernels, operations
 from collective.ops.exchange.shard_gradients import scaled  # noqa: F401 (part of this interface)
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
