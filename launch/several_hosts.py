@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from collective.job.errors import UsageError
+from collective.job.gloo_address import LOOPBACK
 from collective.job.hosts import Host, named_twice
 from collective.job.network import (
     address_of_interface,
@@ -40,7 +41,6 @@ from collective.launch.job import Job
 from collective.launch.other_hosts.host_agent import HostAgent
 from collective.launch.other_hosts.host_start import HostStarter, passed_environment
 from collective.launch.other_hosts.remote_hosts import RemoteHosts
-from collective.launch.planning.environment import LOOPBACK
 from collective.launch.planning.plan import LaunchPlan, with_gloo_address
 from collective.launch.processes.signals import SignalPipe, stop_signals
 

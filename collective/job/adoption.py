@@ -18,10 +18,9 @@ import time
 from collections.abc import Mapping, MutableMapping
 
 from collective.job.errors import UsageError
-from collective.job.gloo_address import check_host_name
+from collective.job.gloo_address import LOOPBACK, PATIENCE, check_host_name
 from collective.job.key_value_store import Rendezvous, gloo_address_of
 from collective.job.network import (
-    LOOPBACK,
     interface_of,
     listening_address,
     resolve,
@@ -30,9 +29,6 @@ from collective.job.network import (
 from collective.job.schedulers import Membership, started_by
 from collective.job.secret import job_secret
 
-# Horovod's default of 30 s ends a job in which one rank is merely slow to start, or paused by a
-# debugger.
-PATIENCE = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
 _rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives

@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from collective.job.gloo_address import LOOPBACK
 from collective.job.hosts import Placement
-from collective.job.network import LOOPBACK
 
 # A rank puts the addresses at which it listens, one for each other rank, some hundred bytes each.
 MOST_VALUE_BYTES = 2 << 20

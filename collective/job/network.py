@@ -11,7 +11,6 @@ import psutil
 
 from collective.job.errors import UsageError
 
-LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
 _MOST_LOOKUPS_AT_ONCE = 32
 

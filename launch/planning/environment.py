@@ -20,8 +20,7 @@ from collective.job import (
     training_apart,
 )
 from collective.job import milestones as milestone_board
-from collective.job.adoption import PATIENCE
-from collective.job.network import LOOPBACK
+from collective.job.gloo_address import LOOPBACK, PATIENCE
 from collective.launch.planning.plan import LaunchPlan
 
 HASH_SEED = "PYTHONHASHSEED"

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from collective.job.errors import UsageError
-from collective.job.gloo_address import addresses_of_name, check_host_name, library
+from collective.job.gloo_address import LOOPBACK, addresses_of_name, check_host_name, library
 from collective.job.hosts import Host, Placement, placements, ranks_of_node
-from collective.job.network import LOOPBACK
 
 LONGEST_PAUSE = 60.0  # seconds between two attempts, however many there were
 
