@@ -52,11 +52,11 @@ from pathlib import Path
 
 import numpy as np
 
-from collective.ops import gpu_checks as checks
 from collective.ops.counting import counted
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import processes, timing
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.device import Device
-from collective.ops.gpu_checks import processes, timing
 
 _COLUMNS = "{:<30} {:>5} {:<22} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:<5}"
 _PYTORCH = ", PyTorch"
@@ -181,9 +181,9 @@ def check_tensorflow(seed: int, names: Sequence[str]) -> int:
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
     # TensorFlow, which nothing else here needs
     from collective.ops import placement
+    from collective.ops.binding_checks import growing, training
     from collective.ops.communication import collectives
     from collective.ops.exchange import dispatch
-    from collective.ops.gpu_checks import growing, training
 
     cases: dict[str, Callable[[], list[str]]] = {
         name + ending: partial(training.check, seed, name, by_owner)

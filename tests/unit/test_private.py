@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def files():
     """Returns the files of all parts that work with TensorFlow, without the links and GPU code."""
     links = {ROOT / "collective" / name for name in ("launch", "ops", "strategies")}
-    aside = {*links, ROOT / "ops" / "gpu", ROOT / "ops" / "gpu_checks"}
+    aside = {*links, ROOT / "ops" / "gpu", ROOT / "ops" / "binding_checks"}
     found = [
         file
         for folder in ("collective", "strategies", "ops")

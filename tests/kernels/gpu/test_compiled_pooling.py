@@ -16,7 +16,7 @@ from collective.ops import native_library
 from collective.ops.exchange import embedding_bag
 from collective.ops.exchange.embedding_bag import MEAN, ROWS, SQRTN, SUM, BagMember
 from collective.ops.gpu import occurrences, pool, segments, sums
-from collective.ops.gpu_checks.reference import pool as reference
+from collective.ops.gpu.reference import pool as reference
 from tests.gpu_double import driver
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge

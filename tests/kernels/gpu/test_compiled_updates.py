@@ -16,9 +16,9 @@ from test_sparse_updates import CASES, Case, expected, start
 
 from collective.ops import native_library
 from collective.ops.gpu import rules, sums
+from collective.ops.gpu.reference import update as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
-from collective.ops.gpu_checks.reference import update as reference
 from collective.ops.rows import row_changes
 from collective.ops.updates import reduced_updates, sparse_updates
 from collective.ops.updates.reduced_updates import RowUpdate

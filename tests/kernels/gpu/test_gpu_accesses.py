@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from collective.ops.gpu import pool
+from collective.ops.gpu.checks.inputs import on
+from collective.ops.gpu.checks.sums import assert_close
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import occurrences
+from collective.ops.gpu.reference import occurrences as reference_occurrences
+from collective.ops.gpu.reference import pool as reference_pool
+from collective.ops.gpu.reference import sums as reference_sums
+from collective.ops.gpu.reference import update as reference_update
 from collective.ops.gpu.rules import Adagrad
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import Rows, sum_rows
 from collective.ops.gpu.update import Table, update
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.inputs import on
-from collective.ops.gpu_checks.reference import occurrences as reference_occurrences
-from collective.ops.gpu_checks.reference import pool as reference_pool
-from collective.ops.gpu_checks.reference import sums as reference_sums
-from collective.ops.gpu_checks.reference import update as reference_update
-from collective.ops.gpu_checks.sums import assert_close
 from tests.kernels.gpu.emulator import EmulatedDevice
 from tests.kernels.gpu.emulator.build import library
 from tests.kernels.gpu.emulator.device import EmulatedKernel

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from collective.ops import gpu_check
-from collective.ops import gpu_checks as checks
-from collective.ops.gpu_checks import processes
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import processes
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 
@@ -123,7 +123,7 @@ def test_no_more_at_once_than_asked_for(folder: Path):
 
 def test_term_ends_all_and_says_what_was_said(folder: Path):
     run = (
-        "from collective.ops.gpu_checks import processes\n"
+        "from collective.ops.gpu.checks import processes\n"
         f"processes.check(['slow'], 1, [], {program(folder, together=1)!r})"
     )
     with subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, text=True) as parent:

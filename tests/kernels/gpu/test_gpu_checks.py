@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from collective.ops import gpu_check
-from collective.ops import gpu_checks as checks
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import FAMILIES, SMALL, Check, timing
 from collective.ops.gpu.device import Timed
-from collective.ops.gpu_checks import FAMILIES, SMALL, Check, timing
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 CHECKS = [

@@ -11,9 +11,9 @@ import re
 import pytest
 
 from collective.ops.gpu import ask, bags, write
+from collective.ops.gpu.checks import FAMILIES
 from collective.ops.gpu.cupy_device import OPTIONS
 from collective.ops.gpu.sources import FOLDER, Source
-from collective.ops.gpu_checks import FAMILIES
 from tests.kernels.gpu.nvrtc import CompileError, compiled, distribution, is_installed
 
 # As CuPy compiles, which adds the second one.

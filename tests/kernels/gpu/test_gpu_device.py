@@ -14,9 +14,9 @@ from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.distinct import SOURCE, distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import partition
+from collective.ops.gpu.reference.owners import owners
 from collective.ops.gpu.segments import DYNAMIC, MOST_RANKS, STATIC, TILE, Segments, plan
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.reference.owners import owners
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from collective.ops import gpu_check
-from collective.ops.gpu_checks import SMALL, pytorch, step, timing, workload
+from collective.ops.gpu.checks import SMALL, pytorch, step, timing, workload
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 

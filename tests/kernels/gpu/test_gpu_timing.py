@@ -8,10 +8,10 @@ from typing import Callable
 
 import pytest
 
-from collective.ops import gpu_checks as checks
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import timing
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.device import Timed
-from collective.ops.gpu_checks import timing
 from tests.kernels.gpu.emulator import EmulatedDevice
 from tests.kernels.gpu.test_gpu_device import cupy_double
 

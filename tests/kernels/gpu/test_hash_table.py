@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from collective.ops.gpu import hash_table_maintenance as maintenance
+from collective.ops.gpu.checks.hash_table import colliding
 from collective.ops.gpu.hash_table import (
     DEAD,
     FIRST_SLOTS,
@@ -21,10 +22,9 @@ from collective.ops.gpu.hash_table import (
     find,
     find_or_insert,
 )
+from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.hash_table import colliding
-from collective.ops.gpu_checks.reference import hash_table as reference
 from collective.ops.rows import keymap
 from tests.kernels.gpu.emulator import EmulatedDevice
 

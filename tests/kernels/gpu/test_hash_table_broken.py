@@ -7,10 +7,10 @@ from typing import Callable
 import numpy as np
 import pytest
 
+from collective.ops.gpu.checks.hash_table import colliding
 from collective.ops.gpu.hash_table import BrokenError, HashTable, find, find_or_insert
 from collective.ops.gpu.hash_table_maintenance import remove, set_steps, steps
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.hash_table import colliding
 from tests.kernels.gpu.emulator import EmulatedDevice
 from tests.kernels.gpu.test_hash_table import whole
 

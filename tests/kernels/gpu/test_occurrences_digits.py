@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from collective.ops.gpu.occurrences import digits, occurrences
+from collective.ops.gpu.reference import occurrences as reference
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.reference import occurrences as reference
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 

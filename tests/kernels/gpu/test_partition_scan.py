@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from collective.ops.gpu import partition as kernels
+from collective.ops.gpu.reference import partition as reference
 from collective.ops.gpu.segments import DYNAMIC, STATIC, Segments
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks.reference import partition as reference
 from tests.kernels.gpu.emulator import EmulatedDevice
 
 

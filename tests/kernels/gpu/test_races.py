@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collective.ops import gpu_checks as checks
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import FAMILIES, SMALL, Check
 from collective.ops.gpu.device import Kernel
 from collective.ops.gpu.sources import Source
-from collective.ops.gpu_checks import FAMILIES, SMALL, Check
 from tests.kernels.gpu.emulator import EmulatedDevice, races
 from tests.kernels.gpu.emulator.build import library
 from tests.kernels.gpu.emulator.device import EmulatedKernel, RaceError

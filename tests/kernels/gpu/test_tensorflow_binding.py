@@ -11,10 +11,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library, placement
+from collective.ops.binding_checks import growing, training
 from collective.ops.exchange import embedding_bag
 from collective.ops.gpu import memory_bridge
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
-from collective.ops.gpu_checks import growing, training
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 

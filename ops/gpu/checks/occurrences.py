@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu import occurrences as kernels
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import assert_same, on
 from collective.ops.gpu.device import Device
+from collective.ops.gpu.reference import occurrences as reference
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import assert_same, on
-from collective.ops.gpu_checks.reference import occurrences as reference
 
 
 def number_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray, int]]:

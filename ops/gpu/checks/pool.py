@@ -12,19 +12,19 @@ import numpy as np
 from collective.ops.counting import counted
 from collective.ops.gpu import pool as kernels
 from collective.ops.gpu import update as updates
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import on, values
+from collective.ops.gpu.checks.sums import DIMS, TOLERANCE, assert_close
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.pool import MEAN, SQRTN, SUM, Ids, Lookup
+from collective.ops.gpu.reference import occurrences as reference_occurrences
+from collective.ops.gpu.reference import pool as reference
+from collective.ops.gpu.reference import sums as reference_sums
 from collective.ops.gpu.rules import SGD, Adagrad, Rule
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows, sum_rows
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import on, values
-from collective.ops.gpu_checks.reference import occurrences as reference_occurrences
-from collective.ops.gpu_checks.reference import pool as reference
-from collective.ops.gpu_checks.reference import sums as reference_sums
-from collective.ops.gpu_checks.sums import DIMS, TOLERANCE, assert_close
 
 COMBINERS = (SUM, MEAN, SQRTN)
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from collective.ops.counting import counted
 from collective.ops.gpu import partition as kernels
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import assert_same, key_cases, on, segment_cases
 from collective.ops.gpu.device import Device
+from collective.ops.gpu.reference import partition as reference
 from collective.ops.gpu.segments import DYNAMIC, MOST_RANKS, STATIC, Segments
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import assert_same, key_cases, on, segment_cases
-from collective.ops.gpu_checks.reference import partition as reference
 
 KINDS = (STATIC, DYNAMIC, STATIC, DYNAMIC)
 

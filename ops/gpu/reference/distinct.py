@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu.distinct import Distinct
+from collective.ops.gpu.reference.partition import by_key, counts
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu_checks.reference.partition import by_key, counts
 
 
 def distinct(

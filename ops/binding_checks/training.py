@@ -19,6 +19,7 @@ from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.exchange import dispatch, embedding_bag
 from collective.ops.exchange import key_exchange as exchange
+from collective.ops.gpu.reference.update import applied
 from collective.ops.gpu.rules import (
     SGD,
     Adagrad,
@@ -30,7 +31,6 @@ from collective.ops.gpu.rules import (
     RowWiseAdagrad,
     Rule,
 )
-from collective.ops.gpu_checks.reference.update import applied
 
 SHAPES = ((40, 3), (9, 8), (1000, 16))  # of the tables
 STEPS, BATCH, MAX_NORM, STARTS_FROM, RATE = 3, 50, 0.7, 0.1, 0.1

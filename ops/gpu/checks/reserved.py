@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu import gather, update
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import on
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.rules import SGD
@@ -15,8 +17,6 @@ from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.update import Table
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import on
 
 DIM = 16
 

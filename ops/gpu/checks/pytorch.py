@@ -13,8 +13,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from collective.ops.gpu.checks.workload import RULE, Batch
 from collective.ops.gpu.device import Device
-from collective.ops.gpu_checks.workload import RULE, Batch
 
 
 def imported(device: Device) -> Any:

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collective.ops.gpu import sums as kernels
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import on, values
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import Occurrences, occurrences
+from collective.ops.gpu.reference import occurrences as reference_occurrences
+from collective.ops.gpu.reference import sums as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import on, values
-from collective.ops.gpu_checks.reference import occurrences as reference_occurrences
-from collective.ops.gpu_checks.reference import sums as reference
 
 DIMS = (1, 3, 4, 16, 100, 128, 1024)
 TOLERANCE = 2e-6

@@ -11,13 +11,13 @@ import numpy as np
 
 from collective.ops.gpu import hash_table as kernels
 from collective.ops.gpu import hash_table_maintenance as maintenance
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import EXTREME, assert_same, key_cases, on, segment_cases
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.hash_table import MOST_ROWS, STEPS, HashTable
+from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import EXTREME, assert_same, key_cases, on, segment_cases
-from collective.ops.gpu_checks.reference import hash_table as reference
 
 
 class _Both:

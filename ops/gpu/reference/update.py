@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu.occurrences import Occurrences
+from collective.ops.gpu.reference.sums import row_sums
 from collective.ops.gpu.rules import (
     SGD,
     Adagrad,
@@ -21,7 +22,6 @@ from collective.ops.gpu.rules import (
 )
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.update import Table
-from collective.ops.gpu_checks.reference.sums import row_sums
 
 
 def applied(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu.partition import Partition
+from collective.ops.gpu.reference.owners import owners
 from collective.ops.gpu.segments import DYNAMIC, Segments
-from collective.ops.gpu_checks.reference.owners import owners
 
 
 def by_key(

@@ -43,21 +43,21 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.gpu.checks import Measurement, Scale, pytorch, workload
+from collective.ops.gpu.checks.inputs import on
+from collective.ops.gpu.checks.sums import assert_close
+from collective.ops.gpu.checks.workload import DIM, RANKS, RULE, SAMPLES, TABLES, Batch, Received
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.distinct import distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.partition import local_rows
 from collective.ops.gpu.pool import Ids, Lookup, pool, pool_terms
+from collective.ops.gpu.reference import distinct as reference
 from collective.ops.gpu.segments import STATIC, Segments
 from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.update import Table, update
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale, pytorch, workload
-from collective.ops.gpu_checks.inputs import on
-from collective.ops.gpu_checks.reference import distinct as reference
-from collective.ops.gpu_checks.sums import assert_close
-from collective.ops.gpu_checks.workload import DIM, RANKS, RULE, SAMPLES, TABLES, Batch, Received
 
 _KINDS, _DIMS = [STATIC] * TABLES, [DIM] * TABLES
 

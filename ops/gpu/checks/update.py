@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu import update as kernels
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import on
+from collective.ops.gpu.checks.sums import DIMS, Case, assert_close, case
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import PIECE, Occurrences, occurrences
+from collective.ops.gpu.reference import update as reference
 from collective.ops.gpu.rules import (
     SGD,
     Adagrad,
@@ -27,10 +31,6 @@ from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.update import Table
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import on
-from collective.ops.gpu_checks.reference import update as reference
-from collective.ops.gpu_checks.sums import DIMS, Case, assert_close, case
 
 RULES: tuple[Rule, ...] = (
     SGD(0.1),

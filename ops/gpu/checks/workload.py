@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collective.ops.gpu.checks.inputs import on
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.rules import Adagrad
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu_checks.inputs import on
 
 TABLES, SAMPLES, DIM, RANKS = 26, 65536, 128, 8
 RULE = Adagrad(0.05)

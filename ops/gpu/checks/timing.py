@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.device import Device
-from collective.ops.gpu_checks import Measurement, Scale
 
 REPEATS = 40
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu import gather as kernels
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.checks.inputs import on, values
 from collective.ops.gpu.device import Device
+from collective.ops.gpu.reference import gather as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
-from collective.ops.gpu_checks import Measurement, Scale
-from collective.ops.gpu_checks.inputs import on, values
-from collective.ops.gpu_checks.reference import gather as reference
 
 DIMS = (1, 3, 4, 16, 100, 128, 1024)
 

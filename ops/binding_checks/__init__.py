@@ -1,0 +1,1 @@
+"""Checks on GPUs what binds the kernels to TensorFlow: exchanges, updates, tables that grow."""
