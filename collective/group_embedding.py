@@ -34,7 +34,9 @@ def group_embedding_lookup_sparse(
         sp_ids: for each a `SparseTensor` or `RaggedTensor` of ids [B, T].
         combiners: for each 'sum', 'mean' or 'sqrtn'.
         sp_weights: for each the ids' weights, or None; by default none has weights.
-        partition_strategy, params_num_per_group: no effect.
+        partition_strategy: 'mod' or 'div', of embeddings in several variables, as for
+            `tf.nn.embedding_lookup`. No effect on tables.
+        params_num_per_group: no effect.
         is_sequence: whether to return rows without combining them.
         name: the operations' name scope.
 
@@ -46,7 +48,7 @@ def group_embedding_lookup_sparse(
     Raises:
         ValueError: the lists have different lengths.
     """
-    del partition_strategy, params_num_per_group
+    del params_num_per_group
     weights = [None] * len(params) if sp_weights is None else list(sp_weights)
     _check(params, sp_ids=sp_ids, combiners=combiners, sp_weights=weights)
     with tf.name_scope(name, "group_embedding_lookup_sparse"):
@@ -55,11 +57,11 @@ def group_embedding_lookup_sparse(
             params, map(_sparse, sp_ids), combiners, map(_sparse, weights)
         ):
             if is_sequence:
-                rows = _rows(table, ids.values)
+                rows = _rows(table, ids.values, partition_strategy)
                 shape = tf.concat([ids.dense_shape, tf.shape(rows, out_type=tf.int64)[1:]], 0)
                 outputs.append(tf.scatter_nd(ids.indices, rows, shape))
             else:
-                outputs.append(_pooled(table, ids, weight, combiner))
+                outputs.append(_pooled(table, ids, weight, combiner, partition_strategy))
         return outputs
 
 
@@ -74,7 +76,8 @@ def group_embedding_lookup(
     Args:
         params: L tables or other embeddings.
         ids: for each integers [...].
-        partition_strategy: no effect.
+        partition_strategy: 'mod' or 'div', of embeddings in several variables, as for
+            `tf.nn.embedding_lookup`. No effect on tables.
         name: the operations' name scope.
 
     Returns:
@@ -83,24 +86,25 @@ def group_embedding_lookup(
     Raises:
         ValueError: the lists have different lengths.
     """
-    del partition_strategy
     _check(params, ids=ids)
     with tf.name_scope(name, "group_embedding_lookup"):
-        return [_rows(table, one) for table, one in zip(params, ids)]
+        return [_rows(table, one, partition_strategy) for table, one in zip(params, ids)]
 
 
-def _rows(table: Any, ids: Any) -> tf.Tensor:
+def _rows(table: Any, ids: Any, partition_strategy: str) -> tf.Tensor:
     if isinstance(table, Sharded):
         return lookups.lookup_rows(table, ids, None, None)
-    return tf.nn.embedding_lookup(table, ids)
+    return tf.nn.embedding_lookup(table, ids, partition_strategy)
 
 
-def _pooled(table: Any, ids: tf.SparseTensor, weights: Any, combiner: str) -> tf.Tensor:
+def _pooled(
+    table: Any, ids: tf.SparseTensor, weights: Any, combiner: str, partition_strategy: str
+) -> tf.Tensor:
     """Looks up as `tf.nn.embedding_lookup_sparse` does, with a row for every sample, [B, D]."""
     pooled = (
         lookups.lookup_pooled(table, ids, weights, combiner, None, None)
         if isinstance(table, Sharded)
-        else tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+        else tf.nn.embedding_lookup_sparse(table, ids, weights, partition_strategy, None, combiner)
     )
     return lookups.for_all_samples(pooled, ids.dense_shape[0])
 
