@@ -42,6 +42,31 @@ def test_readers_know_whole_tables(strategy, rank, folder):
         np.testing.assert_array_equal(tf.train.load_variable(folder, "t:0"), want)
 
 
+def test_readers_of_plain_checkpoints(strategy, rank, folder):
+    """What TensorFlow saved without this library is read as ever, also what isn't there."""
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    if rank == 0:
+        with tf.Graph().as_default(), tf.Session() as session:
+            table = tf.get_variable("t", initializer=rows)
+            session.run(table.initializer)
+            tf.train.Saver().save(session, f"{folder}/m", write_meta_graph=False)
+    checkpoints.wait()
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        reader = tf.train.NewCheckpointReader(f"{folder}/m")
+        assert reader.has_tensor("t") and not reader.has_tensor("nothing")
+        assert reader.get_variable_to_shape_map() == {"t": [6, 2]}
+        np.testing.assert_array_equal(reader.get_tensor("t"), rows)
+        for name in ("nothing", b"nothing"):
+            with pytest.raises(tf.errors.NotFoundError, match="nothing"):
+                reader.get_tensor(name)
+        with strategy.embedding_scope():
+            table = tf.get_variable("t", [6, 2])
+        tf.train.init_from_checkpoint(folder, {"/": "/"})
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(table), rows)
+
+
 @pytest.mark.matrix
 def test_readers_of_dynamic_tables_say_how(strategy, folder):
     with strategy.scope(), tf.Graph().as_default():

@@ -41,11 +41,13 @@ def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
     Raises:
         tf.errors.NotFoundError: there is no such tensor, or it is a dynamic table.
     """
+    name = tf.compat.as_text(tensor_str)
     try:
-        return original(reader, tensor_str)
+        return original(reader, name)
     except tf.errors.NotFoundError:
-        layout = _layout(reader)
-        stored = layout.tables.get(tf.compat.as_text(tensor_str))
+        # `_layout` asks here for the record itself, which a checkpoint of TensorFlow hasn't.
+        layout = CheckpointLayout() if name == LAYOUT_ENTRY else _layout(reader)
+        stored = layout.tables.get(name)
         if stored is None:
             raise
     if not _is_in_parts(stored):
