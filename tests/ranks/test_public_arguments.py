@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.compat import deeprec_functions
-from collective.compat.deeprec_names import DEEPREC
-from collective.compat.hybridbackend_names import HYBRIDBACKEND
-from collective.compat.sok_names import SOK
+from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.compat.names.sok import SOK
 from collective.policy import FirstRows, TablePolicy, policy_of
 
 pytestmark = [pytest.mark.ranks(1), pytest.mark.backends("hb")]
