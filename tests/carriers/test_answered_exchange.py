@@ -154,7 +154,7 @@ def test_who_waits_for_an_owner_that_is_killed_is_told(tmp_path):
 
 @pytest.mark.timeout(100)
 def test_an_owner_that_can_not_answer_says_why(tmp_path):
-    """The rank that asks for a row which isn't there gets no answer, and is told that it ended."""
+    """The rank that asks for a row that doesn't exist gets no answer, and is told that it ended."""
     output = run(
         tmp_path,
         """

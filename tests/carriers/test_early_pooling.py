@@ -155,7 +155,7 @@ def test_the_first_lookups_are_pooled_before_the_last_rows_are_there(tmp_path, r
             lookups.check(session, Batch(7, KEYS if rank == 0 or rank < ranks - 1 else 0))
             if rank == 0:
                 thread.join()
-                # Members of other sections are there, and were pooled behind.
+                # Members of other sections are there, and were pooled afterwards.
                 assert 0 < functions.collective_pooled_early() < len(MEMBERS)
             for seed, keys in enumerate([3, KEYS, 0, 1, KEYS // 3]):
                 lookups.check(session, Batch(seed, keys))

@@ -129,16 +129,15 @@ def test_exchanges(tmp_path, ranks):
 
 @pytest.mark.timeout(100)
 def test_all_ranks_issue_in_one_order(tmp_path):
-    """They start collectives in opposite orders, in loops and in runs beside each other, too."""
+    """They start collectives in opposite orders, in loops and in runs in parallel, too."""
     output = run(
         tmp_path,
         """
         import threading
         with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
-            value = tf.placeholder(tf.int64, [1])  # A constant would be folded, with all behind it.
-            gate = tf.placeholder_with_default(tf.zeros([], tf.int32), [])
-            x = {name: value if (name == 'a') == (rank == 0) else delayed(value) for name in 'ab'}
-            gathered = [
+            value = tf.placeholder(tf.int64, [1]) # A constant would be folded, with all that
+            depends on it. gate = tf.placeholder_with_default(tf.zeros([], tf.int32), []) x = {name:
+            value if (name == 'a') == (rank == 0) else delayed(value) for name in 'ab'} gathered = [
                 ops.collective_nccl_allgather(tf.tile(x[name], [times]), gate, name=name)
                 for times, name in enumerate('ab', 1)
             ]

@@ -1,7 +1,7 @@
 """Writes sharded variables as HybridBackend does.
 
 Source: HybridBackend's `embedding/variables.py`: on N ranks, shard s has V div N rows, and one more
-if s < V mod N; its place in the entry [V, D] is behind those of the shards before it.
+if s < V mod N; its place in the entry [V, D] is after those of the shards before it.
 `embedding/sharding.py`: key k is row k div N of shard k mod N.
 """
 

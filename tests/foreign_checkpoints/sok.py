@@ -2,7 +2,7 @@
 
 Sources: SparseOperationKit's `dump_load.py` (`write_file_head`: 256 + 4 + 32 + 4 bytes, text padded
 at the left, numbers big-endian; `save_table_to_filesystem_static`: keys are local row * N + rank,
-ranks one behind the other; `save_table_to_filesystem_dynamic`: each rank's keys ascending), and
+ranks one after the other; `save_table_to_filesystem_dynamic`: each rank's keys ascending), and
 `raw_param.cc` (`dump_to_file`: `_keys.file` int64 and `_values.file` float32, no head).
 """
 

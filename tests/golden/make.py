@@ -1,4 +1,4 @@
-"""Made `version_1` beside it, which tests/ranks/test_checkpoint_golden.py restores; a new format
+"""Made `version_1` next to it, which tests/ranks/test_checkpoint_golden.py restores; a new format
 gets a folder of its own.
 
     PYTHONPATH=. collective launch -np 2 --device cpu tests/golden/make.py

@@ -41,7 +41,7 @@ class Reserved(memory.Region):
             self.taken = taken
 
     def shrink(self, size: int) -> None:
-        """Gives pages back that lie behind the first `size` bytes."""
+        """Gives pages back that lie after the first `size` bytes."""
         left = self._whole(size)
         if left < self.taken:
             allow(self.address + left, self.taken - left, 0)

@@ -23,7 +23,7 @@ class Instruction:
 
     Attributes:
       keyword: its first word, in capitals.
-      flags: the `--name=value` words behind it.
+      flags: the `--name=value` words after it.
       text: the rest, in one line.
       line: its number in the file.
     """

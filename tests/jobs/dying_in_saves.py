@@ -1,4 +1,4 @@
-"""Saves a checkpoint while it trains, one beside training, and two increments; on the way a signal
+"""Saves a checkpoint while it trains, one during training, and two increments; on the way a signal
 strikes ranks, if asked. It begins with what is there, and checks it.
 
     dying_in_saves.py FOLDER VICTIMS KIND MOMENT SIGNAL

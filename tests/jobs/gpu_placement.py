@@ -56,7 +56,7 @@ IN_HOST_MEMORY = {
 
 
 class Model:
-    """Looks up static and dynamic tables in all ways, beside a variable that is replicated.
+    """Looks up static and dynamic tables in all ways, as well as a replicated variable.
 
     Args:
         device: of the script, which makes all but its data there.

@@ -2,7 +2,7 @@
 
     long_job.py FOLDER LAUNCH KILLED
 
-Data go on where they stopped, checkpoints are written beside training, with increments between
+Data go on where they stopped, checkpoints are written during training, with increments between
 them. The first KILLED attempts of a launch end by a kill of one of the ranks, at a moment that
 LAUNCH and the attempt decide.
 """

@@ -1,4 +1,4 @@
-"""Trains a table and saves it, blocking and beside training; each rank says what memory that took.
+"""Trains a table and saves it, blocking and during training; each rank says what memory that took.
 
     memory_of_saves.py FOLDER MEGABYTES BUFFER_MEGABYTES
 

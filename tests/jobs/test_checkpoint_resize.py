@@ -69,8 +69,8 @@ with tf.Graph().as_default():
     ids, _, losses, train = build(contextlib.nullcontext, None)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        print('losses', json.dumps([{k: float(v) for k, v in session.run([losses, train], {ids: batch(i)})[0].items()}
-                                    for i in range(5)]))
+        print('losses', json.dumps([{k: float(v) for k, v in session.run([losses, train], {ids:
+                                    batch(i)})[0].items()} for i in range(5)]))
 """
 )
 
@@ -86,7 +86,7 @@ rank, ranks = strategy.rank(), strategy.world_size()
 
 
 def dynamic(name):
-    # Some have a column beside the slots, with the steps in which rows were used last.
+    # Some have a column in addition to the slots, with the steps in which rows were used last.
     policy = collective.TablePolicy(steps_to_live=1000) if name.startswith('ad') else None
     return collective.get_embedding_variable(name, 3, initializer=tf.ones_initializer(), ev_option=policy)
 

@@ -204,7 +204,7 @@ def test_a_run_that_one_rank_cannot_start(tmp_path, feed, word):
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("carrier", CARRIERS[::-1])
 def test_an_operation_that_fails_half_way_on_one_rank(tmp_path, carrier):
-    """Behind the first exchange, where the peers can't be told: the job ends with the failing
+    """After the first exchange, where the peers can't be told: the job ends with the failing
     rank's code.
     """
     code, output, seconds = job(

@@ -1,5 +1,5 @@
 """A job that is killed time and again loses nothing: with data that go on where they stopped,
-checkpoints written beside training, increments between them, and restarts.
+checkpoints written during training, increments between them, and restarts.
 """
 
 from __future__ import annotations

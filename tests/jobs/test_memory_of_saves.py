@@ -1,4 +1,5 @@
-"""Training, a save and a restore take no memory that grows with the tables beside their rows.
+"""Training, a save and a restore take no memory that grows with the tables in addition to their
+rows.
 
 What is there in any case, TensorFlow itself, takes some 200 MB.
 """

@@ -1,4 +1,4 @@
-"""A job's code is beside its checkpoints, and builds the model outside of training."""
+"""A job's code is next to its checkpoints, and builds the model outside of training."""
 
 import contextlib
 

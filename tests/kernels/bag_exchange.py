@@ -2,7 +2,7 @@
 
 What each rank computes is there, what travels is sliced and put together.
 
-Beside it the same lookups on whole tables, by plain TensorFlow.
+For comparison, the same lookups on whole tables, by plain TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests an exchange's compiled operations among simulated ranks, beside lookups on whole tables."""
+"""Compares an exchange's compiled operations on simulated ranks with lookups on whole tables."""
 
 from __future__ import annotations
 

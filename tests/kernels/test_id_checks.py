@@ -1,5 +1,5 @@
-"""Checks what is found of ids and samples before anything moves, beside NumPy: also of so many that
-threads share them.
+"""Checks what is found of ids and samples before anything moves, compared with NumPy: also of so
+many that threads share them.
 """
 
 from __future__ import annotations

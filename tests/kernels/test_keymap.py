@@ -1,4 +1,4 @@
-"""Tests the compiled key map beside a Python dictionary: NumPy alone."""
+"""Tests the compiled key map compared with a Python dictionary: NumPy alone."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ROWS_IN_MEMORY = 17
 
 
 class Uses:
-    """Keeps the last uses of a store's rows, beside a dictionary.
+    """Keeps the last uses of a store's rows, compared with a dictionary.
 
     Args:
         folder: has the store's file; None for a store in memory.

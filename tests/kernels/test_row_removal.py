@@ -44,7 +44,7 @@ def test_a_store_forgets_as_a_dictionary_does(compiled: bool):
         drawn = store._fill(keys.view(np.uint64), 3).astype(np.float32)
         for key, values in zip(keys, drawn):
             wanted.setdefault(int(key), (values, 0, FIRST))
-        if step % 3:  # else the rows of new keys are behind those that the slots know of
+        if step % 3:  # else the rows of new keys are beyond those that the slots know of
             slots[1].initialize_rows(len(store))
             for column, values in zip((store.values, *slots), ((step, step), (step,), (step, 1))):
                 column.write(rows, np.resize(np.array(values), column.read(rows).shape))

@@ -1,4 +1,4 @@
-"""The compiled updates beside NumPy in float64 and TensorFlow's own; and what they refuse."""
+"""Compares compiled updates with NumPy in float64 and TensorFlow's; and what they refuse."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_threads_change_no_bit():
 
 @pytest.mark.parametrize("used", [0, 1, 30, ROWS - 1])
 def test_adam_leaves_rows_that_are_not_used_alone(used):
-    """Of a dynamic table there are rows 1 to `used`; behind them may be memory that isn't there."""
+    """A dynamic table has rows 1 to `used`; after them may be memory that doesn't exist."""
     case, rng = CASES["adam"], np.random.default_rng(used)
     arrays = start(case, ROWS, 3, rng)
     gradients, rows = draw(used // 2, 3, rng, used)

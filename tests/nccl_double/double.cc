@@ -2,7 +2,7 @@
 //
 // As in NCCL, what ranks exchange is matched by order alone; here each message says what it is, so
 // ranks that go out of step get an error instead of each other's data. A group's parts move at the
-// same time, and ncclGroupEnd returns when all have. Abort ends whoever waits.
+// same time, and ncclGroupEnd returns when all have. Abort ends all waiting calls.
 //
 // A test tells it to fail (double_fail) or to hang (double_hang), and reads what was called.
 

@@ -4,8 +4,8 @@ The process that is started collects the cases, once for each configuration in w
 (`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases
 that were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for
 any test. A rank, which runs the same files under the same names, is told by its environment. A
-later launch that is small enough runs beside the present one, and the first beside tests that need
-one processor (`beside_ranks`); their cases are reported in their turn.
+later launch that is small enough runs in parallel with the present one, and the first with tests
+that need one processor (`beside_ranks`); their cases are reported in their turn.
 
 A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
 a new launch.
@@ -32,7 +32,7 @@ from tests.rank_plugin.inside import FOLDER, Reporter
 from tests.rank_plugin.launching import Crashed, Launch
 from tests.rank_plugin.reports import crashed, merged
 
-# Launches of one configuration: whoever crashes more often has one cause for all.
+# Launches of one configuration: repeated crashes have one common cause.
 MOST_LAUNCHES = 4
 # Processes that run at a time, this one included where it has tests of its own, unless a launch has
 # more ranks: a single one leaves a processor idle.
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rank_cases", "the folder of the cases that run on several ranks", default="")
     parser.addini(
         "beside_ranks",
-        "folders of tests that launch nothing, beside which the first launches of ranks run",
+        "folders of tests that launch nothing; the first launches of ranks run meanwhile",
         type="args",
         default=[],
     )
@@ -166,7 +166,7 @@ class Launching:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves out the rank cases that the tier doesn't run.
 
-        The others come last, sorted by configuration, behind those beside which they can begin.
+        The others come last, sorted by configuration, after those with which they can begin.
         """
         choice = _choice(self._config)
         for (*_, configuration), cases in self._collected.items():
@@ -241,7 +241,7 @@ class Launching:
             return [crashed(item, str(crash), "call", time.monotonic() - began)]
 
     def _start_what_fits_beside(self, running: int) -> None:
-        """Starts launches to come that have room beside so many processes and the launches."""
+        """Starts launches to come that have room with so many processes and the launches."""
         running += sum(c.ranks for c, launch in self._running.items() if launch.is_running())
         for configuration, cases in self._cases.items():
             fits = running + configuration.ranks <= MOST_PROCESSES

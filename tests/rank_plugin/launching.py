@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tests.rank_plugin.configuration import Configuration
 from tests.rank_plugin.inside import FOLDER
 
-# A rank ends itself when a case takes so long: beside other work, the largest of the random models
+# A rank ends itself when a case takes so long: with other work, the largest of the random models
 # take two minutes. (A thread ends also what hangs in C++.)
 CASE_TIMEOUT = 240
 # Only where even that doesn't happen: starting all ranks takes less, on a slow day.

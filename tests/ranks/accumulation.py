@@ -1,4 +1,4 @@
-"""Builds the models of local_steps, and runs them beside plain TensorFlow with the larger batch."""
+"""Builds the models of local_steps, and compares them with TensorFlow and the larger batch."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf

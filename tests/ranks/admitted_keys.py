@@ -1,4 +1,4 @@
-"""Says in NumPy which keys get rows, and what their rows are, and builds the model beside it."""
+"""Says in NumPy which keys get rows, and which, and builds the model for comparison."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Builds a small model for strategy.estimator, and for plain tf.estimator beside it."""
+"""Builds a small model for strategy.estimator, and for plain tf.estimator for comparison."""
 
 import contextlib
 import os

@@ -234,7 +234,7 @@ class Built:
                 max_norm=lookup.max_norm,
             )
             out = out[:, 0] if lookup.deep else out
-        # behind the last that has ids
+        # after the last that has ids
         out = tf.pad(tf.cast(out, tf.float32), [[0, samples - tf.shape(out)[0]], [0, 0]])
         return tf.reshape(out, [-1, lookup.table.dim])
 

@@ -1,4 +1,4 @@
-"""Runs plain TensorFlow beside the library: one function builds both graphs."""
+"""Compares the library with plain TensorFlow: one function builds both graphs."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Runs random programs of tables, session by session, beside dictionaries with the same rows."""
+"""Compares random programs of tables, session by session, with dictionaries of rows."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Row:
         self.used, self.frequency = 0, frequency
 
     def update(self, optimizer, gradient):
-        """Updates by a gradient; Adam's rule has `decay` behind it."""
+        """Updates by a gradient; Adam's rule has `decay` after it."""
         if optimizer == "sgd":
             self.values = self.values - RATE * gradient
         elif optimizer == "adagrad":

@@ -141,7 +141,7 @@ def test_the_gradient_tape_of_a_callable_loss(strategy, rank, size):
 
 
 def test_what_a_script_computes_itself_is_summed_up_too(strategy, rank, size):
-    """Gradients that come from no tf.gradients, beside some that do, and one that is no tensor."""
+    """Gradients that come from no tf.gradients, some that do, and one that is no tensor."""
 
     def train(loss, variables):
         x = tf.get_default_graph().get_tensor_by_name("Placeholder_4:0")
@@ -166,7 +166,7 @@ def test_what_a_script_computes_itself_is_summed_up_too(strategy, rank, size):
 
 
 def test_a_penalty_is_each_batchs_own(strategy, rank, size):
-    """The gradient that is penalised isn't summed up, the gradient of the penalty is: beside a mean
+    """The gradient that is penalised isn't summed up, the gradient of the penalty is: with a mean
     over batches.
     """
 

@@ -132,7 +132,7 @@ def test_counts_are_read_on_any_number_of_ranks(strategy, folder, name, ranks, m
                 places = whole.places(int(key))
                 least = min(cells[part // shape.step, place] for part, place in places)
                 assert count <= least <= whole[int(key)]
-    barrier.exchange(None, "read", {})  # The folder goes behind it.
+    barrier.exchange(None, "read", {})  # The folder goes after it.
 
 
 def test_counts_go_with_their_keys(strategy, folder):

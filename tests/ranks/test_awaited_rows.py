@@ -1,4 +1,4 @@
-"""Rows that are fetched beside an update of their table, and known only after the gradients."""
+"""Rows that are fetched with an update of their table, and known only after the gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save beside training holds exactly the step at which it was asked for.
+"""A save during training holds exactly the step at which it was asked for.
 
 The truth is a blocking save of the same step. Each save's thread is held up until training has gone
 on, so that rows change before, while and after they are read.
@@ -114,7 +114,7 @@ def training(strategy, build, **options):
 
 
 def both(strategy, session, saver, folder):
-    """Saves the same step twice, first while training waits, then beside it."""
+    """Saves the same step twice, first while training waits, then in the background."""
     with strategy.scope(checkpoint_blocking=True):
         saver.save(session, f"{folder}/blocking")
     assert saver.save(session, f"{folder}/beside") == f"{folder}/beside"

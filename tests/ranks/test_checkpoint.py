@@ -292,7 +292,7 @@ def test_show(strategy, rank, size, folder, capsys):
 
 @pytest.mark.ungrouped
 def test_an_exported_graph(strategy, rank, size, folder):
-    """The graph beside a checkpoint: one rank's static tables are ordinary variables in it; others
+    """The graph next to a checkpoint: one rank's static tables are ordinary variables in it; others
     can't be imported.
     """
     want = saved(strategy, rank, f"{folder}/m")

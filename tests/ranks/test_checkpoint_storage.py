@@ -33,7 +33,7 @@ def monitored(folder):
 
 
 def joined(session):
-    """Waits on all ranks for what writes beside training, without hearing how it went."""
+    """Waits on all ranks for what writes during training, without hearing how it went."""
     save = state_of_session(raw_session(session)).background_save
     if save is not None:
         save._thread.join()

@@ -55,8 +55,8 @@ def test_global_norm_counts_every_shard_once(strategy, rank, size):
 
 
 def test_clipping_a_tables_gradient(strategy, rank, size):
-    """Beside plain TensorFlow on the summed gradient, also where a script has scaled the gradient
-    first.
+    """Compared with plain TensorFlow on the summed gradient, also where a script has scaled the
+    gradient first.
     """
 
     def train(loss, variables, dense, clip):

@@ -101,7 +101,7 @@ def test_a_folder_of_another_rank_alone_is_refused(strategy, rank, size, folder)
 def test_a_checkpoint_in_another_ranks_folder_alone_is_not_passed_over(
     strategy, rank, size, folder
 ):
-    """Training would start anew without a word."""
+    """Training would start again without a word."""
     if size == 1:
         return
     trained(strategy, rank, f"{folder}/1", 2)

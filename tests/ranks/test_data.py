@@ -46,7 +46,7 @@ def build(strategy, batch):
 
 
 def trained(strategy, path, size, start, steps):
-    """Trains some steps behind `start` batches; returns this rank's records."""
+    """Trains some steps after `start` batches; returns this rank's records."""
     used = []
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         dataset = data.parquet(path, batch_size=3, shuffle=True, start=start)

@@ -163,8 +163,8 @@ def test_losses_over_sampled_rows(strategy, rank, size):
 
 
 def test_losses_that_draw_their_negatives(strategy, rank, size):
-    """From a seed all ranks draw the same: beside the ranks' parts in one graph, each with such a
-    sampler, and their mean.
+    """From a seed all ranks draw the same: compared with the ranks' parts in one graph, each with
+    such a sampler, and their mean.
     """
     rng = np.random.default_rng(4)
     batches = [
@@ -224,7 +224,7 @@ def test_losses_that_draw_their_negatives(strategy, rank, size):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_callable_loss_with_an_l2_loss(strategy, rank, size, first):
-    """Before the lookup and behind it: the tape knows the table either way."""
+    """Before the lookup and after it: the tape knows the table either way."""
 
     def build(embedding_scope):
         with embedding_scope():

@@ -58,7 +58,7 @@ def test_numbers_are_those_of_plain_tensorflow(strategy, rank, size):
 
 
 def test_sums_are_formed_in_the_order_of_the_ranks(strategy, rank, size):
-    """Of 1e8, 1 and -1e8 in float32 the order matters; beside others they are the same. 0 with all
+    """Of 1e8, 1 and -1e8 in float32 the order matters; next to others they are the same. 0 with all
     in their places.
     """
     values = np.array([1e8, 1.0, -1e8, 1.0], np.float32)

@@ -90,8 +90,8 @@ def test_huge_keys_start_from_rows_of_their_own(strategy):
 
 @given(data=st.data())
 def test_any_keys_in_any_order(strategy, rank, size, data):
-    """Each rank has keys of its own, some of them none: every key has its row, whoever brought it
-    and when.
+    """Each rank has keys of its own, some of them none: every key has its row, whichever rank
+    brought it and when.
     """
     key = st.one_of(
         st.sampled_from([int(k) for k in EXTREME]),

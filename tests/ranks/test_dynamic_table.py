@@ -174,7 +174,7 @@ def test_a_session_that_is_gone_leaves_no_memory(strategy):
             t = collective.get_embedding_variable("t", D)
             train, _ = touch(t, np.arange(1000))
             with tf.Session() as session:
-                for _ in range(3):  # initialized anew, it forgets what was
+                for _ in range(3):  # initialized again, it forgets what was
                     session.run(tf.global_variables_initializer())
                     session.run(train)
                     assert t.local_count(session) <= 1000

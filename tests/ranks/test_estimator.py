@@ -353,7 +353,7 @@ def test_parameters_are_a_copy(strategy, folder):
     assert estimator.evaluate(records(5))["loss"] != pytest.approx(np.log(2))
 
 
-# -- beside it
+# -- for comparison
 
 
 def test_tensorflows_own_estimator_is_refused_on_several_ranks(strategy, rank, size, folder):

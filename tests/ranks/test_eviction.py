@@ -171,7 +171,7 @@ def test_last_use_is_restored_and_starts_with_the_policy(strategy, folder):
 
 
 def test_rows_go_between_saves(strategy, folder):
-    """Behind runs that lead to multiples of three steps, also in a session that was restored."""
+    """After runs that lead to multiples of three steps, also in a session that was restored."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         model = Model(TablePolicy(steps_to_live=2, evict=collective.every_steps(3)))
 
@@ -214,7 +214,7 @@ def by_a_loop(step):
 @pytest.mark.matrix
 @pytest.mark.parametrize("count", [lambda step: step.assign_add(2), by_assigning, by_a_loop])
 def test_rows_go_between_saves_where_a_run_counts_several_steps(strategy, folder, count):
-    """Behind the first run that leads to a multiple of five steps, or beyond."""
+    """After the first run that leads to a multiple of five steps, or beyond."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         model = Model(TablePolicy(steps_to_live=4, evict=collective.every_steps(5)))
         step = tf.train.get_global_step()

@@ -1,6 +1,6 @@
 """A new version of a SavedModel links what its base has, writes the rest, and stands alone.
 
-Plain TensorFlow trains beside the library; processes that can't import the library load versions.
+Plain TensorFlow trains for comparison; processes that can't import the library load versions.
 """
 
 import glob
@@ -259,7 +259,7 @@ def test_a_base_that_plain_tensorflow_wrote(strategy, folder, rank, capsys):
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ("missing", "it isn't there"),
+        ("missing", "it doesn't exist"),
         ("empty", "neither one nor a folder of versions"),
         ("cut off", "can't be linked from"),
         ("a damaged record", "can't be linked from"),
@@ -296,7 +296,7 @@ def other_model():
 
 
 def test_a_checkpoint_with_increments(strategy, folder):
-    """It is made whole beside the version, for as long as the export takes."""
+    """It is made whole next to the version, for as long as the export takes."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             inputs, outputs = one_table()

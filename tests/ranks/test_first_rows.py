@@ -83,7 +83,7 @@ def by_column(path):
     ],
 )
 def test_a_dynamic_table_starts_from_its_rows(strategy, folder, source, way):
-    """Keys that aren't there start by the initializer, slots fresh; a restore goes before."""
+    """Missing keys start by the initializer, slots fresh; a restore goes before."""
     with_new = np.append(KEYS, [5])
     first = np.vstack([np.full([len(KEYS), D], once(7.0)), np.zeros([1, D])])
     for number in range(2):

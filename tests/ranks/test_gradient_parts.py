@@ -387,7 +387,7 @@ DYNAMIC_USES = [
 
 @pytest.mark.parametrize("use", DYNAMIC_USES, ids=lambda use: use.__name__)
 def test_a_use_of_a_dynamic_tables_gradient(strategy, rank, size, use):
-    """Its indices are keys; the table beside it, in plain TensorFlow, has a row for each."""
+    """Its indices are keys; the table for comparison, in plain TensorFlow, has a row for each."""
 
     def build(embedding_scope, rows):
         with embedding_scope():

@@ -177,7 +177,7 @@ def many_tables(strategy, tables):
 @pytest.mark.grouped
 @pytest.mark.parametrize("tables", [3, 100])
 def test_three_all_to_alls_whatever_the_number_of_tables(strategy, size, tables):
-    """Beside one allreduce of the dense gradients and the ranks' one agreement."""
+    """In addition to one allreduce of the dense gradients and the ranks' one agreement."""
     with strategy.scope(), tf.Graph().as_default():
         train, feed = many_tables(strategy, tables)
         with tf.Session() as session:

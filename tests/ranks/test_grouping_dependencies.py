@@ -144,7 +144,7 @@ def test_gradients_with_respect_to_looked_up_rows(strategy, rank, size):
 
 
 def test_penalties_on_gradients_of_looked_up_rows(strategy, rank, size):
-    """Second derivatives of the network behind the lookups."""
+    """Second derivatives of the network after the lookups."""
 
     def build(embedding_scope):
         t, p = tables(embedding_scope, a=3, b=3), placeholders()
@@ -398,7 +398,7 @@ def test_a_linear_loss_beside_a_lookup_that_is_not_needed(strategy, rank, size):
 
 
 def test_one_embedding_alone_fed_with_nothing_else(strategy, rank, size):
-    """Of lookups that share an exchange, in training and beside it; and a loss whose rows are fed,
+    """Of lookups that share an exchange, in training and outside it; and a loss whose rows are fed,
     not looked up.
     """
     with strategy.scope(), tf.Graph().as_default():

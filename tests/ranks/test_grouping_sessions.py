@@ -51,7 +51,7 @@ def test_training_takes_no_evaluation_input_nor_the_other_way_round(strategy, ra
     """The model twice over the same tables, each with an iterator; evaluated before gradients are
     taken, after, or later.
 
-    Ranks have unequal parts of the evaluation: whoever is done answers the others.
+    Ranks have unequal parts of the evaluation: a rank that is done answers the others.
     """
     left = 3 + rank % 2
     mine = {"train": batches(rank, 5, 1), "evaluation": batches(rank, left, 2)}
@@ -235,7 +235,7 @@ def test_grouping_that_is_switched_on_after_a_session_has_run(strategy, rank, si
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.int32])
 def test_a_lookup_under_control_dependencies_sees_the_value_after(strategy, rank, size, dtype):
-    """Of an update in the same run, while the lookups beside it see the value before."""
+    """Of an update in the same run, while the other lookups see the value before."""
     with strategy.scope(), tf.Graph().as_default():
         t = two(strategy.embedding_scope)
         ids = tf.placeholder(dtype, [None])

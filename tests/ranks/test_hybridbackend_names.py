@@ -54,7 +54,7 @@ def evaluated(layers, history, every=2, steps=4):
 
 @pytest.mark.filterwarnings("ignore:`tf.layers")
 def test_an_evaluation_takes_layers_without_names(opens_scope):
-    """Also layers in scopes without a name: counts of default names begin anew."""
+    """Also layers in scopes without a name: counts of default names start again."""
 
     def layers(x):
         with tf.variable_scope(None, "block"):

@@ -27,7 +27,7 @@ def test_increments_go_on_behind_a_whole_save_that_failed(
             step(row)
         disk.error = OSError(28, "No space left on device")
         step(6)  # A whole save.
-        step(7)  # By then a save beside training has failed, too, and an increment fails.
+        step(7)  # By then a save during training has failed, too, and an increment fails.
         disk.error = None
         step(8)
     last = f"{folder}/model.ckpt-0.increment-4"

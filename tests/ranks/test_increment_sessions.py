@@ -29,7 +29,7 @@ def test_a_monitored_session_saves_increments_and_starts_from_the_newest(strateg
             for _ in range(9):
                 session.run(train, {ids: [3]})
             raise Stopped  # Without a last save.
-    # Whole ones at steps 0 and 5; increments at 2 and 4 behind the one, 6 and 8 behind the other.
+    # Whole ones at steps 0 and 5; increments at 2 and 4 after the one, 6 and 8 after the other.
     assert increments_in(folder) == [
         f"model.ckpt-{base}.increment-{number}" for base in (0, 5) for number in (1, 2)
     ]

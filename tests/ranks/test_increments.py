@@ -1,6 +1,6 @@
 """A whole checkpoint and its increments restore the very state, on any number of ranks.
 
-The truth is the live state when the increment was saved, and a whole checkpoint saved beside it.
+The truth is the live state when the increment was saved, and a whole checkpoint saved next to it.
 """
 
 import glob
@@ -301,7 +301,7 @@ def test_a_broken_chain_is_refused_by_name(strategy, rank, folder, kind):
 
 @pytest.mark.matrix
 def test_an_increment_of_another_base_is_refused(strategy, rank, folder):
-    """It lies beside a checkpoint that was copied over its base."""
+    """It lies next to a checkpoint that was copied over its base."""
     if rank == 0:
         os.mkdir(f"{folder}/a")
         os.mkdir(f"{folder}/b")
@@ -321,7 +321,7 @@ def test_an_increment_of_another_base_is_refused(strategy, rank, folder):
 
 
 def test_a_checkpoint_takes_its_increments_with_it(strategy, rank, folder):
-    """max_to_keep counts chains; a checkpoint of the same name begins one anew."""
+    """max_to_keep counts chains; a checkpoint of the same name begins a new one."""
 
     def save_more(model, session, first):
         for _ in range(2):

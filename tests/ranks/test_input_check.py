@@ -82,7 +82,7 @@ def test_shard_is_the_fix(strategy, size, form):
     with noticed(times=0):
         graph = run(strategy, lambda: strategy.shard(dataset()), ids=ids)
     if size > 1:
-        assert state_of(graph).input_check.runs == 1, "no step behind the first costs anything"
+        assert state_of(graph).input_check.runs == 1, "no step after the first costs anything"
 
 
 def test_with_keys_exchanged_ahead(strategy, rank, size):

@@ -74,7 +74,7 @@ def embedding(name, seed=3, rows=9, dim=3, **kwargs):
 
 @pytest.mark.parametrize("options", [{}, {"input_length": 4}, {"mask_zero": True}], ids=str)
 def test_an_embedding_is_a_table(strategy, rank, size, options):
-    """Its mask goes on to whoever asks for it."""
+    """Its mask is passed on to layers that ask for it."""
 
     def model(embedding_scope, ids, x, y):
         layer = embedding("e", **options)

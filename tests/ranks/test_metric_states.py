@@ -275,7 +275,7 @@ def test_a_best_value_of_a_metric(strategy, rank, size):
 def test_training_has_no_more_collectives(strategy, size):
     """Where nobody looks at a value, updates need no peer."""
     with strategy.scope(), tf.Graph().as_default():
-        # What an update of tf.metrics returns is of all ranks, whoever looks at it.
+        # What an update of tf.metrics returns covers all ranks, wherever it is used.
         own = {name: build for name, build in COUNTED.items() if name != "tf_mean"}
         program = Program(strategy.embedding_scope, own)
         with tf.Session() as session:

@@ -33,7 +33,7 @@ def placeholders():
 
 
 def normalized(t, feeds, reuse=None):
-    """Computes the loss of a batch normalised by itself, in front of a lookup and behind it."""
+    """Computes the loss of a batch normalised by itself, in front of a lookup and after it."""
     with tf.variable_scope("model", reuse=reuse):
         x = tf.layers.batch_normalization(feeds["x"], training=True, momentum=0.8, name="in")
         x += tf.nn.embedding_lookup(t, feeds["ids"])
@@ -68,7 +68,7 @@ def test_batch_normalization(strategy, rank, size):
                 {"t": t, **{v.op.name: v for v in tf.trainable_variables()[1:]}, **averages()}
             )
     assert size == 1 or counts[1] == 3, (
-        "one allreduce for gradients, one for averages of x alone, one for those behind ids"
+        "one allreduce for gradients, one for averages of x alone, one for those after ids"
     )
 
     with tf.Graph().as_default():
@@ -132,7 +132,7 @@ def test_of_a_tensor(strategy, rank, size, debias):
 
 
 def test_of_tables_and_other_variables(strategy, rank, size, folder):
-    """Behind the update; looked up, read, and restored into the table, as for an evaluation."""
+    """After the update; looked up, read, and restored into the table, as for an evaluation."""
 
     def build(embedding_scope):
         with embedding_scope():
@@ -351,7 +351,7 @@ def test_updates_that_have_no_mean_are_refused(strategy, size, kind):
 
 
 def test_an_average_is_fetched_without_what_it_does_not_need(strategy, rank, size):
-    """One of what is known before the step, one of what is known behind it."""
+    """One of what is known before the step, one of what is known after it."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             ones = tf.get_variable(

@@ -39,7 +39,7 @@ def train(strategy, folder, tables, dynamic=(), dense=(), steps=1, **scope):
 
 
 def after(steps):
-    """Computes a value behind so many steps of Adagrad with the gradient 1, from 1."""
+    """Computes a value after so many steps of Adagrad with the gradient 1, from 1."""
     return 1 - RATE * sum(1 / np.sqrt(1 + i) for i in range(1, steps + 1))
 
 

@@ -208,7 +208,7 @@ def test_a_constraint_of_a_table_is_refused(strategy, rank, size):
 
 
 def second_order(m):
-    """Takes Newton's direction of the kernel of a layer behind a table.
+    """Takes Newton's direction of the kernel of a layer after a table.
 
     It comes by its hessian and by a jacobian of per-sample losses.
     """

@@ -369,7 +369,7 @@ def test_a_wrong_value_is_an_error(strategy):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["hook", "by hand", "a group"])
 def test_a_broadcast_of_variables_is_no_training(strategy, rank, size, folder, way, capsys):
-    """Horovod's scripts begin with one: the plan is that of the first step behind it, and it counts
+    """Horovod's scripts begin with one: the plan is that of the first step after it, and it counts
     neither for check nor for profile.
     """
     hooks = [hvd.BroadcastGlobalVariablesHook(0)] if way == "hook" else []

@@ -75,7 +75,7 @@ def test_an_iterator_that_starts_anew_on_one_rank_only(strategy, rank, size):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
-    """On one rank, and on all at the same step; training may go on behind it."""
+    """On one rank, and on all at the same step; training may go on after it."""
 
     def run(ahead):
         with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():

@@ -354,7 +354,7 @@ def test_bytes_of_tables_whose_rows_the_owner_pools(strategy, rank, size, folder
 
 
 def test_the_page_of_a_profile(strategy, rank, size, folder):
-    """Rank 0 writes it behind the window, and again with the steps that are measured later."""
+    """Rank 0 writes it after the window, and again with the steps that are measured later."""
     train(strategy, 7, folder, profile_steps=(2, 3), profile_every=5, local_steps=2)
     grouped.everyone(0)
     with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:

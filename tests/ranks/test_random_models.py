@@ -91,7 +91,7 @@ def on_ranks(strategy, rank, size, model, batches):
 
 
 def close(got, want, name, rtol=2e-4):
-    """Allows for the rounding of numbers that are small beside others of their array."""
+    """Allows for the rounding of numbers that are small compared with others of their array."""
     np.testing.assert_allclose(
         got, want, rtol=rtol, atol=2e-6 * max(np.abs(want).max(initial=0), 1e-3), err_msg=name
     )

@@ -1,4 +1,4 @@
-"""A run that is refused behind its first exchanges is every rank's, and all go on from there."""
+"""A run that is refused after its first exchanges is every rank's, and all go on from there."""
 
 import time
 
@@ -80,7 +80,7 @@ def test_exchanges_in_calls_are_made_by_all_ranks_though_the_run_is_refused(
             table = reference.table("t", ROWS, 2)
         ids = tf.placeholder(tf.int64, [2])
         rows = chosen_by_rows(table, which, ids)
-        with tf.control_dependencies([tf.nn.embedding_lookup(which, ids)]):  # behind the gate
+        with tf.control_dependencies([tf.nn.embedding_lookup(which, ids)]):  # after the gate
             late_ids = late(ids, 0 if rank else 0.2)
 
         def look_up():

@@ -186,7 +186,7 @@ def test_a_job_that_is_started_again(strategy, rank, size, folder, stub, monkeyp
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["loses", "fails", "late"])
 def test_an_export_with_a_base(strategy, rank, folder, stub, fault):
-    """A version whose files fail or are lost isn't there; the next one is complete."""
+    """A version whose files fail or are lost doesn't exist; the next one is complete."""
     prefix = exported_model(strategy, one_table, folder)
 
     def export():
@@ -201,7 +201,9 @@ def test_an_export_with_a_base(strategy, rank, folder, stub, fault):
     else:
         stub.loses = lambda source, target: os.path.dirname(target) == BOX
     if fault != "late":
-        with pytest.raises((OSError, tf.errors.OpError, RankError), match="down|is not there"):
+        with pytest.raises(
+            (OSError, tf.errors.OpError, RankError), match="down|doesn't exist there"
+        ):
             export()
         wait()
         assert os.listdir(f"{folder}/box") == [os.path.basename(first)]

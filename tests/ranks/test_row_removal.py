@@ -15,7 +15,7 @@ KEYS = np.arange(40, dtype=np.int64) * 2**35 - 7
 
 
 class Model:
-    """Trains table 't', and 'u' beside it, on keys that every rank asks for."""
+    """Trains table 't', and also 'u', on keys that every rank asks for."""
 
     def __init__(self, optimizer):
         tf.set_random_seed(7)

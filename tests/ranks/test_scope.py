@@ -104,7 +104,7 @@ def test_embedding_scope_needs_scope(strategy):
     with pytest.raises(RuntimeError, match=r"inside scope\(\)"):
         with strategy.embedding_scope():
             pass
-    # an error on the way in leaves nothing behind
+    # an error on the way in leaves nothing
     with strategy.scope(), tf.Graph().as_default():
         assert not isinstance(tf.get_variable("t", [3, 3]), Table)
 

@@ -17,7 +17,7 @@ START = reference.table_values(10, 2)
 def build(embedding_scope, ids, seed=None):
     """Builds a table, a dense weight and a global step.
 
-    The weight starts anew on each rank, unless `seed` is given.
+    The weight starts again on each rank, unless `seed` is given.
     """
     with embedding_scope():
         t = reference.table("t", 10, 2)
@@ -373,7 +373,7 @@ def test_ranks_that_survive_a_failure_of_one_go_on_in_step(strategy, rank, size)
     """
     if size == 1:
         return
-    for attempt in range(4):  # the last one must not fail: only whoever waits again tells
+    for attempt in range(4):  # the last one must not fail: only a rank that waits again tells
         with strategy.scope(), tf.Graph().as_default():
             fetches = build(strategy.embedding_scope, tf.constant([rank, 5], tf.int64))
             with (

@@ -99,7 +99,7 @@ def test_slots_are_those_without_the_scope(strategy, kind, optimizer, settings):
     [name for name in SETTINGS if name not in ("custom getter", "reuse of all", "constraint")],
 )
 def test_counters_of_a_table_that_is_made_inside(strategy, settings):
-    """Its admission and its last use are noted beside it, under its name."""
+    """Its admission and its last use are noted next to it, under its name."""
     policy = TablePolicy(filter_freq=2, steps_to_live=100)
     step = {"steps": 4}
     with strategy.scope():

@@ -1,6 +1,6 @@
 """SparseOperationKit's own function tests hold: many pooled ids a sample, 100 steps of descent.
 
-Beside them, variables that plain TensorFlow holds whole are trained on the whole batches. A
+In addition, variables that plain TensorFlow holds whole are trained on the whole batches. A
 difference is measured as those tests do, squared and normalised: |a - b|² / |b|².
 """
 

@@ -67,7 +67,7 @@ def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
 
 @pytest.mark.carriers
 def test_variables_made_in_another_order_on_each_rank(strategy, rank, size):
-    """As a loop over a set of names does: Python hashes strings anew in every process."""
+    """As a loop over a set of names does: Python hashes strings differently in every process."""
 
     def train(loss, variables):
         del variables
@@ -196,7 +196,7 @@ def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
 
 @pytest.mark.carriers
 def test_keys_that_come_from_another_lookup(strategy, rank, size):
-    """The second lookup's ids are known only behind the first: a gate of its own, and one update
+    """The second lookup's ids are known only after the first: a gate of its own, and one update
     for both.
     """
 

@@ -78,7 +78,7 @@ def started(scope, shape, info, prefix, names=None, makes_table=True):
             return session.run([rows, after, drawn])
 
 
-# (shape of the table, arguments of VocabInfo behind the files)
+# (shape of the table, arguments of VocabInfo after the files)
 FORMS = {
     "grows": ((10, 3), {"new_vocab_size": 10, "num_oov_buckets": 0}),
     "few new words": ((4, 3), {"new_vocab_size": 4, "num_oov_buckets": 0}),

@@ -81,7 +81,7 @@ def exact(rank, size):
 
 
 def near(got, want, size, epsilon):
-    """Asserts that values are within one rounding of every addend, beside those of float32."""
+    """Asserts that values are within one rounding of every addend from those of float32."""
     assert (np.abs(got - want) <= (epsilon + 1e-5) * size + 1e-6).all()
 
 

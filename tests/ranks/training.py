@@ -1,4 +1,4 @@
-"""Trains rows of a table times a dense matrix, beside plain TensorFlow on the global batch."""
+"""Compares training rows times a dense matrix with plain TensorFlow on the global batch."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf

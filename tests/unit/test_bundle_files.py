@@ -131,7 +131,7 @@ def test_an_index_with_a_flipped_bit_is_refused_or_says_the_same(tmp_path):
 
 
 def test_a_slice_that_is_not_as_long_as_its_rows_is_refused(tmp_path):
-    """Whoever wrote such an index, it is read to no other memory than the rows'."""
+    """Whatever wrote such an index, it is read to no other memory than the rows'."""
     prefix = str(tmp_path / "m")
     with open(tensor_bundle.data_path(prefix, 0, 1), "wb") as file:
         file.write(bytes(4096))

@@ -103,7 +103,7 @@ def check_no_litter(folder):
 def scenario(folder, again):
     """Writes two checkpoints, then a third, which deletes the first.
 
-    Or writes the second anew, with another value and as many files.
+    Or writes the second again, with another value and as many files.
     """
     kept = save(folder, 1, 2)
     kept = save(folder, 2, 2, before=kept)

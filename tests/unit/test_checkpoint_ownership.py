@@ -196,7 +196,7 @@ def test_a_mark_is_renewed(base, job, monkeypatch):
     assert after != before and owner_id(base) == marks.id and len(after) == len(before)
     session.close()
     time.sleep(0.1)
-    assert not os.path.exists(base + ".owner"), "nobody makes it anew"
+    assert not os.path.exists(base + ".owner"), "nothing makes it again"
 
 
 def test_an_owner_that_stood_still_too_long_notices_that_it_is_none_any_more(base, job):
@@ -399,7 +399,7 @@ def test_the_last_scope_releases_the_marks_of_this_process(base):
 
 
 def test_the_graph_is_written_once_it_is_known_whose_the_folder_is(tmp_path, base):
-    """A killed job's mark is there: who it was is found out by the save behind it."""
+    """A killed job's mark is there: who it was is found out by the save after it."""
     (tmp_path / "graph.pbtxt").write_text("old")
     mark(base, **ELSEWHERE)
 

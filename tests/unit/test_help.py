@@ -23,7 +23,7 @@ def test_it_is_a_page():
 
 
 def test_it_lists_the_public_names_with_a_word_on_each():
-    listed = PAGE.partition("Public names, in short:")[2].partition("Read on:")[0]
+    listed = PAGE.partition("Public names, in short:")[2].partition("See also:")[0]
     described = re.findall(r"^    ([\w., ]+?)  +\S", listed, re.M)
     names = {name for names in described for name in names.split(", ")}
     modules = {f"collective.{name}" for name in (*collective._SUBMODULES, "launch", "options")}

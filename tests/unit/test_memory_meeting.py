@@ -91,7 +91,7 @@ def test_jobs_do_not_meet(job):
 
 
 def test_a_name_that_is_taken_is_no_hang(job):
-    """Whoever has it, ranks go on without shared memory."""
+    """Whatever has it, ranks go on without shared memory."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.bind(shared_memory._address(job, 2))
         stranger.listen(2)

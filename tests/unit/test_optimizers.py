@@ -151,7 +151,7 @@ def test_rule(name: str, sparse: bool, resource: bool, dtype: str):
 )
 @pytest.mark.parametrize("name", CASES)
 def test_variables_of_any_shape(name: str, shape: list[int]):
-    """A row is what lies behind the first dimension; of a vector it is one element."""
+    """A row is what lies after the first dimension; of a vector it is one element."""
     make, *references = CASES[name]
     start = np.random.default_rng(3).normal(size=shape)
     gradients = [np.random.default_rng([4, step]).normal(size=shape) for step in range(3)]

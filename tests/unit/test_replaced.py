@@ -30,7 +30,7 @@ def replaced():
             place = "horovod.tensorflow.mpi_ops.MPI_LIB"
         if inspect.isclass(owner) and issubclass(owner, Layer) and attribute not in vars(owner):
             owner = (
-                Layer  # Behind a first layer in a graph, Keras inherits from that of TensorFlow 1.
+                Layer  # After a first layer in a graph, Keras inherits from that of TensorFlow 1.
             )
         original = getattr(owner, attribute, None)
         try:

@@ -78,7 +78,7 @@ def test_what_is_not_in_the_graph_is_tensorflows_error(graph):
 
 
 def test_a_broadcast_of_variables_is_no_step_of_training():
-    """But a run that updates something beside it is."""
+    """But a run that updates something in addition to it is."""
     with tf.Graph().as_default() as graph:
         v = tf.get_variable("v", [2], use_resource=True)
         w = tf.get_variable("w", [2], use_resource=True)

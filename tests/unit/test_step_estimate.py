@@ -1,4 +1,4 @@
-"""The estimate of a step on all ranks beside one rank's, worked out by hand."""
+"""The estimate of a step on all ranks compared with one rank's, worked out by hand."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_mistakes_in_a_program_are_found(tmp_path: Path):
     (environment / "checkout" / "collective").symlink_to(ROOT / "collective")
     (site_packages / "collective_checkout.pth").write_text(str(environment / "checkout"))
     (tmp_path / "program.py").write_text(PROGRAM)
-    # TensorFlow has no types, which mypy tells whoever imports it.
+    # TensorFlow has no types, which mypy reports to its importers.
     (tmp_path / "mypy.ini").write_text("[mypy-tensorflow.*]\nignore_missing_imports = true\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--no-color-output", "program.py"]
     command += ["--no-incremental", "--python-executable", str(environment / "bin" / "python")]

@@ -195,7 +195,7 @@ def test_rows_are_cut_by_keys_alone(most):
     assert len(keys) / most <= len(before) <= 4 * len(keys) / most + 2
     changed = np.delete(np.append(keys, -(2**63) + 5), 10_000)
     after = chunks(np.sort(changed), most)
-    # A file, and those behind it up to the next key that begins one.
+    # A file, and those after it up to the next key that begins one.
     assert len(set(after) - set(before)) <= 2 + (20 if most > 2 else 0)
 
 

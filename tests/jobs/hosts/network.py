@@ -73,7 +73,7 @@ class Network:
         return f"{before}{self.names.index(name) + 1}"
 
     def on_host(self, name: str) -> list[str]:
-        """Returns the words that run the command behind them on a host.
+        """Returns the words that run the command after them on a host.
 
         With NETWORK_HOSTS in the environment that file is the host's /etc/hosts.
         """

@@ -28,7 +28,7 @@ SCRIPT = """
 
 
 def daemon(hosts, name):
-    """Returns the path of a program of that name that runs the words behind it as its child."""
+    """Returns the path of a program of that name that runs the words after it as its child."""
     path = hosts.folder / name
     path.write_text('#!/bin/sh\n"$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -41,7 +41,7 @@ def test_training_ends_with_the_weights_of_one_host(hosts, count, ranks, tmp_pat
 
 @pytest.mark.long
 def test_a_job_goes_on_when_its_launchers_are_started_again(hosts, tmp_path):
-    """As a scheduler does: a host is lost, all launchers end, and each is started anew."""
+    """As a scheduler does: a host is lost, all launchers end, and each is restarted."""
     hosts.make(2)
     folder = tmp_path / "job"
     folder.mkdir()

@@ -1,7 +1,7 @@
 """Launches for real: `launch(...)` runs a job, `launch.start(...)` lets a test interfere.
 
 Every process of a test carries a mark in its environment, by which it is found however often it
-forked or changed its session; a test that leaves one behind fails. Tests share no folder, port or
+forked or changed its session; a test that leaves one fails. Tests share no folder, port or
 name, so several may run at a time.
 """
 
@@ -62,8 +62,8 @@ def wait_until(condition: Callable[[], T], what: str, deadline: float = DEADLINE
 def _restore_signals() -> None:
     """Takes signals as in a terminal.
 
-    Whoever runs the tests may ignore some (under nohup, or in the background of a shell), which is
-    inherited.
+    The user who runs the tests may ignore some (under nohup, or in the background of a shell),
+    which is inherited.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""How jobs end: exit codes, signals, and nothing left behind.
+"""How jobs end: exit codes, signals, and nothing left over.
 
-That no process stays behind is checked after every test, by the `launch` fixture.
+That no process remains is checked after every test, by the `launch` fixture.
 """
 
 from __future__ import annotations

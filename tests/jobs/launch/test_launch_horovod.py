@@ -10,7 +10,7 @@ import time
 import pytest
 
 pytestmark = pytest.mark.timeout(200)
-START_TIMEOUT = 100.0  # TensorFlow is imported, perhaps beside other tests
+START_TIMEOUT = 100.0  # TensorFlow is imported, perhaps in parallel with other tests
 
 RANK = """
     import os, sys, time

@@ -182,7 +182,7 @@ def test_a_second_term_ends_at_once_and_one_at_the_same_moment_is_the_same(launc
 
 
 def test_what_a_rank_has_started_works_until_it_has_saved(launch):
-    """TERM goes to the rank alone; its child dies behind it."""
+    """TERM goes to the rank alone; its child dies after it."""
     body = """
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.timeout(60)
-CHECK_TIMEOUT = 150.0  # it imports TensorFlow, Horovod and CuPy, perhaps beside other tests
+CHECK_TIMEOUT = (
+    150.0  # it imports TensorFlow, Horovod and CuPy, perhaps in parallel with other tests
+)
 
 SHOW = """
     import json, os, sys

@@ -123,7 +123,7 @@ def test_two_ranks_train_dlrm_on_criteos_text(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_policies_bound_the_tables_of_hashed_ids_and_cost_no_auc(tmp_path):
-    """A capacity of 40,000 rows a table, a lifetime and a filter; beside a run without limits."""
+    """A capacity of 40,000 rows a table, a lifetime and a filter; compared with a run without limits."""
     sizes = ("--rows", 150_000, "--steps", 260)
     limits = ("--steps-to-live", 150, "--capacity", 40_000)
     courses = {}

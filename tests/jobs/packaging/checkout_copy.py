@@ -1,4 +1,4 @@
-"""A copy of the checkout, since a build leaves folders behind in what it builds."""
+"""A copy of the checkout, since a build leaves folders in what it builds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUBPACKAGES = ("launch", "strategies", "ops")
 
 
 def copy_checkout(target: Path) -> Path:
-    """Copies what a build of the package reads to `target`, which isn't there yet."""
+    """Copies what a build of the package reads to `target`, which doesn't exist yet."""
     target.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

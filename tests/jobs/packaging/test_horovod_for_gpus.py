@@ -1,5 +1,6 @@
-"""What Horovod builds for GPUs beside its CPU part compiles against this TensorFlow, and links with
-it. Neither CUDA nor NCCL is needed: TensorFlow brings CUDA's headers, and stubs have the functions.
+"""What Horovod builds for GPUs in addition to its CPU part compiles against this TensorFlow, and
+links with it. Neither CUDA nor NCCL is needed: TensorFlow brings CUDA's headers, and stubs have the
+functions.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkout_copy import copy_checkout, run
 
-# Long: pip installs TensorFlow twice, for the build and beside the library.
+# Long: pip installs TensorFlow twice, for the build and with the library.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""Builds messages of bags and what their owner makes of them, beside NumPy in float64."""
+"""Builds messages of bags and what their owner makes of them, compared with NumPy in float64."""
 
 from __future__ import annotations
 

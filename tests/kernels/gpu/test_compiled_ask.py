@@ -148,7 +148,7 @@ def test_nothing_is_asked():
 
 @pytest.mark.usefixtures("handed_over")
 def test_what_no_count_can_say_is_told_apart():
-    """A request refuses no samples: who pools them does, once all ranks are behind the gate."""
+    """A request refuses no samples: who pools them does, once all ranks have passed the gate."""
     lasts = {0: [-1], 1: [5, 2**31 - 2], 2: [2**31 - 1], 3: [2**62], 4: [-(2**63)]}
     with tf.Graph().as_default(), tf.Session() as session:
         asked = Asked(2, own=list(lasts))
@@ -205,7 +205,7 @@ def test_the_plan_is_that_of_python(monkeypatch: pytest.MonkeyPatch, stand_in: d
 
 @pytest.mark.usefixtures("handed_over")
 def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
-    """Then the operation fails, and nothing of it is under way behind it."""
+    """Then the operation fails, and nothing of it is under way after it."""
     with tf.Graph().as_default(), tf.Session() as session:
         asked = Asked(2)
         feeds = asked.feeds(ids_of(np.random.default_rng(0), 50))

@@ -212,7 +212,7 @@ def test_bags_are_what_a_loop_finds():
 
 
 def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
-    """Then the operation fails, and nothing of it is under way behind it."""
+    """Then the operation fails, and nothing of it is under way after it."""
     with tf.Graph().as_default(), tf.Session() as session:
         asked = Asked(2)
         feeds = asked.drawn(np.random.default_rng(0), 50)
@@ -272,7 +272,7 @@ def test_wrong_samples_are_refused(
     delays: bool,
     stand_in: driver.StandIn,
 ):
-    """Both operations name the same member; nothing is under way behind the error."""
+    """Both operations name the same member; nothing is under way after the error."""
     with tf.Graph().as_default(), tf.Session() as session:
         asked = Asked(2, members)
         ids = [np.array([1, 2, 3])] * len(members)

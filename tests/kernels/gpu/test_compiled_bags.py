@@ -195,7 +195,7 @@ def test_other_lengths_than_those_of_keys(change: Callable[[np.ndarray], None]):
 
 @pytest.mark.parametrize("kind", ["gathered", "reduced"])
 def test_each_call_of_the_driver_may_fail(kind: str, bound: Any, stand_in: driver.StandIn):
-    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    """Then the operation fails, nothing of it is under way after it, and the next one works."""
     with tf.Graph().as_default(), tf.Session() as session:
         made = Bagged(CLIPPED)
         fetched = getattr(made, kind)()

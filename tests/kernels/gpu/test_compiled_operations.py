@@ -127,7 +127,7 @@ def test_a_plan_stays_until_it_was_copied(stand_in: driver.StandIn):
         of_first = session.run(first.flat)
         np.testing.assert_array_equal(of_first, first.wanted())
         np.testing.assert_array_equal(of_second[0], second.wanted())
-        assert stand_in.calls.count("create_event") == 1, "a buffer beside the one that is there"
+        assert stand_in.calls.count("create_event") == 1, "a buffer next to the existing one"
 
 
 @pytest.mark.usefixtures("bound")
@@ -187,7 +187,7 @@ def test_the_plan_is_that_of_python(monkeypatch: pytest.MonkeyPatch, stand_in: d
 
 @pytest.mark.usefixtures("bound")
 def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
-    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    """Then the operation fails, nothing of it is under way after it, and the next one works."""
     with tf.Graph().as_default(), tf.Session() as session:
         made = Gathered(COUNTS)
         session.run(tf.global_variables_initializer())
@@ -257,7 +257,7 @@ SPREAD = dict(
 @pytest.mark.parametrize("delays", [False, True])
 @pytest.mark.usefixtures("bound")
 def test_spreading_is_that_of_the_cpu(stand_in: driver.StandIn, delays: bool, scale: float):
-    """Also of keys without rows, whose number is behind those of the others."""
+    """Also of keys without rows, whose number is after those of the others."""
     rng = np.random.default_rng(4)
     dispatch.bridge().hand_over(gather.SOURCE)
     with tf.Graph().as_default(), tf.Session() as session:

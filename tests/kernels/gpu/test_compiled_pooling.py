@@ -440,7 +440,7 @@ def test_a_second_derivative(stand_in: driver.StandIn):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("bound", ["double"], indirect=True)
 def test_each_call_of_the_driver_may_fail(bound: Any, stand_in: driver.StandIn, backward: bool):
-    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    """Then the operation fails, nothing of it is under way after it, and the next one works."""
     with tf.Graph().as_default(), tf.Session() as session:
         made = Pooled()
         run, wanted = made.pooled(), made.wanted()

@@ -160,7 +160,7 @@ def test_adam_goes_over_all_rows_where_nothing_came(
 def test_each_call_of_the_driver_may_fail(
     name: str, bound: DeviceOperations, stand_in: driver.StandIn
 ):
-    """Then the operation fails, nothing of it is under way behind it, and tables are as they were,
+    """Then the operation fails, nothing of it is under way after it, and tables are as they were,
     or the error says that they are not; and the next one works.
     """
     with tf.Graph().as_default(), tf.Session() as session:

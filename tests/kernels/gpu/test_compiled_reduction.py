@@ -151,7 +151,7 @@ def test_gradients_are_summed_by_row(stand_in: driver.StandIn, delays: bool):
         "sum_rows_long",
     ]
     assert not stand_in.queued
-    assert stand_in.calls.count("copy_to_device") == 2, "before sizes are known, and behind"
+    assert stand_in.calls.count("copy_to_device") == 2, "before sizes are known, and after"
     assert stand_in.calls.count("wait_for_event") == 1, "for how many rows are distinct"
 
 
@@ -200,7 +200,7 @@ def test_the_plan_is_that_of_python(
     assert len(first) == 31 + 4 * 5, "and the parts of the keys"
 
     distinct, total = [len(one) for one in wanted[4:8]], sum(keys)
-    second = second[2 * 4 * 5 :]  # behind the parts of keys and of the inverse
+    second = second[2 * 4 * 5 :]  # after the parts of keys and of the inverse
     tiles = -(-total // occurrences.SORT_TILE)
     np.testing.assert_array_equal(second[:1].view(np.uint32), [0, tiles])
     pieces = [
@@ -231,7 +231,7 @@ def test_the_plan_is_that_of_python(
 
 
 def test_each_call_of_the_driver_may_fail(bound: Any, stand_in: driver.StandIn):
-    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    """Then the operation fails, nothing of it is under way after it, and the next one works."""
     with tf.Graph().as_default(), tf.Session() as session:
         made = Reduced(np.minimum(COUNTS, 3))
         outputs = made.outputs()

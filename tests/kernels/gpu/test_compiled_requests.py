@@ -122,7 +122,7 @@ def test_the_plan_of_hearing_is_that_of_python(
 
 @pytest.mark.usefixtures("handed_over")
 def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
-    """Then the operation fails, and nothing of it is under way behind it."""
+    """Then the operation fails, and nothing of it is under way after it."""
     with tf.Graph().as_default(), tf.Session() as session:
         heard = Heard(2)
         feeds = heard.feeds(*message_of(np.random.default_rng(0), np.full((2, len(TABLES)), 5)))

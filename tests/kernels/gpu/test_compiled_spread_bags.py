@@ -100,7 +100,7 @@ def test_no_bags(stand_in: driver.StandIn):
 @pytest.mark.parametrize("bound", ["double"], indirect=True)
 @pytest.mark.usefixtures("bound")
 def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
-    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    """Then the operation fails, nothing of it is under way after it, and the next one works."""
     with tf.Graph().as_default(), tf.Session() as session:
         made = Spread(MIXED, 0.3)
         flat = made.spread()

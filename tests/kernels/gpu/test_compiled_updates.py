@@ -1,5 +1,5 @@
 """Checks updates by compiled operations that launch kernels, by the emulator's in the place of a
-GPU's: beside NumPy in float64 and the operations for CPUs.
+GPU's: compared with NumPy in float64 and the operations for CPUs.
 """
 
 from __future__ import annotations

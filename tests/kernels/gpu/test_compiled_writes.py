@@ -1,4 +1,4 @@
-"""Checks CollectiveWriteRows, by the emulator's kernel in the place of a GPU's: beside NumPy."""
+"""Checks CollectiveWriteRows, by the emulator's kernel, compared with NumPy."""
 
 from __future__ import annotations
 

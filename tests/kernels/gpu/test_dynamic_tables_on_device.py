@@ -1,5 +1,5 @@
-"""Checks dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, beside
-those in the host's memory.
+"""Checks dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, compared
+with those in the host's memory.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ def kinds_of(graph: tf.Graph) -> set[str]:
 
 
 def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
-    """Keys, rows and slots of two dynamic tables after some steps, beside a static one; the kinds
-    of operations.
+    """Keys, rows and slots of two dynamic tables after some steps, as well as a static one; the
+    kinds of operations.
     """
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:

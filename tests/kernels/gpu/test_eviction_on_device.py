@@ -1,4 +1,4 @@
-"""Removes rows of dynamic tables where kernels compute, beside tables in the host's memory."""
+"""Compares removing rows of dynamic tables on a device with tables in the host's memory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_that_are_left_are_those_of_the_hosts_memory(
         keys = np.unique(rng.integers(-300, 300, rng.integers(0, 200)))
         rows = [store.rows(keys, True) for store in stores]
         np.testing.assert_array_equal(*rows)
-        if step % 3:  # Else new rows are behind those that slots have values for.
+        if step % 3:  # Else new rows are beyond those that slots have values for.
             for store, (zeros, other) in zip(stores, slots):
                 zeros.initialize_rows(len(store))
                 other.initialize_rows(len(store))
@@ -121,7 +121,7 @@ def test_memory_of_removed_rows_is_given_back_and_used_anew(bridge: MemoryBridge
     np.testing.assert_array_equal(
         store.values.read(rows), drawn(np.array([1, 3, 50_000, 59_999]), 8)
     )
-    assert not slot.read(np.arange(20_001)).any(), "memory that was taken anew is made zero"
+    assert not slot.read(np.arange(20_001)).any(), "memory that was taken again is made zero"
 
 
 def test_norms_are_those_of_the_hosts_memory(bridge: MemoryBridge, monkeypatch: Any):

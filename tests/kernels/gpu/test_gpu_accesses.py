@@ -1,5 +1,5 @@
 """Checks how wide accesses to rows are: four elements at once wherever a row's address allows it,
-whatever lies beside it.
+whatever is next to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ extern "C" __global__ void whole(const char* row, i64 dim, int* answers) {
 
 
 def whole(offset: int, dim: int) -> list[int]:
-    """Tells which accesses to a row so many bytes behind a multiple of 256 are single ones."""
+    """Tells which accesses to a row so many bytes after a multiple of 256 are single ones."""
     device, accesses = EmulatedDevice(), -(-dim // 4)
     answers = device.empty(accesses, np.int32)
     built = library(Source("sums.cu", ()).text() + _ASKED, ("whole",))
@@ -55,7 +55,7 @@ def test_an_access_is_whole_where_it_is_aligned():
     assert whole(0, 3) == [0]
 
 
-LENGTHS, DIMS = [5, 9, 7, 1, 6], [3, 16, 5, 128, 4]  # what lies behind an odd row is anywhere
+LENGTHS, DIMS = [5, 9, 7, 1, 6], [3, 16, 5, 128, 4]  # what lies after an odd row is anywhere
 
 
 def _there(device: Device, ids: pool.Ids) -> pool.Ids:
@@ -98,7 +98,7 @@ def test_odd_rows_between_others(seed: int):
 
 
 def test_tables_anywhere_are_updated():
-    """Weights and slots that begin at no multiple of 16 bytes, beside such that do."""
+    """Weights and slots that begin at no multiple of 16 bytes, as well as others that do."""
     rng, device, shapes = np.random.default_rng(1), EmulatedDevice(1), [(9, 16), (7, 3), (8, 128)]
     tables: list[Table] = []
     wanted: list[Table] = []

@@ -153,5 +153,5 @@ def test_what_failed_side_by_side_is_the_exit_code(
     options = ["--processes", "4", "--keys", "2000", "--seed", "3"]
     assert gpu_check.main(["--family", "gather", "--family", "pool", *options]) == 1
     assert given == [(["gather", "pool"], 4, ["--no-times", "--seed", "3", "--keys", "2000"])]
-    assert seen == [checks.FULL.keys], "the times are taken alone, behind the checks"
+    assert seen == [checks.FULL.keys], "the times are taken alone, after the checks"
     assert capsys.readouterr().err == "gpu_check: 1 family of 2 failed\n"

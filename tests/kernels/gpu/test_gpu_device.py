@@ -119,7 +119,7 @@ def test_a_workspace_grows_with_room_to_spare_and_names_what_has_none():
 
 
 def test_a_workspace_is_of_one_stream():
-    """Also where nothing is uploaded or nothing is taken anew."""
+    """Also where nothing is uploaded or nothing is taken again."""
     device, keys = EmulatedDevice(), np.arange(5)
     workspace, segments = Workspace(device), Segments.of([5], [0])
     distinct(keys, segments, [STATIC], 2, workspace)

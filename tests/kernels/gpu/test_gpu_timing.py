@@ -1,4 +1,4 @@
-"""Checks the timer beside a GPU with a clock of its own, and what rows say of the host."""
+"""Checks the timer with a GPU with a clock of its own, and what rows say of the host."""
 
 from __future__ import annotations
 

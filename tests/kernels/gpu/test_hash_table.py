@@ -212,7 +212,7 @@ def refusing(allocate: Callable[..., Any], most: int) -> Callable[..., Any]:
 
 
 def test_keys_that_come_back_are_not_taken_for_removed_ones():
-    """Their slots were thought to become free: building the table anew makes no room, and it must
+    """Their slots were thought to become free: building the table again makes no room, and it must
     grow.
     """
     table, workspace = HashTable("t", EmulatedDevice(4), slots=500), Workspace(EmulatedDevice(4))

@@ -81,7 +81,7 @@ class Faulty(EmulatedDevice):
             "counters[r] = 0;\n  __syncthreads();\n",
             "counters[r] = 0;\n",
             "partition_count.*by two threads in shared memory: plain at .*, atomic at",
-            id="the barrier behind zeroing",
+            id="the barrier after zeroing",
         ),
         pytest.param(
             "partition",
@@ -98,7 +98,7 @@ class Faulty(EmulatedDevice):
             "",
             r"partition_scan.*read after write by two blocks in global memory: plain at "
             r"partition.cu:\d+, L2 at partition.cu:\d+, \d+ times$",
-            id="fences before and behind an atomic operation",
+            id="fences before and after an atomic operation",
         ),
         pytest.param(
             "hash_table",

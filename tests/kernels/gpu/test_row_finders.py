@@ -190,7 +190,7 @@ def test_python_is_ordered_by_the_stream_of_tensorflow():
 
 
 def test_a_table_on_two_streams_is_refused():
-    """Were the streams different ones after all, nobody would read what isn't there yet."""
+    """Were the streams different ones after all, nothing would read what isn't written yet."""
     bridge = Streams()
     one = DeviceKeyMap("t", 100, bridge)
 

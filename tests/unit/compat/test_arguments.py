@@ -88,7 +88,7 @@ IDLE = {
         "tuning": _SPEED,
     },
     "deeprec_increments.incremental_save": {
-        "save_path": "the increment lies beside its checkpoint, as a line says",
+        "save_path": "the increment is next to its checkpoint, as a line says",
         "global_step": "its number is that of the increment",
         "meta_graph_suffix": "no graph is written with it",
         "write_state": "its folder's latest state is the newest increment",

@@ -98,7 +98,7 @@ def test_columns(run, columns, inputs):
 
 
 def test_sequences(run):
-    """A sequence's rows have zeros behind its end."""
+    """A sequence's rows have zeros after its end."""
     make = named("tf.contrib.feature_column.sequence_categorical_column_with_identity")
     column = tf.feature_column.embedding_column(
         make("key", 6), 2, initializer=tf.constant_initializer(ROWS)

@@ -148,7 +148,7 @@ def test_a_dataset_made_eagerly_is_not_dealt_again(monkeypatch, files):
     "start", [7, (1, 1), [1, 1], np.int64(7), np.int32([7])[0], np.array(7), (np.uint8(1), 1)]
 )
 def test_a_job_goes_on_where_another_of_other_ranks_stopped(files, start):
-    """Two epochs of 6 batches; three ranks go on behind 7 batches, of whichever number of ranks."""
+    """Two epochs of 6 batches; three ranks go on after 7 batches, of whichever number of ranks."""
     options = {"columns": ["id"], "batch_size": 2, "epochs": 2, "shuffle": True}
     whole = ids(read(lambda: data.parquet(files, **options)))
     assert len(whole) == 12
@@ -442,7 +442,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path, options, rank, ranks):
     for number in range(rank, order.batches, ranks):
         (values,) = reader.read(number)
         count += len(values)
-        # Beside each row group, while it is read, its bytes as they are in the file.
+        # In addition to each row group, while it is read, its bytes as they are in the file.
         assert row_groups_in_memory(below=5) < 5
     assert count == 32 * group // ranks
     del values
@@ -450,7 +450,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path, options, rank, ranks):
 
 
 def test_rebatching_and_shuffling_behind_it_hold_a_bounded_part(tmp_path):
-    """tf.data's own, whose buffer is counted in records, behind batches of another size."""
+    """tf.data's own, whose buffer is counted in records, after batches of another size."""
     path = write(tmp_path / "a", 0, 60, rows=20)
     make = lambda: data.parquet(path, ["id", "tags"], 7).unbatch().shuffle(5, seed=1).batch(4)  # noqa: E731
     batches = read(make)

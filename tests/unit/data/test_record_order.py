@@ -62,7 +62,7 @@ def write(folder, files):
     FILES, OPTIONS, some.lists(some.tuples(some.integers(1, 5), some.integers(0, 4)), max_size=3)
 )
 def test_each_record_is_used_once_over_ranks_and_restarts(files, options, stages):
-    """Jobs of some ranks take some steps each, one behind the other, and the last one ends."""
+    """Jobs of some ranks take some steps each, one after the other, and the last one ends."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_reader, "reading_threads", AtOnce)
         source = ParquetFiles(write(folder, files))

@@ -35,7 +35,7 @@ TWO = ("GPU-aaaa", "GPU-bbbb")
         ("0,2,1", None, (), ("0", "2", "1")),
         ("GPU-aaaa,GPU-cccc,GPU-bbbb", None, TWO, ("GPU-aaaa",)),
         ("GPU-cccc", None, ("", ""), ("GPU-cccc",)),
-        # NVIDIA_VISIBLE_DEVICES only says how many; indices start anew.
+        # NVIDIA_VISIBLE_DEVICES only says how many; indices start again.
         (None, "all", TWO, ("0", "1")),
         (None, "all", (), ()),
         (None, "none", TWO, ()),

@@ -64,7 +64,7 @@ def test_a_missing_horovod_has_a_command(
 def test_an_installed_package_that_fails_at_its_import_is_named(
     packages: dict[str, str], capsys: pytest.CaptureFixture[str]
 ):
-    """A pyarrow for NumPy 2 beside NumPy 1: nothing else says so before a job needs it."""
+    """A pyarrow for NumPy 2 together with NumPy 1: nothing else says so before a job needs it."""
     packages["pyarrow as module"] = "ImportError: pyarrow requires NumPy 2.0 or newer, found 1.26.4"
     assert diagnostics.check() == 0
     printed = capsys.readouterr().out

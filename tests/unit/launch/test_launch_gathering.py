@@ -116,7 +116,7 @@ def finish(server, waiting, signals):
 
 @pytest.mark.parametrize("has_joined", [True, False])
 def test_a_host_that_can_not_take_part_ends_the_waiting(has_joined, signals, capsys):
-    """Its script isn't there: the first host, and those that come soon, end at once."""
+    """Its script is missing: the first host, and those that come soon, end at once."""
     server = gathering(nodes=3)
     waiting = Wait(server, signals, timeout=60.0)
     others = Signals()

@@ -219,7 +219,7 @@ def test_an_error_raised_from_a_lost_peer_makes_a_victim():
 
 
 def test_a_victim_may_report_its_error_itself():
-    """It ends with a code of its own, behind a stack that is longer than what is looked at."""
+    """It ends with a code of its own, after a stack that is longer than what is looked at."""
     frames = ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
     words = (*SURVIVED[:-1], "UnknownError: Graph execution error:", "", *HOROVOD, *frames)
     assert RankExit(0, 1, 3, 0.0, last_words=words).is_victim

@@ -22,7 +22,7 @@ CASES = [
     (b"step 1\r\nstep 2\r\n", b"step 1\r\nstep 2\r\n"),  # another system's ends of lines
     (TQDM[:-1] + b"\rloss 0.5\n", b"loss 0.5\n"),
     (b"a | b | 50%| 1/2\n", b"a | b | 50%| 1/2\n"),
-    (b"3/4 [===.] - done\n", b"3/4 [===.] - done\n"),  # no bar was there to be drawn anew
+    (b"3/4 [===.] - done\n", b"3/4 [===.] - done\n"),  # no bar was there to be drawn again
     (
         b"\r 1/20 [>...] - ETA: 3s\r 2/20 [>..] - loss: 1Traceback (most recent call last):\n  x\n",
         b" 2/20 [>..] - loss: 1Traceback (most recent call last):\n  x\n",

@@ -28,7 +28,7 @@ PLAIN = lines_of(
     ValueError: wrong
     """
 )
-# As TensorFlow writes it: the operation's stack before the message and behind it.
+# As TensorFlow writes it: the operation's stack before the message and after it.
 OUT_OF_MEMORY = (
     lines_of(
         """

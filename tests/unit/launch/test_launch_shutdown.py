@@ -74,7 +74,7 @@ def test_slurm_tells_more_than_once_and_kills_by_itself():
 
 
 def test_ranks_that_are_told_to_stop_have_longer():
-    """Those that others have left behind have nothing to save."""
+    """Ranks that others have left have nothing to save."""
     sent = []
     for begin in ("request", "begin"):
         schedule = ShutdownSchedule(grace=5, time_to_save=60)

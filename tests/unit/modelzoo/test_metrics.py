@@ -1,4 +1,4 @@
-"""Metrics beside their definitions."""
+"""Compares metrics with their definitions."""
 
 from __future__ import annotations
 

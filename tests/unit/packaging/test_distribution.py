@@ -117,7 +117,7 @@ def test_an_example_needs_what_the_library_does_not():
 
 
 def test_pyarrow_is_bounded_wherever_it_comes_from():
-    """Later releases import beside NumPy 2 only, and say nothing of it in their metadata."""
+    """Later releases import with NumPy 2 only, and say nothing of it in their metadata."""
     brings_pyarrow = {"pyarrow", "tensorflow-datasets"}
     for name, texts_of_extra in project()["optional-dependencies"].items():
         requirements = {each.name: each for each in map(Requirement, texts_of_extra)}

@@ -1,4 +1,4 @@
-"""Runs CUDA on a CPU: kernels are compiled by g++ behind `cuda_on_cpu.h`, whose first lines say how
+"""Runs CUDA on a CPU: kernels are compiled by g++ after `cuda_on_cpu.h`, whose first lines say how
 they run.
 """
 

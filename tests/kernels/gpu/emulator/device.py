@@ -49,8 +49,8 @@ class _Launch(ctypes.Structure):
 class EmulatedDevice(Device):
     """Runs kernels on the CPU.
 
-    What `empty` returns is filled with a pattern, and guarded: a kernel that writes beside it is an
-    error.
+    What `empty` returns is filled with a pattern, and guarded: a kernel that writes outside it is
+    an error.
 
     Args:
         seed: in which order blocks and threads take turns; 0 for ascending order.

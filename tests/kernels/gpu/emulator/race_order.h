@@ -51,7 +51,7 @@ class Order {
 
   void Barrier() { ++now_.barriers; }
 
-  // What lanes did before they met is from now on behind each of them.
+  // From now on, each lane has seen what the others did before they met.
   void Exchange(unsigned first, unsigned mask) {
     Known met;
     for (unsigned lane = 0; lane < kWarp; ++lane) {
@@ -117,7 +117,7 @@ class Order {
     Known known;
     std::vector<Moment> fences;
 
-    // The fence of the thread itself, or that of the thread which releases, behind a barrier.
+    // The fence of the thread itself, or that of the thread which releases, after a barrier.
     bool Covers(const Moment& earlier) const {
       const Moment &own = fences[earlier.thread], &last = fences[atomic.thread];
       return (own.time > earlier.time && InBlock(own, atomic, known)) ||

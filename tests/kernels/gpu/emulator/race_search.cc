@@ -156,7 +156,7 @@ class Search {
     Remember(word, now);
   }
 
-  // Replaces reads that come before it for whoever comes after it. If there is no room, any: one of
+  // Replaces reads that come before it for later accesses. If there is no room, any: one of
   // many that are unordered is as good as another.
   void Remember(Word& word, const Moment& now) {
     Moment* to = &word.reads[now.time % kReads];
