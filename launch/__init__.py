@@ -58,7 +58,7 @@ Environment, given to each rank; the launcher's value always wins
                            the same for Horovod, and where the rendezvous is; the interface that
                            leads to other hosts, if there are any
   COLLECTIVE_GLOO_ADDRESS, LD_PRELOAD
-                           where Horovod is to listen, and the library that makes it do so, behind
+                           where Horovod is to listen, and the library that makes it do so, after
                            what the user preloads
   COLLECTIVE_LAUNCHED      1
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
@@ -75,7 +75,7 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
                            then also
   COLUMNS                  the terminal's width less the prefix
-  What mpirun or another outer job left behind (OMPI_COMM_WORLD_*, PMI*, TF_CONFIG, ...) is taken
+  What mpirun or another outer job left (OMPI_COMM_WORLD_*, PMI*, TF_CONFIG, ...) is taken
   away.
 
 Environment, given to each rank; the user's value wins
@@ -83,7 +83,7 @@ Environment, given to each rank; the user's value wins
                            its share of the cores that affinity and cgroup quota leave, at least 1
   HOROVOD_CYCLE_TIME       milliseconds between two of Horovod's looks for something to send: 0.1
                            where ranks exchange through it (on GPUs, or with
-                           COLLECTIVE_CARRIER=horovod), 5 where it stands beside shared memory
+                           COLLECTIVE_CARRIER=horovod), 5 if shared memory is used, too
   PYTHONHASHSEED=0         so that hash() of a text, and the order of a set of texts, are the same
                            on all ranks and hosts, after a restart, and in a later job. Python
                            takes another seed in each process otherwise; =random asks for that
@@ -110,11 +110,11 @@ Stderr, condensed
   warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs) from
                rank 0 only. Another rank's is shown where rank 0 hasn't written the same in the
                minute before and doesn't within 10 seconds, with the names of the ranks.
-  errors       A traceback waits up to 2 seconds, and what its rank writes behind it, too. If others
+  errors       A traceback waits up to 2 seconds, and what its rank writes after it, too. If others
                raise the same (the class, and the script's line), it is shown once, "on ranks 0-7
                alike", and of the other ranks what their messages say differently: 200 lines, at
                least one of each message, and how many more there are. What is written within a
-               second behind an error, without a pause, counts as its message. A rank that raises
+               second after an error, without a pause, counts as its message. A rank that raises
                the same again shows it again.
   interrupts   After Ctrl-C no traceback that has nothing but KeyboardInterrupt and lost peers, but
                a line that says where the ranks were.
@@ -151,8 +151,8 @@ What happens when
                            seconds KILL. The report on the root cause comes last: where in the
                            script, and 20 lines of its stderr (stdout if only that tells why), from
                            the exception's own line on without stacks, or the last ones if it didn't
-                           end with an exception: with code 1 and at most 50 lines behind, or with
-                           another code and nothing behind. If a rank's last words say that it
+                           end with an exception: with code 1 and at most 50 lines after it, or with
+                           another code and nothing after it. If a rank's last words say that it
                            lost a peer, the launcher waits up to 3 seconds for that peer to fail,
                            too: Horovod's errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as
@@ -167,7 +167,7 @@ What happens when
   HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace
                            gets TERM, after another one KILL. HUP is ignored under nohup.
   the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills
-                           launcher and supervisor at one moment leaves children of ranks behind.
+                           launcher and supervisor at one moment leaves children of ranks.
   the supervisor is killed the kernel kills the ranks, the launcher the rest.
   ranks leave children     behind: when the last rank has ended they get TERM and after the grace
                            KILL, in whatever session they are. What others started for a rank

@@ -8,7 +8,7 @@
 "done" is the supervisor's word that no process is left, and the word of every other host. Each
 state has an end that doesn't depend on the ranks' good will: settling takes CAUSE_DELAY seconds at
 most, stopping ends with KILL after the grace, and if even then no "done" comes, the launcher kills
-the supervisor and all that is left by itself, and takes the hosts for lost that say nothing. Behind
+the supervisor and all that is left by itself, and takes the hosts for lost that say nothing. After
 it no thread is left, so that another attempt can be made.
 """
 

@@ -55,7 +55,7 @@ DEFAULT_CHECK_SECONDS = 30.0  # in which a host has to answer --check
 
 
 class LauncherOptions(ManifestOptions):
-    """Holds the options as they were given, and the command behind them; `make_plan` judges."""
+    """Holds the options as they were given, and the command after them; `make_plan` judges."""
 
     ranks: str | None
     nodes: str | None

@@ -4,9 +4,9 @@
         [--no-times | --no-checks] [--keys N] [--processes N] [--small]
     collective launch -m collective.ops.gpu_check --tensorflow
 
-Every kernel is held against its reference in NumPy, then timed beside a copy from device to device
-in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is
-wrong, 2 if there is no GPU or no CuPy.
+Every kernel is held against its reference in NumPy, then timed compared with a copy from device to
+device in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a
+kernel is wrong, 2 if there is no GPU or no CuPy.
 
 A row of the table has the median, the 10th and the 90th percentile of the time on the device, in
 milliseconds; useful bytes a second; these in percent of the copy's; and whether the host's time
@@ -20,19 +20,19 @@ gives the checks fewer keys, --processes runs so many families' checks at once, 
 its own, before anything is timed. --no-checks only times.
 
 With --small every check runs at small sizes, nothing is timed, and each array is an allocation of
-its own, beside which nothing may be written. That is for NVIDIA's compute-sanitizer, which looks
+its own, outside which nothing may be written. That is for NVIDIA's compute-sanitizer, which looks
 for errors of memory and for races in shared memory:
 
     compute-sanitizer --tool memcheck --error-exitcode 3 collective gpu-check --small
     compute-sanitizer --tool racecheck --error-exitcode 3 collective gpu-check --small
 
 With --tensorflow it is the binding to TensorFlow that is checked, on as many ranks as are launched,
-beside NumPy in float64: exchanges, gradients, every optimizer's rule, a table that grows; then how
-long a step and a call of kernels take. Needs all of collective:
+compared with NumPy in float64: exchanges, gradients, every optimizer's rule, a table that grows;
+then how long a step and a call of kernels take. Needs all of collective:
 
     collective launch -m collective.ops.gpu_check --tensorflow [--case NAME ...]
 
-Each case is reported as it ends: a rule's name, by distinct rows; with ".owner" behind it, pooled
+Each case is reported as it ends: a rule's name, by distinct rows; with ".owner" after it, pooled
 by the owner; "growing", a table that grows. A fault of the GPU ends a process, so that one for each
 case tells most.
 """

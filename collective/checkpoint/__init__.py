@@ -14,7 +14,7 @@ So do `collective checkpoint show PATH` and `collective checkpoint consolidate
 IN OUT`. `collective checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
 make checkpoints of this library of those of other frameworks.
 
-`Saver` is TensorFlow's with options of its own. Checkpoints that are written beside training
+`Saver` is TensorFlow's with options of its own. Checkpoints that are written during training
 (`scope(checkpoint_blocking=False)`) are waited for by `wait()`. `CheckpointStorageError` tells that
 a disk was full, say.
 """
@@ -175,9 +175,9 @@ def keep_best(
     metrics: Mapping[str, Any],
     best: tuple[str, str] | tuple[str, str, int] | KeepBest,
 ) -> bool:
-    """Keeps a checkpoint in the folder `best` beside it, if it is among the best so far.
+    """Keeps a checkpoint in the folder `best` next to it, if it is among the best so far.
 
-    All ranks call it, behind an evaluation in a loop, or in `after_save` of a
+    All ranks call it, after an evaluation in a loop, or in `after_save` of a
     `tf.train.CheckpointSaverListener`; rank 0's value counts. An Estimator does it by itself:
     `strategy.estimator(…, keep_best=('auc', 'max', 3))`.
 
@@ -237,7 +237,7 @@ def load(path: str) -> LoadedCheckpoint:
 
 
 def load_code(path: str) -> SavedCode:
-    """Finds the code that `scope(save_code=True)` saved beside checkpoints.
+    """Finds the code that `scope(save_code=True)` saved next to checkpoints.
 
     It is the script and the .py, .yaml, .json and .toml files below its folder, as they were when
     the job saved its first checkpoint; of several jobs in one folder, the last one's. To build the
@@ -286,7 +286,7 @@ def import_checkpoint(
     often keys came and when they were used last; sharded and partitioned variables become static
     tables; ordinary variables stay as they are. Any number of ranks restores it. It appears whole,
     or not at all, and is the latest of its folder if that has had none. Memory is about 500 MB;
-    beside `target` there must be room for the largest table once more.
+    next to `target` there must be room for the largest table once more.
 
     Args:
         framework: wrote it: 'deeprec', 'hybridbackend' or 'sok'.
@@ -317,7 +317,7 @@ def import_checkpoint(
 
 
 def wait() -> None:
-    """Waits until the checkpoints that are written beside training are there.
+    """Waits until the checkpoints that are written during training are there.
 
     Every rank calls it, between two runs. Without such a save (`scope(checkpoint_blocking=False)`)
     it returns at once.

@@ -76,7 +76,7 @@ class ProgressRecord:
     Attributes:
       pid: the process that posted it.
       phase: how far the rank is.
-      passed: how many agreements with the other ranks are behind it. They are the same ones on
+      passed: how many agreements with the other ranks it has completed. They are the same ones on
         every rank, so a smaller number is a rank that is behind.
       since: when the phase began, in nanoseconds of the machine's monotonic clock.
       doing: the rank's activity; of a rank that is AWAY its last one.

@@ -57,7 +57,7 @@ import horovod.tensorflow as hvd
 facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mpi_built()}
 """
 # Of extras, and of a user's own environment: missed by nobody who hasn't installed them. A release
-# beside another NumPy or protobuf than it needs fails at its import, or at its first use.
+# with a NumPy or protobuf other than it needs fails at its import, or at its first use.
 _OPTIONAL = {
     "pyarrow": ("import pyarrow.parquet; import pyarrow as module; facts = {}", "pyarrow>=14,<22"),
     "tensorflow_datasets": (
@@ -293,7 +293,7 @@ def _check_optional(recommended: list[str]) -> None:
         if problem:
             _show(name, _summary(facts, problem))
             recommended.append(
-                f"a {name} that can be imported beside the other packages here; "
+                f"a {name} that can be imported with the other packages here; "
                 f"pip install '{requirement}' installs one"
             )
 

@@ -195,7 +195,7 @@ def network_text(facts: HostFacts, address: str, why: str) -> str:
 
 
 def ip_versions(facts: HostFacts) -> str:
-    """Returns "IPv4", "IPv6" or both: what a host has addresses of, beside the loopback's."""
+    """Returns "IPv4", "IPv6" or both: what a host has addresses of, other than the loopback's."""
     versions = {
         ipaddress.ip_address(each).version
         for addresses in facts.interfaces.values()

@@ -1,4 +1,4 @@
-"""The command that each rank runs, made of the words behind the launcher's options."""
+"""The command that each rank runs, made of the words after the launcher's options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
 
 
 def misplaced_option(words: Sequence[str]) -> str:
-    """Returns a note on an option of the launcher's that stands behind a script; "" for none.
+    """Returns a note on an option of the launcher's that comes after a script; "" for none.
 
     All that stands there is the script's. A script whose source has the word means it.
     """

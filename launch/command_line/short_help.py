@@ -25,7 +25,7 @@ Failures
   --elastic, --min-np A  restart with the ranks that are left, at least A
   --stall-timeout TIME  how long ranks may wait for one another (default: 10m; 0: for ever)
   --grace TIME          from TERM to KILL (default: 5, and 60 for ranks that save)
-  --preempt-signal SIG  a signal at which all ranks save and stop, beside TERM
+  --preempt-signal SIG  a signal at which all ranks save and stop, like TERM
 Several hosts
   -H H1:K,H2:K, --hostfile FILE   start the job on these hosts by ssh, from here;
       --ssh-port, --ssh-identity-file

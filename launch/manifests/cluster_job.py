@@ -82,7 +82,7 @@ class ClusterJob:
     Attributes:
       name: a DNS label.
       image: the image of the containers; "" where there are none.
-      arguments: the words behind `collective launch`.
+      arguments: the words after `collective launch`.
       replicas: how many hosts or pods.
       ranks: of each replica.
       gpus: of each replica.
@@ -178,11 +178,11 @@ def cluster_job(
 def _arguments(
     options: ManifestOptions, launcher_words: Sequence[str], command: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns the command line behind the launcher's name, on the hosts."""
+    """Returns the command line after the launcher's name, on the hosts."""
     _, words = split_options(launcher_words)
     if options.emit == "mpijob":
         words = without_ranks(words)  # the host file says it; -np would be the number of all ranks
-    # A script that looks like an option was given behind a "--".
+    # A script that looks like an option was given after a "--".
     unclear = command[0].startswith("-") and command[0] != "-m"
     return (*words, *(["--"] if unclear else []), *command)
 

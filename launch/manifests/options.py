@@ -111,7 +111,7 @@ def split_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
     """Splits the launcher's options into those of manifests, by name, and all others as given.
 
     Args:
-      words: the options, without the command behind them, of a line that could be parsed.
+      words: the options, without the command after them, of a line that could be parsed.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser)

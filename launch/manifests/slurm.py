@@ -28,7 +28,7 @@ export MASTER_ADDR=${hosts%%$'\n'*}
 export MASTER_PORT=$((FIRST_PORT + SLURM_JOB_ID % PORTS))
 
 # One launcher that ends must not take the others along: they end by themselves, after they have
-# saved. The words behind "launcher" are those of the command line.
+# saved. The words after "launcher" are those of the command line.
 srun --kill-on-bad-exit=0 --cpus-per-task=CORES bash -c '
 if [ "$SLURM_NODEID" -eq 0 ]; then echo "$$" >"$LAUNCHER_FILE"; fi
 exec python -m collective.launch --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \

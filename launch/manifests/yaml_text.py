@@ -35,7 +35,7 @@ _Dumper.add_representer(
 
 
 def yaml_text(comment: Sequence[str], *documents: Document) -> str:
-    """Returns the documents behind a comment.
+    """Returns the documents after a comment.
 
     Args:
       comment: its lines.

@@ -9,7 +9,7 @@ Only the shown output is condensed; logs have every byte. Nothing waits for long
 seconds, a warning until the reference, the first rank that is shown, has had time to write it. Who
 dies or hangs meanwhile loses nothing, and what is held has a bound.
 
-While an error is held, so is what its rank writes to stderr behind it. A traceback has no end that
+While an error is held, so is what its rank writes to stderr after it. A traceback has no end that
 could be seen: the rest of a dying rank's output belongs to it.
 """
 
@@ -41,7 +41,7 @@ ERROR_PATIENCE = 2.0
 CAUSE_PATIENCE = 3.0
 # Within so many seconds comes the rest of a message, and of a warning.
 _MESSAGE_END = 0.3
-# What comes later behind an error than so many seconds is no part of its message.
+# What comes later than this many seconds after an error is no part of its message.
 _LONGEST_PART = 1.0
 _MOST_BYTES_HELD = 1 << 16
 _MOST_WARNING_LINES = 50
@@ -113,7 +113,7 @@ class JobDigest:
         """Shows everything that is still held."""
         self._end_warnings()
         self._show_errors(self._ranks.values(), time.monotonic())
-        self._end_warnings()  # of what was held behind errors
+        self._end_warnings()  # of what was held after errors
 
     def interruption(self) -> str:
         """Says where ranks were when they were interrupted; "" if none has said so."""
@@ -294,7 +294,7 @@ class RankDigest:
         return {error.identity for part in self._held for error in _errors_in_part(part)}
 
     def release(self) -> tuple[list[RankError], bytes]:
-        """Returns the errors that are held, and the text behind them; holds no more."""
+        """Returns the errors that are held, and the text after them; holds no more."""
         parts, self._held = self._held, []
         errors: list[RankError] = []
         text = b""
@@ -316,8 +316,8 @@ class RankDigest:
 
         Args:
           before: what is to be shown at once.
-          first: the error's first line, perhaps behind a progress bar.
-          data: that line and all behind it.
+          first: the error's first line, perhaps after a progress bar.
+          data: that line and everything after it.
         """
         self.end_warning()
         head, _, _ = first.rpartition(TRACEBACK.encode())
@@ -392,7 +392,7 @@ def _is_interrupt(message: Sequence[str]) -> bool:
 
 
 def _lines_behind_interrupt(rank_error: RankError) -> Sequence[str]:
-    """Returns what a rank wrote at once behind a KeyboardInterrupt, which has no message."""
+    """Returns what a rank wrote right after a KeyboardInterrupt, which has no message."""
     error = rank_error.error
     if not _is_interrupt(error.messages[-1]):
         return ()

@@ -1,7 +1,7 @@
 """The excerpt of a rank's last words that the report shows: its error, without stacks and noise.
 
 An error that was handled is no reason why a rank has ended. After an uncaught one Python ends with
-code 1, and little is written behind it; with another code it must be the last thing written.
+code 1, and little is written after it; with another code it must be the last thing written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_LINES = 8  # of a longer error; the rest are its last ones
 _LONGEST_LINE = 500
 _ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
 UNCAUGHT = 1  # Python's exit code
-# Behind the own line of an uncaught exception: its message, and what is said on the way out.
+# After an uncaught exception's own line: its message, and what is said on the way out.
 _MOST_LINES_BEHIND = 50
 
 
@@ -102,7 +102,7 @@ def excerpt(words: Sequence[str], code: int) -> Excerpt:
 
 
 def _later_lines(words: Sequence[str]) -> list[str]:
-    """Returns what a program wrote behind its error, except for warnings and errors in passing."""
+    """Returns what a program wrote after its error, except for warnings and errors in passing."""
     asides: set[int] = set()
     for error in errors_in(words):
         asides.update(range(error.first, error.end))

@@ -14,7 +14,7 @@ STREAM_NAMES = ("stdout", "stderr")
 
 
 def check_logs(plan: LaunchPlan) -> None:
-    """Finds out whether the logs can be written, and leaves nothing behind.
+    """Finds out whether the logs can be written, and leaves nothing.
 
     Raises:
       UsageError: they can't.

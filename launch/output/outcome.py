@@ -8,7 +8,7 @@ told to stop, and ends by that: it is blamed if a victim has named it and it had
 
 The root cause may tell of lost peers, too: they die of its error while it cleans up. So a victim is
 for certain who ends with that, and nothing else. Who has raised an error of its own is blamed
-before such a one, and behind a rank that says nothing of peers.
+before such a one, and after a rank that says nothing of peers.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RaisedError:
 
     Attributes:
       first, own, end: its lines among those that were read: its first one, the exception's own
-        line, and the one behind its last.
+        line, and the one after its last.
       is_aside: whether it was reported in passing: of a thread, of a destructor.
       chain: the own lines of all its exceptions, those that it was raised from first.
       messages: for each exception of the chain its own line and all that follows it.
@@ -222,7 +222,7 @@ def _places(lines: Iterable[str]) -> list[str]:
 
 
 def _message_end(lines: Sequence[str], own: int) -> int:
-    """Returns the line behind a message, which has no end of its own."""
+    """Returns the line after a message, which has no end of its own."""
     for number in range(own + 1, len(lines)):
         line = lines[number]
         # TensorFlow puts the traceback of a Python function into the message, with empty lines.

@@ -281,7 +281,7 @@ class RankStream:
     def drain(self) -> None:
         """Takes what is in the pipe now.
 
-        It doesn't wait for the pipe's end: a process that a rank left behind may hold it.
+        It doesn't wait for the pipe's end: a process that a rank left may hold it.
         """
         for _ in range(64):  # 4 MB: more than a pipe holds, unless somebody goes on writing
             if not self.open or not self.read():
@@ -378,7 +378,7 @@ class Screen:
     def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
         self.terminal = os.isatty(descriptor)
         self.writer = ThreadedWriter(descriptor, notify)
-        self._owner: RankStream | None = None  # whose text the cursor stands behind
+        self._owner: RankStream | None = None  # after whose text the cursor is
         self._line_state = b""  # the last byte written; b"" at the start of a line
 
     def show(self, stream: RankStream, data: bytes, prefix: bytes) -> None:

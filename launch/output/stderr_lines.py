@@ -53,7 +53,7 @@ _LOST_A_PEER = re.compile(
     r"|A rank failed\. Rank 0: |RankError: A rank failed"
     r"|rank \d+(?:, \d+)* (?:has left|is at the end of) the session: the step ends on all ranks"
 )
-# TensorFlow may say only behind an error's own line that a peer was lost.
+# TensorFlow may say only after an error's own line that a peer was lost.
 _MAY_LOSE_A_PEER = re.compile(r"[\w.]*\.errors_impl\.(?:Unknown|Aborted|Cancelled|Internal)Error: ")
 # A piece of output without any of these needs no closer look.
 _REMARKABLE = (
@@ -118,7 +118,7 @@ def message_lost_a_peer(message: Sequence[str]) -> bool:
     """Tells whether an exception was raised because of another rank.
 
     Args:
-      message: the exception's own line, and what was written behind it: by whomever.
+      message: the exception's own line, and what was written after it, by anyone.
     """
     own_line = message[0]
     if _MAY_LOSE_A_PEER.match(own_line):

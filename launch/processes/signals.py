@@ -1,4 +1,4 @@
-"""The launcher's signals as something to wait for beside pipes (the "self-pipe trick").
+"""The launcher's signals as something to wait for together with pipes (the "self-pipe trick").
 
 The kernel interrupts a process wherever it is; Python then puts the signal's number into a pipe. An
 event loop that waits for that pipe sees signals between two other events, and none gets lost

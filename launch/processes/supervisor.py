@@ -9,7 +9,7 @@ the terminal reaches it), adopts every orphan below it, and reads its commands f
 file means that the launcher is gone, however it went, and everything below is killed at once.
 Should the supervisor itself be killed, the kernel kills the ranks (their parent-death signal), and
 the launcher, who adopts orphans too, the rest. Only who kills both at one moment leaves the ranks'
-own children behind.
+own children.
 
 The fork comes without exec: the supervisor needs the modules that the launcher has loaded already,
 and starting Python again would cost as much as the whole launcher. That is why it must happen
@@ -98,7 +98,7 @@ class Supervisor:
 
         Args:
           ranks: the ranks to start.
-          grace: seconds between TERM and KILL for processes that the ranks leave behind.
+          grace: seconds between TERM and KILL for processes that the ranks leave.
           stop_signals: those by which the launcher is told to stop.
           has_stdin: whether the ranks inherit the launcher's stdin.
         """
@@ -170,7 +170,7 @@ def _run_supervisor(
 
 
 class _SupervisorLoop:
-    """Starts the ranks, reaps them, passes signals on, and ends what they leave behind."""
+    """Starts the ranks, reaps them, passes signals on, and ends what they leave."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class _SupervisorLoop:
                 self.report(SupervisorEvent("exited", rank, pid, code, time.time()))
 
     def _end_leftovers(self) -> bool:
-        """Ends the processes that the ranks left behind; returns whether that is done."""
+        """Ends the processes that the ranks left; returns whether that is done."""
         now = time.monotonic()
         if not process_tree.descendants(os.getpid()):
             self.report(SupervisorEvent("done"))

@@ -132,7 +132,7 @@ def check(seed: int, config: tf.ConfigProto) -> list[str]:
                     )
             for differ, what in (
                 (table.wrong_uses(last_uses), "last uses"),
-                (table.wrong_rows_behind_removal(), "rows behind a removal"),
+                (table.wrong_rows_behind_removal(), "rows after a removal"),
             ):
                 if differ:
                     wrong.append(f"rank {rank}: {differ} {what} of a table that grows")

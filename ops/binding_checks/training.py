@@ -1,5 +1,5 @@
-"""Checks the binding to TensorFlow on real ranks: exchanges and updates of a few tables, beside
-NumPy in float64.
+"""Checks the binding to TensorFlow on real ranks: exchanges and updates of a few tables, compared
+with NumPy in float64.
 
 Every rank draws what all ranks look up, so each knows what its shards must become.
 """

@@ -25,9 +25,10 @@ def short(name: str) -> str:
 
 
 def near(name: str) -> str:
-    """Returns the name of what the ranks of a host exchange beside the collective called `name`.
+    """Returns the name of what the ranks of a host exchange in addition to the collective called
+    `name`.
 
-    They may exchange something else beside that, whose name is `near(near(name))`.
+    They may exchange something else in addition, whose name is `near(near(name))`.
     """
     return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
 

@@ -41,9 +41,9 @@ from collective.ops.graph.graphs import is_function, outermost
 from collective.ops.graph.sessions import session_before_scripts
 
 Phase = Literal["other", "rows", "gradients"]
-# Begins the names of operations that all ranks must run, or none, beside collectives.
+# Begins the names of operations that all ranks must run, or none, in addition to collectives.
 ALIKE = "collective/alike/"
-# How the types of the operations of carriers begin, beside Horovod's.
+# How the types of the operations of carriers begin, other than Horovod's.
 _TYPES = {carriers.SHARED_MEMORY: "CollectiveShared", carriers.NCCL: "CollectiveNccl"}
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
@@ -306,7 +306,7 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         )
     # Peers may update their rows as soon as they have every rank's gradient: send none before this
     # rank has read the rows of this step (they are the input of `op`), so that a lookup fetched
-    # beside its own update is the value before. (The gradient of a
+    # together with its own update is the value before. (The gradient of a
     # branch or a loop of version 2 is in another graph, which runs later anyway.)
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)

@@ -54,7 +54,7 @@ class WaitingValue(NamedTuple):
 
 
 class FusedValue(NamedTuple):
-    """Stands for a value that has a collective, beside others.
+    """Stands for a value that has a collective, together with others.
 
     Attributes:
         described: what ranks compare that need the value in a run.

@@ -11,7 +11,7 @@ by none, and nothing was applied.
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
     gradients, allreduce ──► updates
 
-Ids that depend on rows of another lookup are known only behind that lookup: its gate is of level 1,
+Ids that depend on rows of another lookup are known only after that lookup: its gate is of level 1,
 theirs of level 2, which opens after everything of level 1 was exchanged.
 """
 
@@ -225,7 +225,7 @@ class GraphGates:
     def behind_checks(
         self, checks: Sequence[Check], tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns `tensors`, behind `checks`: with one rank there is no gate that looks at them."""
+        """Returns `tensors`, after `checks`: with one rank no gate checks them."""
         if not checks:
             return list(tensors)
         # What is checked is in the host's memory, and stays there.

@@ -107,7 +107,7 @@ def settle(
 
 
 def _rate(send: Callable[[], None]) -> float:
-    """Returns bytes a second of the fastest of a few sendings, behind one that opens connections.
+    """Returns bytes a second of the fastest of a few sendings, after one that opens connections.
 
     Others' work on the machine can only make it slower.
     """

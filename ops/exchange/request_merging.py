@@ -6,7 +6,7 @@ each of O owners into one:
 
 * in an unpooled section a key that several askers want travels once, and so does its row; its
   gradient is the askers' sum. Counts of keys are added.
-* in a pooled section the askers' bags travel one behind the other.
+* in a pooled section the askers' bags travel one after the other.
 
     messages ──merge──► message ══keys══► … ══rows══► rows ──spread──► rows of each asker
 

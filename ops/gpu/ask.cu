@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 sample = (blockIdx.x - member.tile) * kThreads + threadIdx.x;
   const int* offsets = numbers + member.offsets;
   const u32 lane = threadIdx.x % 32;
-  // Behind the last sample there are empty ones.
+  // After the last sample there are empty ones.
   const u32 begin = static_cast<u32>(offsets[min(sample, member.count)]),
             end = static_cast<u32>(offsets[min(sample + 1, member.count)]);
   const u32 last = __shfl_sync(kAllLanes, end, 31);

@@ -18,7 +18,7 @@ struct Member {
   i64 tile;              // its first one
   i64 first, count;      // of its ids among all
   i64 samples, weights;  // where, in words of what was uploaded; no weights: 0
-  i64 number;            // positive, larger than those of the members behind it
+  i64 number;            // positive, larger than those of the members after it
   i64 combiner;
   i64 positions, bag_samples, bag_scales;  // addresses, by bag
 };
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Two numbers of 32 bits lie in a word. The last one of an odd count has zeros behind it.
+// Two numbers of 32 bits lie in a word. The last one of an odd count has zeros after it.
 template <class T>
 __device__ __forceinline__ void put_half(i64* words, u32 at, u32 count, T value) {
   T* halves = reinterpret_cast<T*>(words);

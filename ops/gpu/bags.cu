@@ -12,7 +12,7 @@ struct Bags {
   i64 lengths;     // address; 0: each id is a bag of its own
 };
 
-// offsets[bag]: its first id; behind the last bag, what comes after its ids. One block for each of
+// offsets[bag]: its first id; after the last bag, what comes after its ids. One block for each of
 // the pieces. Where lengths are not those of the ids, `wrong` is set, if there is one; offsets are
 // of the piece's own ids even so.
 extern "C" __global__ void __launch_bounds__(1024)

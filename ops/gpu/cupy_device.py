@@ -44,7 +44,7 @@ class CupyDevice(Device):
 
     Args:
         pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an
-            allocation of CUDA's, so that a tool sees what is written beside it.
+            allocation of CUDA's, so that a tool sees what is written outside it.
 
     Raises:
         RuntimeError: there is no CuPy, or no GPU that it can use; says which, and what to do.

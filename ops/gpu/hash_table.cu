@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
              });
 }
 
-// Gives new rows, by table, then first position: those behind the highest.
+// Gives new rows, by table, then first position: those after the highest.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segments,
                       int segment_count, const Table* __restrict__ tables, i64* __restrict__ rows,

@@ -6,7 +6,7 @@
 // same key, at the same time or later, finds it.
 //
 // A slot is free where its key is kFree. The key that equals kFree has a slot of its own, in the
-// sector behind the last.
+// sector after the last.
 
 #include "integers.cuh"
 

@@ -166,7 +166,8 @@ class HashTable:
         nothing.
 
         Raises:
-            MemoryError: the device has no room for them beside the old ones; nothing has changed.
+            MemoryError: the device has no room for them in addition to the old ones; nothing has
+                changed.
         """
         if slots > _MOST_SLOTS:
             raise MemoryError(

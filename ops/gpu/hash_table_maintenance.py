@@ -37,7 +37,7 @@ def remove(
     Args:
         table: the table. If it comes to have many more slots than it needs, it is built anew.
         gone: [K] int64 keys that are there, each once.
-        moved: [M] int64 keys that are there, those of the rows behind the last one that is left.
+        moved: [M] int64 keys that are there, those of the rows after the last one that is left.
         to: [M] the rows that they get.
         workspace: of the same device.
 
@@ -70,7 +70,7 @@ def steps(table: HashTable) -> np.ndarray:
     Reads 16 bytes a slot.
 
     Raises:
-        MemoryError: the device has no room for 4 bytes a row beside the table.
+        MemoryError: the device has no room for 4 bytes a row in addition to the table.
     """
     by_row = table.empty(table.count() + 1, np.uint32, "the last uses of its keys")
     table.launch(

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
   const u32 lane = threadIdx.x % 32;
-  // Behind the last sample there are empty ones.
+  // After the last sample there are empty ones.
   const u32 begin = static_cast<u32>(offsets[min(sample, lookup.end)]),
             end = static_cast<u32>(offsets[min(sample + 1, lookup.end)]);
   const float divisor = divisor_of(lookup, ids, begin, end), share = divisor == 0 ? 0 : 1 / divisor;

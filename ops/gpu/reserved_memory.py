@@ -2,7 +2,7 @@
 grows without ever moving.
 
 CuPy has no functions for CUDA's virtual memory, so this calls the driver. A piece of physical
-memory is mapped behind the last one whenever more is needed, an eighth of what there is at least;
+memory is mapped after the last one whenever more is needed, an eighth of what there is at least;
 the driver takes it from what no allocator has.
 """
 
@@ -138,7 +138,7 @@ class Reserved:
             self._map(least)
 
     def shrink(self, size: int) -> None:
-        """Gives pieces back that lie behind the first `size` bytes. Nothing that is launched from
+        """Gives pieces back that lie after the first `size` bytes. Nothing that is launched from
         now on may use them.
         """
         if not self._pieces or self.taken - self._pieces[-1] < size:

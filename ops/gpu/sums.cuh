@@ -44,7 +44,7 @@ __device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i
   return address_in(run, row, pitch);
 }
 
-// A thread has 4 elements of a row, fewer at its end, and none behind that. They are one access
+// A thread has 4 elements of a row, fewer at its end, and none after that. They are one access
 // where the row's address allows it: of rows side by side whose dimension is odd some do, and none
 // keeps the rows of another dimension from it.
 constexpr int kWidth = 4;

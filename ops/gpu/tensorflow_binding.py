@@ -249,7 +249,7 @@ class DeviceOperations:
             rows: T times [K] int64, each at most once.
             used: T int64 scalars: rows 1 to this one are there, or all if it is -1. Empty: all are,
                 of all tables.
-            bounds: for each table the bound of the elements of rows that have a gradient, behind
+            bounds: for each table the bound of the elements of rows that have a gradient, after
                 the update; infinity for none. Empty: there are none.
         """
         with self._launching("CollectiveSparseUpdate", update.SOURCE):

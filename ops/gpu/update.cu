@@ -28,7 +28,7 @@ __device__ __forceinline__ Pack<kWidth> read(i64 address, i64 row, i64 dim, cons
   return pack;
 }
 
-// What weights are kept within behind their update; a NaN stays one.
+// What weights are kept within after their update; a NaN stays one.
 struct Bound {
   bool is_there;
   float bound;

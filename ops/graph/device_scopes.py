@@ -1,7 +1,8 @@
 """Places what the library makes, whatever devices a script is written for.
 
 A script may build its model inside `tf.device("/gpu:0")`, and TensorFlow makes initial values,
-slots and updates of a variable beside it. An operation that has no kernel for a GPU must be neither
+slots and updates of a variable next to it. An operation that has no kernel for a GPU must be
+neither
 there: a session would refuse the graph, or take the table to the CPU.
 """
 

@@ -112,7 +112,7 @@ _COLLECTIVE = re.compile(
 def is_of_carrier(op_type: str) -> bool:
     """Tells whether operations of this type are a carrier's: Horovod's, shared memory's, NCCL's.
 
-    Beside collectives Horovod has such as give the rank.
+    Apart from collectives, Horovod has operations that return the rank.
     """
     return bool(_CARRIER.match(op_type))
 

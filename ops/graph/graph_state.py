@@ -1,4 +1,4 @@
-"""Keeps what the library knows of a graph, beside the graph: one record for each.
+"""Keeps what the library knows of a graph, outside the graph: one record for each.
 
 A record lives and dies with its graph. A function's or a branch's graph has a record of its own:
 `state_of(outermost(graph))` is the record of the graph that a session runs.
@@ -41,7 +41,7 @@ class GraphState:
             takes no change of it any more.
         broadcasts: the assignments of rank 0's values, by the variables' names
             (`collective.coordination.initial_broadcast`).
-        run_extension: what takes part in the graph's runs beside the script
+        run_extension: what takes part in the graph's runs in addition to the script
             (`collective.coordination.run_extension.extension_of`).
         reduced_values: values that become those of all ranks, by the operations that give these
             (`collective.ops.communication.fused_reductions`).

@@ -243,7 +243,7 @@ class AskOp : public OpKernel {
     }
   }
 
-  // Writes how often the ids of a section have each distinct key, two to a word behind the keys.
+  // Writes how often the ids of a section have each distinct key, two to a word after the keys.
   void WriteCounts(Run& run, int64_t s) const {
     const int64_t first = run.first[s] + s;
     int32_t* counts = run.starts + first;

@@ -52,7 +52,7 @@ class Parts {
 class AwaitedAnswers {
  public:
   AwaitedAnswers(int ranks, int own, int64_t sections) : sections_(sections), there_(ranks, 0) {
-    there_[own] = sections;  // -Rows begins behind -Keys.
+    there_[own] = sections;  // -Rows begins after -Keys.
   }
 
   std::shared_ptr<mailbox::Exchange> exchange;

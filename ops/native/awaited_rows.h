@@ -1,10 +1,10 @@
-// Holds a run's gradients back until rows that it reads beside them have come.
+// Holds a run's gradients back until rows that it reads in addition have come.
 //
-// A lookup that is fetched beside an update of its table reads the rows as they were before. Where
-// the gradients depend on the rows this is so by itself. Of other rows of a run Python gives the
-// names (CollectiveAwaitRows, which is executed before the run's collectives may start): this rank
-// sends no gradients before these rows have come. An owner updates its rows when it has all ranks'
-// gradients, and then every rank has the rows that it asked for.
+// A lookup that is fetched together with an update of its table reads the rows as they were before.
+// Where the gradients depend on the rows this is so by itself. Of other rows of a run Python gives
+// the names (CollectiveAwaitRows, which is executed before the run's collectives may start): this
+// rank sends no gradients before these rows have come. An owner updates its rows when it has all
+// ranks' gradients, and then every rank has the rows that it asked for.
 
 #ifndef COLLECTIVE_NATIVE_AWAITED_ROWS_H_
 #define COLLECTIVE_NATIVE_AWAITED_ROWS_H_

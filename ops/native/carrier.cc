@@ -152,7 +152,7 @@ Status MakeRowsAndSplits(OpKernelContext* context, const std::vector<int64_t>& r
   return MakeRows(context, rows, out);
 }
 
-// Keeps an all-to-all in its place of a run: gradients wait for the rows that are read beside them.
+// Keeps an all-to-all in its place of a run: gradients wait for the rows that are read with them.
 class PlaceInRun {
  public:
   using Done = AsyncOpKernel::DoneCallback;
@@ -165,7 +165,7 @@ class PlaceInRun {
     return OkStatus();
   }
 
-  // Calls `send`, now or when the rows have come, with what is to be called behind it.
+  // Calls `send`, now or when the rows have come, with what is to be called after it.
   void Begin(OpKernelContext* context, const std::string& name, Done done,
              std::function<void(Done)> send) const {
     AwaitedRows* awaited = AwaitedRows::Get();
@@ -388,7 +388,7 @@ class BroadcastOp : public SharedOp {
 
 // Adds in the order of the ranks, so that all have the same bits. With two ranks, and where there
 // is little to add, each rank adds everything; else each adds a part, and gives the sums to all.
-// Parts are of the elements of all tensors, one behind the other; nothing is put together but in
+// Parts are of the elements of all tensors, one after the other; nothing is put together but in
 // shared memory.
 template <class T>
 class AllreduceOp : public SharedOp {
@@ -460,7 +460,7 @@ class AllreduceOp : public SharedOp {
   }
 
  private:
-  // Calls `visit` with each part of a tensor in [first, last), and its place behind `first`.
+  // Calls `visit` with each part of a tensor in [first, last), and its place after `first`.
   template <class Visit>
   static void ForEach(const Addends& addends, int64_t first, int64_t last, Visit visit) {
     int64_t start = 0;

@@ -105,7 +105,7 @@ class MismatchesOp : public OpKernel {
   }
 
  private:
-  // Counts those of a part, the first of which is beside the one before the part.
+  // Counts those of a part, the first of which is next to the one before the part.
   static int64_t FallsOf(const Part& part) {
     if (part.first == 0) return CountFalls(part.values, part.count);
     const int64_t* before = part.values + part.first - 1;

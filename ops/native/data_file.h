@@ -65,7 +65,7 @@ class DataFile {
 };
 
 // Reads `size` bytes at `offset` of an open file, a piece at a time, into `out` or, if that is
-// null, a buffer of its own; calls receive(place, piece, bytes) behind each. Returns 0, an errno,
+// null, a buffer of its own; calls receive(place, piece, bytes) after each. Returns 0, an errno,
 // or -1 if the file is too short, with the checksum of all.
 int ReadSlice(int file, int64_t offset, int64_t size, char* out, absl::crc32c_t* crc,
               const std::function<void(int64_t place, const char* piece, int64_t bytes)>& receive);

@@ -158,7 +158,7 @@ class SpreadRowsOp : public AnswerOp {
                   errors::InvalidArgument("values of table ", t, " are no matrix, but ",
                                           values[t].shape().DebugString()));
       const Tensor* rows = &values[t];
-      // Keys without rows, whose gradients were dropped, have one of zeros behind the others.
+      // Keys without rows, whose gradients were dropped, have one of zeros after the others.
       const int32_t count = static_cast<int32_t>(rows->dim_size(0));
       const auto numbers = inverse[t].flat<int32_t>();
       if (std::find(numbers.data(), numbers.data() + numbers.size(), count) !=

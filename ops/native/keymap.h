@@ -82,7 +82,7 @@ class KeyMap {
     return static_cast<int64_t>(count() - before);
   }
 
-  // Removes the keys of `n` rows, which are given in ascending order and each once. Rows behind the
+  // Removes the keys of `n` rows, which are given in ascending order and each once. Rows after the
   // new count move to those that became free before it. Writes the rows that move into `from`, and
   // where to into `to`, at most n each and both ascending. Returns how many they are.
   int64_t Remove(const int64_t* rows, int64_t n, int64_t* from, int64_t* to) {
@@ -92,7 +92,7 @@ class KeyMap {
       to[moved] = rows[moved];
       ++moved;
     }
-    int64_t next = moved;  // The first of the rows behind the new count that is removed.
+    int64_t next = moved;  // The first of the rows after the new count that is removed.
     for (int64_t row = after + 1, i = 0; i < moved; ++row) {
       if (next < n && rows[next] == row) {
         ++next;

@@ -7,7 +7,7 @@
 // on after each use. The array holds no keys, so that it stays in the cache.
 //
 // Whether a key is new can't be predicted, so the loops don't branch on it. A candidate is written
-// behind the distinct keys: an empty place leads there, too, and is found to hold the key.
+// after the distinct keys: an empty place leads there, too, and is found to hold the key.
 
 #ifndef COLLECTIVE_NATIVE_NUMBERING_H_
 #define COLLECTIVE_NATIVE_NUMBERING_H_

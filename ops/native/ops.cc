@@ -298,7 +298,7 @@ REDUCE_AND_UPDATE("Adam");
 
 // Updates rows of T tables by one rule, on a GPU: each row is at most once in `rows`, and those
 // outside of the table are left out. `used` has a number for each table, as CollectiveSparseAdam
-// takes it, or none for any. `bounds` has one for each, or none: behind the update, elements of
+// takes it, or none for any. `bounds` has one for each, or none: after the update, elements of
 // rows with a gradient are in [-bound, bound], or NaN.
 REGISTER_OP("CollectiveSparseUpdate")
     .Input("tables: T * resource")

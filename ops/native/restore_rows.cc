@@ -1,7 +1,7 @@
 // CollectiveRestoreRows: reads rows from the data files of a checkpoint right into a variable.
 //
 // Each slice is read by one thread, a piece at a time, which is checked while it is in the cache.
-// Where the variable has the slice's rows one behind the other, as with the number of ranks that
+// Where the variable has the slice's rows one after the other, as with the number of ranks that
 // saved it, the system copies them to where they belong, and nothing else does.
 
 #include <errno.h>

@@ -74,7 +74,7 @@ class WriteListener {
 
   // Is called before a write, by the thread that writes, which holds no lock of a shard or store
   // (but see kNewRows). It may block: the write waits. Writes of several threads come at once. The
-  // write may fail behind it, or never come.
+  // write may fail after it, or never come.
   virtual void BeforeWrite(const WatchedShard& shard, const RowWrite& write) = 0;
 
   // Keys of a dynamic table are leaving the rows where they are, with all slots. The store's lock
@@ -85,7 +85,7 @@ class WriteListener {
   //   gone: they are removed. Else they go to the file.
   virtual void RowsLeave(const int64_t* keys, const int64_t* rows, int64_t n, bool gone) {}
 
-  // Behind it rows moved into the gaps: `from`[i] to `to`[i], [n]. There are rows 1 to `count` now.
+  // After it rows moved into the gaps: `from`[i] to `to`[i], [n]. There are rows 1 to `count` now.
   virtual void RowsMoved(const int64_t* from, const int64_t* to, int64_t n, int64_t count) {}
 };
 

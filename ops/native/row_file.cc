@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kKeyBytes = sizeof(int64_t);
 // Records that are so close are read at once, up to so many bytes.
 constexpr int64_t kGap = 2048, kReadBytes = 64 << 10;
-// So many segments may be dead beside half of the file.
+// So many segments may be dead in addition to half of the file.
 constexpr int64_t kSpareSegments = 4;
 
 }  // namespace
@@ -178,7 +178,7 @@ Status RowFile::Read(const int64_t* entries, int64_t n, const Receive& receive) 
     }
   }
   if (stretches.size() > 1) {
-    // The disk reads them beside each other.
+    // The disk reads them in parallel.
     for (const Stretch& stretch : stretches)
       posix_fadvise(file_, stretch.offset, stretch.bytes, POSIX_FADV_WILLNEED);
   }

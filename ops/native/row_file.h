@@ -3,7 +3,7 @@
 //     records ──► a segment in memory, until it is full ──► its place in the file, by one write
 //
 // A record has a key, and what the table's columns had of its row. It doesn't change: a row that
-// comes back leaves it behind, dead. A segment of dead records is written anew. When more than half
+// comes back leaves it there, dead. A segment of dead records is overwritten. When more than half
 // of the file is dead, what lives of the emptiest segments moves to the end of the log: the file is
 // at most about twice as large as the rows in it.
 //

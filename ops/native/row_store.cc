@@ -165,7 +165,7 @@ void RowStore::AnnounceMoves() {
   if (const auto watched = Watched()) watched->BeforeWrite({RowWrite::kMoves});
 }
 
-// Announces the rows behind `before`, which have keys, but no values yet. The lock is held.
+// Announces the rows after `before`, which have keys, but no values yet. The lock is held.
 void RowStore::AnnounceNewRows(int64_t before) {
   if (!AnybodyListens() || watched_ == nullptr) return;
   const int64_t count = static_cast<int64_t>(keys_.count());
@@ -212,13 +212,13 @@ Status RowStore::Admit(const int64_t* keys, const int64_t* counts, int64_t n, bo
   NoteAdmitted(before, static_cast<int64_t>(keys_.count()));
   if (in_file_ != nullptr) NoteUse(rows, admitted.ok() ? n : 0);
   const Status drawn = DrawNew();
-  // A key that has come often enough is seen by the runs behind this one.
+  // A key that has come often enough is seen by the runs after this one.
   for (int64_t i = 0; admission_->counts() && i < n; ++i)
     if (rows[i] > 0 && WasAdmittedInRun(rows[i])) rows[i] = SeenLater(rows[i]);
   return Named(admitted.ok() ? drawn : admitted);
 }
 
-// Notes that the rows behind `before`, to `after`, were admitted in the run that trains.
+// Notes that the rows after `before`, to `after`, were admitted in the run that trains.
 void RowStore::NoteAdmitted(int64_t before, int64_t after) {
   if (after == before) return;
   // Without rows from the file between them, they make one range.

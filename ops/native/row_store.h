@@ -16,10 +16,10 @@
 // What is kept, and for how long, has its place in `RowStore::Find`:
 //   - admission: `Admit` counts keys that have no rows, between finding keys and inserting those
 //     that get one. Rows that a lookup doesn't see are negative (see wire.h);
-//   - last use: a RowColumn of its own, written behind the insertion for all rows that were found;
-//   - bounded capacity: behind a step, by `Remove`;
+//   - last use: a RowColumn of its own, written after the insertion for all rows that were found;
+//   - bounded capacity: after a step, by `Remove`;
 //   - rows in a file: before keys are found, those in the file come back, and have rows as others;
-//     behind a step, `MoveToFile` (rows_in_file.cc).
+//     after a step, `MoveToFile` (rows_in_file.cc).
 //
 // `Remove` and `MoveToFile` keep rows dense: the last ones move, in all columns, to where rows
 // went. So they must not come between a lookup and its update, which know rows by their numbers.
@@ -64,7 +64,7 @@ class RowColumn {
   // Gives rows up to `count` their initial value, unless they have it.
   void InitializeRows(int64_t count);
 
-  // Moves `n` rows, and makes those behind `after`, of `before`, rows that never had values.
+  // Moves `n` rows, and makes those after `after`, of `before`, rows that never had values.
   void CloseGaps(const int64_t* from, const int64_t* to, int64_t n, int64_t before, int64_t after);
 
   // Copies `n` rows to places that are `stride` bytes apart. Rows that have no value yet are copied
@@ -231,7 +231,7 @@ class RowStore {
   const RowGenerator generator_;
   std::unique_ptr<Admission> admission_;  // Null: every key gets a row.
   // Of the run that trained last: its number, and the rows that it admitted, ascending. A range is
-  // of the rows behind its first number, to its second.
+  // of the rows after its first number, to its second.
   int64_t run_ = -1;
   std::vector<std::pair<int64_t, int64_t>> admitted_in_run_;
   std::atomic<int64_t> refused_{0};

@@ -1,7 +1,7 @@
 // Moves rows of a store that weren't used for long to a file, and takes them back.
 //
 //     Find ──► keys without a row ──► in the file? ──► rows at the end, values and slots ──► found
-//     behind a step ──► too many rows ──► those used longest ago ──► records of the file
+//     after a step ──► too many rows ──► those used longest ago ──► records of the file
 //
 // A row's last use here is the number of the call that asked for it, of 4 bytes a row, by which
 // rows in memory are ordered. It isn't the last use of a table's policy, which is a column.
@@ -35,7 +35,7 @@ std::atomic<int64_t> overfull{0};
 
 }  // namespace
 
-// What a store has beside its memory.
+// What a store has in addition to its memory.
 struct RowStore::InFile {
   InFile(std::string folder, int64_t segment_bytes, uint64_t capacity)
       : file(std::move(folder), segment_bytes, capacity) {}

@@ -201,7 +201,7 @@ std::vector<std::shared_ptr<ColumnSnapshot>> Snapshot::ColumnsOf(int64_t shard, 
 }
 
 void Snapshot::BeforeWrite(const WatchedShard& shard, const RowWrite& write) {
-  // New rows lie behind those of the snapshot, or where others went, which announced it.
+  // New rows lie after those of the snapshot, or where others went, which announced it.
   if (write.kind == RowWrite::kNewRows) return;
   for (const auto& column : ColumnsOf(shard.number(), write.kind == RowWrite::kMoves))
     column->Keep(write.rows, write.n);

@@ -128,7 +128,7 @@ struct Layout {
   std::vector<Section> sections;
 
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-  // Finds the words of each of several messages that stand one behind the other.
+  // Finds the words of each of several messages that stand one after the other.
   tensorflow::Status Lengths(const tensorflow::Tensor& message, tensorflow::Tensor* lengths) const;
   // A rank with a split of 0 asks for nothing.
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,

@@ -318,7 +318,7 @@ class CompiledRowStore:
 
         Args:
             rows: [K] int64, ascending and each once.
-            slots: the numbers of all `CompiledColumn`s that the table has beside its rows.
+            slots: the numbers of all `CompiledColumn`s that the table has in addition to its rows.
 
         Raises:
             MemoryError: there is no room for rows that came before.

@@ -36,7 +36,7 @@ def find(
 
     Raises:
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows. The tables before
-            and behind have theirs.
+            and after it have theirs.
     """
     rows: list[tf.Tensor] = on_host().collective_find_rows(numbers, handles, keys, insert, steps=[])
     return rows
@@ -83,7 +83,7 @@ def updated(rows: tf.Tensor) -> tf.Tensor:
 
 
 def count(number: tf.Tensor) -> tf.Tensor:
-    """Returns the number of rows of a table, int64 scalar, behind the control dependencies."""
+    """Returns the number of rows of a table, int64 scalar, after the control dependencies."""
     rows: tf.Tensor = on_host().collective_count_rows(number)
     return rows
 

@@ -108,7 +108,7 @@ def move_to_file(number: int, slots: Sequence[int], noted: int | None) -> None:
 
     Args:
         number: the store's.
-        slots: the numbers of all `CompiledColumn`s that the table has beside its rows.
+        slots: the numbers of all `CompiledColumn`s that the table has in addition to its rows.
         noted: that of the one, of [1] int64, that `notes` has of the rows in the file; or None.
 
     Raises:

@@ -47,7 +47,7 @@ class RowUpdate:
         used: for a rule that updates all rows, the last row that there is, int64 scalar; see
             `sparse_updates.adam`. None for other rules.
         on_device: kernels of a GPU update the rows.
-        bound: on a device, what the elements of the rows are kept within behind the update.
+        bound: on a device, what the elements of the rows are kept within after the update.
     """
 
     rule: str
@@ -80,7 +80,7 @@ class _Sum(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """Holds an update that waits; `done` stands for it, behind its control dependencies. `sum` is
+    """Holds an update that waits; `done` stands for it, after its control dependencies. `sum` is
     None for one on a device by another gradient.
     """
 

@@ -378,7 +378,7 @@ def test_ranks_that_save_in_different_ways(strategy, rank, size, folder):
         return static_model(strategy, tf.train.AdagradOptimizer(0.1))
 
     with training(strategy, build, checkpoint_blocking=rank > 0) as (session, step, saver, _):
-        with pytest.raises(RankError, match="saving a checkpoint beside training"):
+        with pytest.raises(RankError, match="saving a checkpoint during training"):
             saver.save(session, f"{folder}/m")
 
 

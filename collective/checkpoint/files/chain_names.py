@@ -1,4 +1,4 @@
-"""Names the increments of a checkpoint, which lie beside it.
+"""Names the increments of a checkpoint, which are next to it.
 
 model.ckpt-100                  the base: a whole checkpoint
 model.ckpt-100.increment-1      what changed since

@@ -33,7 +33,7 @@ SYNCS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """Lists what happens beside the checkpoint itself once it is durable.
+    """Lists what else happens once the checkpoint is durable.
 
     Attributes:
         meta: the path of the graph's description, or None: `Commit.meta` is moved there.
@@ -50,7 +50,7 @@ class Publication:
 
 
 class Commit:
-    """Makes one checkpoint: everything is written into a folder beside it, and then moved.
+    """Makes one checkpoint: everything is written into a folder next to it, and then moved.
 
         <prefix>_temp_<id>/             the staging folder
             record                      tells what is being moved, for whoever finds the folder;
@@ -252,7 +252,7 @@ def is_staged(staging: str) -> bool:
 
 
 def recover_all(base: str) -> None:
-    """Removes what killed saves under this base name left behind."""
+    """Removes what killed saves under this base name left."""
     parent, name = os.path.split(base)
     staging = re.compile(re.escape(name) + r"(-\d+)?(\.increment-\d+)?_temp_[0-9a-f]{16}/?")
     for entry in tf.io.gfile.listdir(parent or "."):
@@ -266,7 +266,7 @@ def recover_all(base: str) -> None:
             if "shards" in record and not _has_become_latest(path, record):
                 raise  # it has to be undone first
             tf.logging.warning(
-                "'%s', which a save has left behind, can't be removed (%s: %s). Saves go on.",
+                "'%s', which a save has left, can't be removed (%s: %s). Saves go on.",
                 *(path, type(error).__name__, getattr(error, "message", error)),
             )
 
@@ -404,7 +404,7 @@ def _identity(path: str) -> tuple[int, bytes]:
 def sync(*paths: str) -> None:
     """Waits until local files or folders are on the disk; other file systems do it by themselves.
 
-    They are synced beside each other: each would wait for the disk in turn.
+    They are synced in parallel: each would wait for the disk in turn.
     """
     local = [path for path in paths if "://" not in path]
     errors: list[OSError] = []

@@ -143,7 +143,7 @@ class BundleIndex:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Returns the number that begins at `place`, and the place behind it."""
+    """Returns the number that begins at `place`, and the place after it."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -154,7 +154,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block; a byte behind it tells its compression, of which there must be none, and
+    """Returns a block; a byte after it tells its compression, of which there must be none, and
     four its checksum.
     """
     end = start + size + 1

@@ -224,12 +224,12 @@ class BundleWriter:
 
     Numbers are written as they are added, where that is possible (`data_files.are_possible`). The
     others are held, and written by TensorFlow when they are a file. As a context manager it leaves
-    no file open behind an error, whose traceback may keep it long.
+    no file open after an error, whose traceback may keep it long.
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
         file_bytes: the size of a file; by default `FILE_BYTES`.
-        when_written: called behind each file.
+        when_written: called after each file.
     """
 
     def __init__(

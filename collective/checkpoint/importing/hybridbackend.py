@@ -2,7 +2,7 @@
 
 On N > 1 ranks, rank s has the rows of the keys s, s + N, s + 2N, … in this order: key k is its row
 k div N, and ranks s < V mod N have one row more. The ranks save these shards as the slices of one
-entry [V, D], one behind the other. So the entry has V rows, but row i isn't that of key i: they
+entry [V, D], one after the other. So the entry has V rows, but row i isn't that of key i: they
 have to be permuted. How many ranks there were tells the number of its slices.
 
 Slots are saved in the same way. Embedding variables of DeepRec are saved as DeepRec does, a

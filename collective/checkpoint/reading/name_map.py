@@ -113,7 +113,7 @@ class NameMap:
     def from_file(path: str) -> NameMap:
         """Reads names from a file: lines `old = new`, or YAML or JSON, a mapping of them.
 
-        A file of lines may have empty ones, and remarks behind `#`. The ending of the file's name
+        A file of lines may have empty ones, and remarks after `#`. The ending of the file's name
         tells: .yaml, .yml, .json.
 
         Raises:

@@ -42,7 +42,7 @@ class Words:
     Attributes:
         new_file: has a word in each line, in the order of the rows here.
         new_size: how many of them count.
-        buckets: rows behind these, of all other words.
+        buckets: rows after these, for all other words.
         old_file: has the words in the order of the rows in the checkpoint.
         old_size: how many of them count; -1 for all.
         axis: 0 if rows have words, 1 if columns have.

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside training: a step is noted at once, and written by threads.
+"""Writes checkpoints during training: a step is recorded at once, and written by threads.
 
     every rank     PartSnapshot ──► its thread writes the part ──► note_<rank> in the staging folder
     rank 0         its thread waits for all notes ──► merges and publishes, or removes everything
@@ -41,7 +41,7 @@ LOOK = 0.02  # seconds between two looks for notes
 
 
 class BackgroundSave:
-    """Is one checkpoint that is being written beside training.
+    """Is one checkpoint that is being written during training.
 
     Attributes:
         prefix: the checkpoint's.
@@ -101,7 +101,7 @@ class BackgroundSave:
         if not errors:
             self._over(None)
             return
-        # Rank 0 names every rank whose part failed. Others may have failed only behind it.
+        # Rank 0 names every rank whose part failed. Others may have failed only after it.
         errors = [each for each in errors if each["rank"] == 0] or errors
         words = [each["words"] for each in errors]
         error: Exception = RuntimeError(
@@ -263,7 +263,7 @@ _running: list[BackgroundSave] = []
 
 
 def settle(session: Any) -> None:
-    """Waits with all ranks for the save that goes on beside `session`, if any. Raises its error."""
+    """Waits with all ranks for a background save of `session`, if any. Raises its error."""
     work = state_of_session(raw_session(session)).background_save
     if work is not None:
         work.settle()

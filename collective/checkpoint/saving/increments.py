@@ -189,7 +189,7 @@ def check_interval(owner: str, secs: Any, steps: Any) -> None:
 class IncrementHook(tf.train.SessionRunHook):
     """Saves increments of the checkpoints that a session saves in a folder.
 
-    Every rank has one. The clock is rank 0's, and all ranks save behind the same run. Behind a run
+    Every rank has one. The clock is rank 0's, and all ranks save after the same run. After a run
     after which a whole checkpoint was saved there is no increment.
 
     Args:

@@ -1,4 +1,4 @@
-"""Keeps two jobs from saving under one name: whoever saves leaves a mark beside its checkpoints.
+"""Keeps two jobs from saving under one name: a saving job leaves a mark next to its checkpoints.
 
     model.ckpt-100.index  …        the checkpoints
     model.ckpt.owner               the mark: which process of which host saves here

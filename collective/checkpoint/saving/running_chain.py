@@ -182,7 +182,7 @@ def of_base(
     follower.begin()
     step = global_step(session)
     try:
-        yield  # The save may go on beside training.
+        yield  # The save may go on during training.
     except BaseException:
         follower.undo()
         raise

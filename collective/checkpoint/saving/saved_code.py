@@ -1,4 +1,4 @@
-"""Saves a script's code beside its checkpoints, and finds it again: `scope(save_code=True)`.
+"""Saves a script's code next to its checkpoints, and finds it again: `scope(save_code=True)`.
 
     <folder>/code/<digest>/manifest.json    what was saved, how the script was started, versions
     <folder>/code/<digest>/files/…          the script and the files below its folder
@@ -107,7 +107,7 @@ def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
 
 
 def _is_of_a_job(folder: str) -> bool:
-    """Tells whether a folder has checkpoints, or the code that is saved beside them."""
+    """Tells whether a folder has checkpoints, or the code that is saved next to them."""
     state, current = os.path.join(folder, STATE), os.path.join(folder, CURRENT)
     with contextlib.suppress(OSError):
         if os.path.isfile(state):  # a pipe would be waited for
@@ -179,7 +179,7 @@ def versions() -> dict[str, str]:
 
 
 def save(folder: str, options: dict[str, Any], ranks: int) -> str | None:
-    """Saves the running script's code beside the checkpoints in `folder`, whole or not at all.
+    """Saves the running script's code next to the checkpoints in `folder`, whole or not at all.
 
     Args:
         folder: the checkpoints'.
@@ -225,7 +225,7 @@ def save(folder: str, options: dict[str, Any], ranks: int) -> str | None:
 
 
 def is_in(folder: str) -> bool:
-    """Tells whether there is code beside the checkpoints in a folder."""
+    """Tells whether there is code next to the checkpoints in a folder."""
     return os.path.isfile(os.path.join(folder, FOLDER, CURRENT))
 
 
@@ -292,7 +292,7 @@ class SavedCode:
 
 
 def load_code(path: str) -> SavedCode:
-    """Finds the code beside a checkpoint (see `collective.checkpoint.load_code`)."""
+    """Finds the code next to a checkpoint (see `collective.checkpoint.load_code`)."""
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     current = os.path.join(folder, FOLDER, CURRENT)
     if not os.path.isfile(current):

@@ -314,7 +314,7 @@ def _restore_latest(
 def _latest_state(folder: str) -> Any:
     """Reads which checkpoints a folder has, and which is the latest; None if it has none.
 
-    TensorFlow takes a file that it can't read for none: a job would begin anew, beside the
+    TensorFlow takes a file that it can't read for none: a job would start again, next to the
     checkpoints that it has saved.
 
     Raises:

@@ -13,7 +13,7 @@ from collective.checkpoint.saving.saver_options import options_of
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives
 
-# Set while a hook's last save is made: nothing comes beside which it could be written.
+# Set while a hook's last save is made: no training follows during which it could be written.
 _ending = threading.Event()
 # Set while a hook saves whose listeners look at the checkpoint, as an evaluation does.
 _is_listened_to = threading.Event()

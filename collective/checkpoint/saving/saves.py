@@ -88,7 +88,7 @@ def save(
     prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks(saver)
     prefix = common_prefix(
         sess,
-        "saving a checkpoint" if is_blocking else "saving a checkpoint beside training",
+        "saving a checkpoint" if is_blocking else "saving a checkpoint during training",
         prefix,
     )
     base = os.path.join(os.path.dirname(prefix), os.path.basename(base))
@@ -126,7 +126,7 @@ _with_code: dict[str, bool] = {}
 
 
 def _save_code(saver: Any, prefix: str) -> None:
-    """Saves the script beside a job's first checkpoint in a folder: `scope(save_code=True)`.
+    """Saves the script next to a job's first checkpoint in a folder: `scope(save_code=True)`.
 
     Rank 0 does it, again where the folder was removed meanwhile, and the job goes on where it can't
     be done.
@@ -160,7 +160,7 @@ class ShardedSave:
         prefix: the checkpoint's.
         state_name: the name of the file that tells the latest checkpoint.
         retention: the checkpoints that are kept afterwards.
-        publication: what happens beside the checkpoint.
+        publication: what else happens with the checkpoint.
         meta_graph_options: for `Saver.export_meta_graph`.
         started: the commit; None on all ranks but 0.
     """
@@ -199,7 +199,7 @@ class ShardedSave:
     def start(
         self, buffer: int | float, following: contextlib.AbstractContextManager[None]
     ) -> None:
-        """Notes what belongs to the checkpoint, and has it written beside what comes.
+        """Notes what belongs to the checkpoint, and writes it in the background.
 
         Args:
             buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
@@ -239,7 +239,7 @@ class ShardedSave:
         ).start()
 
     def _leave(self, following: contextlib.ExitStack, error: Exception | None) -> None:
-        """Takes note of how a save beside training went, once all ranks know."""
+        """Takes note of how a background save went, once all ranks know."""
         if error is None:
             following.close()
             self._succeeded()
@@ -396,7 +396,7 @@ class ShardedSave:
             self.started.publish(self.publication)
 
     def _stage_graph_and_state(self) -> None:
-        """Writes what lies beside the checkpoint into the staging folder, on rank 0."""
+        """Writes the files next to the checkpoint into the staging folder, on rank 0."""
         if self.started is None:
             return
         if self.publication.meta is not None:

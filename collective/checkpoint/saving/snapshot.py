@@ -1,4 +1,4 @@
-"""Keeps this rank's part of a checkpoint as it is at one step, to be written beside training.
+"""Keeps this rank's part of a checkpoint as it is at one step, to be written during training.
 
     at the step's boundary          keys, counts and replicated variables are copied; rows of tables
                                     and slots stay where they are, and are copied only before they

@@ -39,7 +39,7 @@ def check(
     Args:
         families: their names.
         most: how many run at once.
-        arguments: of gpu_check, beside the family.
+        arguments: of gpu_check, in addition to the family.
         program: what runs them; `collective gpu-check` without it.
     """
     command = [*(program or (sys.executable, "-u", "-m", "collective.ops.gpu_check"))]

@@ -53,7 +53,7 @@ def grown(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def kernels_in_it(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Gathers and updates rows where memory was taken piece by piece, beside what isn't there."""
+    """Gathers and updates rows where memory was taken piece by piece, next to missing memory."""
     rows = min(scale.keys, scale.elements // DIM // 4)
     reserved = device.reserve(4 * rows * DIM * 4)
     matrix = device.within(reserved, (4 * rows, DIM), np.float32)

@@ -1,5 +1,5 @@
-"""Checks and measurements of a whole sparse step: what a rank does beside the dense part, by the
-kernels of all families.
+"""Checks and measurements of a whole sparse step: what a rank does in addition to the dense part,
+by the kernels of all families.
 
 The DLRM workload: 26 tables of dimension 128, 65,536 samples, Adagrad, float32; ids are Zipf-like.
 Three measurements of each batch on one rank, with 1 id a sample and table and with 1 to 10 that are
@@ -155,7 +155,7 @@ def _batch(scale: Scale, most: int, rng: np.random.Generator) -> Batch:
 
 
 def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Makes the step with two batches of 1 id a sample and two of up to 10, beside float64."""
+    """Checks the step with two batches of 1 id a sample and two of up to 10 against float64."""
     tables, workspace = _Checked(device, _samples(scale) // 2, rng), Workspace(device)
     for number, most in enumerate((1, 10, 1, 10)):
         batch = _batch(scale, most, rng)
@@ -175,7 +175,7 @@ def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Makes the owner's part of two batches of 8 ranks, beside float64."""
+    """Makes the owner's part of two batches of 8 ranks, compared with float64."""
     samples, workspace = _samples(scale), Workspace(device)
     tables = _Checked(device, samples // 4, rng)
     for number in range(2):
@@ -202,7 +202,7 @@ def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def by_pytorch(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Makes `one_rank`'s steps by PyTorch, which is measured beside it; nothing where there is no
+    """Makes `one_rank`'s steps by PyTorch, for comparison; nothing where there is no
     PyTorch.
     """
     torch = pytorch.imported(device)

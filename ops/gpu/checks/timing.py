@@ -1,4 +1,4 @@
-"""Times work on a device, beside a copy of memory."""
+"""Times work on a device, compared with a copy of memory."""
 
 from __future__ import annotations
 

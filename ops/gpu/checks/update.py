@@ -121,7 +121,7 @@ def every_dimension(device: Device, scale: Scale, rng: np.random.Generator) -> N
 
 def hot_row(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Updates a row of which so much occurs that a block sums its pieces, and one that a warp sums,
-    beside a rare one.
+    next to a rare one.
     """
     numbers = rng.permutation(np.repeat([0, 1, 2], [9 * PIECE, 2 * PIECE, 1])).astype(np.int32)
     for rule in (Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.01, step=2)):

@@ -7,7 +7,7 @@
 //     write_positions
 //
 // Ids, samples and weights come from the host's memory, and are uploaded in one piece, those of all
-// members one behind the other. Where the rank that asks pools them itself, parts of it are
+// members one after the other. Where the rank that asks pools them itself, parts of it are
 // outputs.
 //
 // All is launched before the host waits for the counts, which tell how long the message is; except

@@ -30,7 +30,7 @@ struct BagMemberWords {
   int64_t tile;
   int64_t first, count;      // of its ids among all
   int64_t samples, weights;  // where, in words of what was uploaded; no weights: 0
-  int64_t number;            // positive, larger than those of the members behind it
+  int64_t number;            // positive, larger than those of the members after it
   int64_t combiner;
   int64_t positions, bag_samples, bag_scales;  // addresses
 };

@@ -115,7 +115,7 @@ struct DistinctKeys {
   uint32_t* numbers;  // [K], at first positions the number of the key among the U.
 };
 
-// Turns the counts [N, tiles + 1] of each of `ranks` by tile into sums of those before, behind
+// Turns the counts [N, tiles + 1] of each of `ranks` by tile into sums of those before, after
 // which their sum is; `starts` [N + 1] become the sums over ranks. `ended` is 0. What each of
 // `sections` has, [N, S], is left out where there are none.
 inline tensorflow::Status ScanTiles(Stream* stream, uint32_t* counts, int64_t tiles, int ranks,

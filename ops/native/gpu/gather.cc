@@ -137,7 +137,7 @@ class SpreadRowsOp : public AnswerOp {
       OP_REQUIRES(context, TensorShapeUtils::IsMatrix(values[t].shape()),
                   errors::InvalidArgument("values of table ", t, " are no matrix, but ",
                                           values[t].shape().DebugString()));
-      // Keys without rows, whose gradients were dropped, have a number behind them: zeros.
+      // Keys without rows, whose gradients were dropped, have a number after them: zeros.
       tables.push_back({static_cast<const float*>(values[t].data()), values[t].dim_size(0),
                         values[t].dim_size(1)});
     }

@@ -20,7 +20,7 @@ namespace gpu {
 // the host's threads write there what has to go.
 class JoinedUpload {
  public:
-  // Returns where the array will be, in words from where all of it is: right behind the one before.
+  // Returns where the array will be, in words from where all of it is: right after the one before.
   int64_t Add(const tensorflow::Tensor& array) {
     const int64_t at = words_, bytes = static_cast<int64_t>(array.TotalBytes());
     const char* from = static_cast<const char*>(array.data());
@@ -57,7 +57,7 @@ class JoinedUpload {
     return CeilOfQuotient(word, kAligned) * kAligned;
   }
 
-  // Makes `uploaded` of the arrays and, behind them, of the words of `packed`, which `*words` are.
+  // Makes `uploaded` of the arrays and, after them, of the words of `packed`, which `*words` are.
   tensorflow::Status Launch(tensorflow::OpKernelContext* context, Stream* stream,
                             const Packed& packed, tensorflow::Tensor* uploaded,
                             const int64_t** words) const {
@@ -101,7 +101,7 @@ class JoinedUpload {
     int64_t samples = -1;  // of these; -1: an array
   };
 
-  // Writes the offsets of samples that the ids of a piece begin; behind the last id those of what
+  // Writes the offsets of samples that the ids of a piece begin; after the last id those of what
   // is left. Returns whether its samples ascend.
   static bool WriteOffsets(const Piece& piece, int32_t* offsets) {
     const int64_t* samples = reinterpret_cast<const int64_t*>(piece.from);

@@ -8,13 +8,13 @@
 // starts collectives that are ready at once in any order. Before NCCL moves anything, ranks
 // exchange headers through the mailbox (nccl_carrier.cc), which say how much comes from whom. Rank
 // 0's header also has a ticket: how many collectives it started before. Each rank issues by
-// tickets. Nobody asks or answers for that, and it holds for branches, loops and runs beside each
-// other as well. No rank waits in a circle: what comes before a collective on rank 0 needs nothing
-// that comes behind.
+// tickets. Nobody asks or answers for that, and it holds for branches, loops and runs in parallel
+// with each other as well. No rank waits in a circle: what comes before a collective on rank 0
+// needs nothing that comes after.
 //
 // Lost peers: a collective whose headers don't come fails as in shared memory. One that is under
 // way on the device would wait for ever: the communicator is aborted, which ends its kernels. What
-// the run gives then is worthless, so whoever runs it asks for Problem() behind it. A rank that
+// the run gives then is worthless, so its caller asks for Problem() after it. A rank that
 // aborts says so in its page of the mailbox, since within a host NCCL doesn't tell its peers, who
 // have issued what this rank hasn't.
 

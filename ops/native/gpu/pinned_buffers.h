@@ -1,7 +1,7 @@
 // Keeps what is uploaded in pinned memory until it has been copied.
 //
 // From pageable memory the driver may wait for all that the stream has to do before. Pinned memory
-// is read while the host goes on: it must stay as it is until an event behind the copy has come.
+// is read while the host goes on: it must stay as it is until an event after the copy has come.
 
 #ifndef COLLECTIVE_NATIVE_GPU_PINNED_BUFFERS_H_
 #define COLLECTIVE_NATIVE_GPU_PINNED_BUFFERS_H_

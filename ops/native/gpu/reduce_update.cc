@@ -1,7 +1,7 @@
 // CollectiveSparseReduceUpdate: sums the gradients of bags by row of each table (gradient_sums.h),
 // and updates rows and slots by the sums, which are never written: one kernel of update.cu for all
-// tables, beside those for rows of which much occurs. Where no other rank has asked for the rows of
-// any table, as on a single one, each has one gradient, and the host waits for nothing.
+// tables, in addition to those for rows of which much occurs. Where no other rank has asked for the
+// rows of any table, as on a single one, each has one gradient, and the host waits for nothing.
 
 #include <vector>
 

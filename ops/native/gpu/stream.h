@@ -37,8 +37,8 @@ struct Grid {
 // for what an operation reads on the host itself.
 //
 // Where the operation runs on a CPU, by kernels that are emulated, the next one is not ordered
-// behind them: the end of this object waits. So does the end of one whose copies to the host were
-// not waited for, behind an error.
+// after them: the end of this object waits. So does the end of one whose copies to the host were
+// not waited for, after an error.
 class Stream {
  public:
   explicit Stream(tensorflow::OpKernelContext* context) : context_(context) {

@@ -33,7 +33,8 @@ class Targets {
   //   flight: rows that one group of threads has at once.
   explicit Targets(int64_t flight) : flight_(flight) {}
 
-  // Adds `count` rows, which follow those before. `words` says what a target has beside numbers.
+  // Adds `count` rows, which follow those before. `words` says what a target has in addition to
+  // numbers.
   void Add(int64_t count, TargetWords words) {
     words.first = rows_;
     words.end = rows_ += count;

@@ -65,7 +65,8 @@ class UpdatePlan {
   // Where each row has a gradient of its own: these.
   const Runs& gradients() const { return gradients_; }
 
-  // Packs what kernels read beside targets and gradients. The bounds follow a rule's options.
+  // Packs what kernels read in addition to targets and gradients. The bounds follow a rule's
+  // options.
   void Pack(std::vector<float> options, Packed* packed) {
     rows_at_ = packed->Add(rows_);
     decayed_at_ = packed->Add(decayed_.tiled());
