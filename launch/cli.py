@@ -26,14 +26,21 @@ from collective.launch.command_line.host_options import (
     HostList,
     HostOptions,
     add_host_options,
+    has_ranks_here,
     host_list,
     host_options,
+    rank_count,
+    ranks_here,
     timeouts,
 )
-from collective.launch.command_line.limits import check_limits, least_ranks
-from collective.launch.command_line.rank_count import has_ranks_here, rank_count, ranks_here
+from collective.launch.command_line.option_checks import (
+    Mode,
+    check_limits,
+    check_purpose,
+    check_used,
+    least_ranks,
+)
 from collective.launch.command_line.short_help import short_help
-from collective.launch.command_line.unused_options import Mode, check_purpose, check_used
 from collective.launch.manifests.options import ManifestOptions, add_options, check_unused
 from collective.launch.planning.devices import (
     NO_GPUS,

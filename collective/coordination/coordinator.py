@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, breakdown, dealt_input
+from collective.coordination import agreement, dealt_input
 from collective.coordination.agreement import CLOSING, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
@@ -22,11 +22,32 @@ from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.job.progress_board import Label, Phase
-from collective.ops.communication import carriers, nccl
+from collective.ops.communication import carriers, collectives, nccl
 from collective.ops.graph import graph_analysis
 from collective.tables.table import is_replicated
 
 ENDING = "ends its session"
+
+
+FORKED = (
+    "This process was forked from a rank and is not a rank itself. Only the ranks can run what all "
+    "of them run."
+)
+
+
+class _Broken:
+    """Is the description of the run that failed half-way, or FORKED, as an attribute; or None.
+
+    From then on nothing is exchanged through shared memory.
+    """
+
+    def __get__(self, holder: Any, kind: type) -> str | None:
+        return holder.__dict__.get("broken") or carriers.given_up() or None
+
+    def __set__(self, holder: Any, failure: tf.errors.OpError | str) -> None:
+        if isinstance(failure, tf.errors.OpError):
+            failure = f"{type(failure).__name__}: {failure.message}"
+        holder.__dict__["broken"] = failure
 
 
 class Coordinator:
@@ -41,7 +62,7 @@ class Coordinator:
         clock: seconds since 1970 on rank 0, as of the last exchange.
     """
 
-    broken = breakdown.Broken()
+    broken = _Broken()
 
     def __init__(self) -> None:
         self.channel = agreement.SideChannel()
@@ -65,7 +86,7 @@ class Coordinator:
 
     def _note_fork(self) -> None:
         self._one_at_a_time = threading.RLock()  # another thread may have held it
-        self.broken = breakdown.FORKED
+        self.broken = FORKED
 
     # Runs
 
@@ -221,7 +242,7 @@ class Coordinator:
         if run.disagreement is not None:
             return self._judge(run.disagreement, member, run, description) or error
         if started:
-            self.broken = error = breakdown.failure(error)
+            self.broken = error = _failure(error)
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             if run.idle_run is not None:
@@ -255,7 +276,7 @@ class Coordinator:
                     if run.disagreement is not None:  # A peer's ids that depend on rows.
                         verdict = self._judge(run.disagreement, member, run, attempt.description)
                         return verdict or failed
-                    self.broken = failed = breakdown.failure(failed)
+                    self.broken = failed = _failure(failed)
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
                     return PREEMPTION.error(state_of_session(attempt.session))
@@ -481,7 +502,7 @@ class Coordinator:
 
     def _refuse_if_broken(self) -> None:
         if self.broken:
-            raise breakdown.refusal(self.broken)
+            raise _refusal(self.broken)
 
     def member_of(self, session: Any) -> Membership:
         """Returns this rank's part in `session`, which is numbered when it is first asked for."""
@@ -509,3 +530,19 @@ def instance() -> Coordinator:
     if not _instance:
         _instance.append(Coordinator())
     return _instance[0]
+
+
+def _failure(error: tf.errors.OpError) -> tf.errors.OpError:
+    """Returns what to raise for a run that failed half-way, once peers that wait are told."""
+    carriers.give_up()
+    return error
+
+
+def _refusal(broken: str) -> RankError:
+    """Returns what to raise in place of whatever needs the peers."""
+    if broken is FORKED:
+        return RankError(FORKED)
+    return RankError(
+        f"An earlier run failed half-way on rank {collectives.rank()}, and this process can "
+        f"exchange nothing more with the other ranks. Start the job again. It failed with: {broken}"
+    )

@@ -24,24 +24,28 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.ops import placement
 from collective.ops.communication import collectives, gate
-from collective.ops.exchange import dispatch, key_hashing
-from collective.ops.graph import device_scopes, training_flag
+from collective.ops.exchange import dispatch, key_hashing, shard_gradients
+from collective.ops.graph import device_scopes, graphs, training_flag
 from collective.ops.graph.sessions import raw_session, run_unpatched
 from collective.ops.rows import dynamic_rows, keymap, memory
 from collective.tables.rows import (
     initializers,
-    row_gradients,
     row_store,
     rows_by_python,
     rows_in_file,
     waiting_gradients,
 )
-from collective.tables.rows.key_arrays import int64_keys
-from collective.tables.rows.loading import Loading
 from collective.tables.rows.reserved_variable import ReservedVariable, refusing_method
 from collective.tables.rows.row_columns import RowColumn
+from collective.tables.rows.row_store import Loading
 from collective.tables.rows.statistics import TableStatistics
 from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Table, in_shard_view
+
+_GATHER, _ADMITTED_GATHER = "CollectiveDynamicGather", "CollectiveAdmittedGather"
+_STRINGS = (
+    "Hash strings as lookups do, in the graph: "
+    "session.run(collective.ops.exchange.key_hashing.of_strings(strings))"
+)
 
 
 class DynamicTable(ReservedVariable, Table):
@@ -262,10 +266,10 @@ class DynamicTable(ReservedVariable, Table):
         For `counts` see `local`.
         """
         graph = tf.get_default_graph()
-        local, gradient = self.local(keys_, counts), row_gradients.PLAIN
+        local, gradient = self.local(keys_, counts), _GATHER
         with device_scopes.on_host() if self.bridge is None else dispatch.device(dynamic=True):
             if self.admission is not None:
-                local, gradient = dynamic_rows.seen(local), row_gradients.ADMITTED
+                local, gradient = dynamic_rows.seen(local), _ADMITTED_GATHER
             with graph.gradient_override_map({"ResourceGather": gradient}):
                 rows = tf.raw_ops.ResourceGather(
                     resource=self.handle, indices=local, dtype=self.dtype
@@ -501,3 +505,69 @@ def _device_row_store() -> Any:
 
 for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():
     setattr(DynamicTable, _method, refusing_method(_method, _way))
+
+
+def int64_keys(given: Any, table: str) -> np.ndarray:
+    """Returns the keys that were passed to a method of a dynamic table, as int64.
+
+    Args:
+        given: an array or array-like. An empty one may have any type.
+        table: the table's name, for errors.
+
+    Raises:
+        ValueError: they aren't whole numbers, or are beyond int64.
+    """
+    keys = np.asarray(given)
+    if not keys.size:
+        return keys.astype(np.int64)
+    if keys.dtype.kind not in "iu":
+        is_text = keys.dtype.kind in "SU" or isinstance(keys.flat[0], (str, bytes))
+        fix = _STRINGS if is_text else "Give whole numbers: keys.astype(np.int64)"
+        raise ValueError(f"table '{table}': keys are of an integer type, not {keys.dtype}. {fix}.")
+    if keys.dtype == np.uint64 and (largest := int(keys.max())) >= 2**63:
+        raise ValueError(
+            f"table '{table}': keys are int64, up to 2**63 - 1, not {largest} of {keys.dtype}. "
+            "keys.view(np.int64) has the keys that lookups make of such ids."
+        )
+    return keys.astype(np.int64, copy=False)
+
+
+@tf.RegisterGradient(_ADMITTED_GATHER)
+def _admitted_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
+    """Drops the gradients of keys without rows."""
+    slices = _gather_gradient(op, gradient, op.inputs[1].op.inputs[0])[0]
+    return slices, None
+
+
+@tf.RegisterGradient(_GATHER)
+def _gather_gradient(
+    op: tf.Operation, gradient: Any, admitted: tf.Tensor | None = None
+) -> tuple[tf.IndexedSlices, None]:
+    if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:
+        raise TableError(
+            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' inside tf.cond, "
+            "tf.while_loop or tf.function has no gradient: look up outside, and choose among the "
+            "rows inside."
+        )
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(
+            gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
+        )
+    rows = op.inputs[1]
+    if admitted is not None:
+        has_row = tf.not_equal(admitted, -1)
+        gradient = tf.boolean_mask(gradient, has_row)
+        rows = dynamic_rows.updated(tf.boolean_mask(admitted, has_row))
+    # Without a dense shape the gradient can't be made a matrix, which would be as large as all
+    # reserved memory.
+    return shard_gradients.of_shard(tf.IndexedSlices(gradient, rows, None)), None
+
+
+def _outside(x: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor outside of a function or a branch that `x` captures."""
+    while hasattr(x.graph, "captures"):
+        outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
+        if outer is None:
+            break
+        x = outer
+    return x

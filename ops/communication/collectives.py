@@ -212,7 +212,7 @@ def alltoall(
         splits: [N] int32, summing to S. Below 2**31 rows: Horovod counts them in int32.
         name: the explicit name, `unique_name(...)`.
         gate: the gate's zero.
-        phase: what it is for; see `collective.coordination.awaited_rows`.
+        phase: what it is for; see `collective.coordination.run_analysis`.
 
     Returns:
         ([R, ...] the rows received, in the order of the ranks they came from; [N] int32, how many

@@ -15,8 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
 from collective.ops.gpu import (
-    ask,
-    bags,
+    compiled_launches,
     distinct,
     gather,
     occurrences,
@@ -25,7 +24,6 @@ from collective.ops.gpu import (
     row_finders,
     sums,
     update,
-    write,
 )
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.row_finders import Find
@@ -84,7 +82,12 @@ class DeviceOperations:
         [M] of samples; `kinds` are by section here. `own_samples` are those of members `own`; they
         and `own_weights` are outputs, too, in the memory of rows.
         """
-        sources = [ask.SOURCE, distinct.SOURCE, partition.SOURCE, *[ask.BAGS] * any(pooled)]
+        sources = [
+            compiled_launches.ASK,
+            distinct.SOURCE,
+            partition.SOURCE,
+            *[compiled_launches.ASK_BAGS] * any(pooled),
+        ]
         with self._launching("CollectiveAsk", *sources):
             made: tuple[Any, ...] = native_library.library().collective_ask(
                 ids,
@@ -315,7 +318,7 @@ class DeviceOperations:
             indices: [K] int64 rows, each at most once; one outside of the variable is left out.
             updates: [K, ...].
         """
-        with self._launching("CollectiveWriteRows", write.SOURCE):
+        with self._launching("CollectiveWriteRows", compiled_launches.WRITE):
             written: tf.Operation = native_library.library().collective_write_rows(
                 resource, indices, updates
             )
@@ -328,4 +331,4 @@ _SUMS = (distinct.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE)
 
 def _pooling(attributes: dict[str, Any]) -> tuple[Source, ...]:
     """Returns the kernels that an owner needs besides, if sections are pooled."""
-    return (bags.SOURCE, pool.SOURCE) if any(attributes["pooled"]) else ()
+    return (compiled_launches.BAGS, pool.SOURCE) if any(attributes["pooled"]) else ()

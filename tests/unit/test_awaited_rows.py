@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.awaited_rows import beside_gradients
+from collective.coordination.run_analysis import beside_gradients
 from collective.ops import native_library
 from collective.ops.communication.gate import gates_of
 

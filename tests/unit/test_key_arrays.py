@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collective.tables.rows.key_arrays import int64_keys
+from collective.tables.dynamic_table import int64_keys
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tensorflow.python.framework import kernels
 
 from collective.ops import native_library
 from collective.ops.exchange import dispatch
-from collective.ops.gpu import ask, distinct, partition
+from collective.ops.gpu import compiled_launches, distinct, partition
 from collective.ops.gpu.segments import Segments, plan
 from tests.gpu_double import driver
 from tests.gpu_double.replay import replaying
@@ -36,7 +36,7 @@ LAUNCHES = [
 
 def hand_over() -> None:
     """Hands the kernels over, as the first lookup does."""
-    for source in (ask.SOURCE, distinct.SOURCE, partition.SOURCE):
+    for source in (compiled_launches.ASK, distinct.SOURCE, partition.SOURCE):
         dispatch.bridge().hand_over(source)
 
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
 from collective.ops.exchange import dispatch, embedding_bag
-from collective.ops.gpu import ask, distinct, partition
+from collective.ops.gpu import compiled_launches, distinct, partition
 from tests.gpu_double import driver
 from tests.gpu_double.replay import replaying
 
@@ -38,7 +38,12 @@ LAUNCHES = [*ORDERED, *BAGS, "write_positions", "list_bags"]
 @pytest.fixture(autouse=True)
 def handed_over(bound: Any) -> None:
     """Hands the kernels over, as the first lookup does."""
-    for source in (ask.SOURCE, ask.BAGS, distinct.SOURCE, partition.SOURCE):
+    for source in (
+        compiled_launches.ASK,
+        compiled_launches.ASK_BAGS,
+        distinct.SOURCE,
+        partition.SOURCE,
+    ):
         dispatch.bridge().hand_over(source)
 
 

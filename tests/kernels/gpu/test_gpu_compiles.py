@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from collective.ops.gpu import ask, bags, write
+from collective.ops.gpu import compiled_launches
 from collective.ops.gpu.checks import FAMILIES
 from collective.ops.gpu.cupy_device import OPTIONS
 from collective.ops.gpu.sources import FOLDER, Source
@@ -23,7 +23,12 @@ SOURCES = [
     for name in FAMILIES
     if name not in ("step", "reserved")  # which have no kernels of their own
 ]
-SOURCES += [ask.SOURCE, ask.BAGS, bags.SOURCE, write.SOURCE]
+SOURCES += [
+    compiled_launches.ASK,
+    compiled_launches.ASK_BAGS,
+    compiled_launches.BAGS,
+    compiled_launches.WRITE,
+]
 _KERNEL = re.compile(r"Compiling entry function '(\w+)'")
 _LOCAL = re.compile(r"([1-9]\d*) bytes (stack frame|spill stores|spill loads)")
 

@@ -19,9 +19,9 @@ import pytest
 import collective
 from collective.job.errors import UsageError
 from collective.launch import cli, job
+from collective.launch.attempt import announcement
 from collective.launch.cli import make_plan, parse_options, parse_rank_list
 from collective.launch.command_line import command
-from collective.launch.command_line.announcement import announcement
 from collective.launch.command_line.command import as_framework, rank_command
 from collective.launch.output.logs import open_logs
 from collective.launch.planning.environment import rank_environment

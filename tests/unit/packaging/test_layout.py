@@ -216,3 +216,45 @@ def test_no_folder_is_full():
         str(file.parent.relative_to(ROOT)) for file in package_modules().values()
     )
     assert not {folder: count for folder, count in counts.items() if count > MOST_FILES}
+
+
+# Short modules whose only importer lies next to them, each with what speaks for a file of its own.
+SHORT_MODULES = {
+    "collective.checkpoint.files.bundle_writer": "only importing makes bundles of nothing but numbers",
+    "collective.coordination.hash_seed": "is about Python, not about meetings",
+    "collective.coordination.reduced_reads": "knows fetches of metrics, which no other run has",
+    "collective.data.permutation": "is a published algorithm",
+    "collective.estimator.prediction": "gathers predictions; the Estimator trains and evaluates",
+    "collective.gradients.part_functions": "alone looks into functions",
+    "collective.interception.determinism": "is an option of its own",
+    "collective.interception.hooks": "is where a script hands its graph over",
+    "collective.interception.horovod_patches": "is about Horovod, which may be missing",
+    "collective.launch.output.output_tail": "is a data structure with tests of its own",
+    "collective.launch.output.progress_bars": "is about programs that draw bars",
+    "collective.monitoring.storage_limit": "is a check of its own",
+    "collective.ops.gpu.checks.pytorch": "needs PyTorch",
+    "collective.ops.gpu.compiled_launches": "names the sources of compiled operations",
+    "collective.ops.gpu.reference.owners": "is the reference of one kernel function",
+    "collective.profiling.history": "keeps points over time; the writer writes files",
+    "collective.profiling.summaries": "writes TensorBoard's format",
+    "collective.profiling.table_counter": "counts keys of tables",
+    "collective.serving.unfinished": "is about exports that were cut off",
+}
+FEWEST_LINES = 80
+
+
+def test_no_module_is_a_cut_off():
+    """A short module that only its neighbour imports belongs into that, or has a reason."""
+    modules_ = package_modules()
+    importers: dict[str, set[str]] = {name: set() for name in modules_}
+    for name, file in modules_.items():
+        for other in imported_modules(name, file):
+            importers[other].add(name)
+    short = {
+        name
+        for name, file in modules_.items()
+        if not file.name.startswith("__")
+        and len(file.read_text(encoding="utf-8").splitlines()) < FEWEST_LINES
+        and [other.rpartition(".")[0] for other in importers[name]] == [name.rpartition(".")[0]]
+    }
+    assert short == set(SHORT_MODULES)

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from collective.launch import cli
-from collective.launch.command_line.unused_options import check_used
+from collective.launch.command_line.option_checks import check_used
 
 EACH = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
 ONE_OF_ANY = ("--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1")
