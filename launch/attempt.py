@@ -268,7 +268,7 @@ class Attempt:
 
     def _on_local_exit(self, event: SupervisorEvent) -> None:
         rank = self._local.rank_of(event)
-        words, source = self._console.last_words(rank)
+        words, source = self._console.last_lines(rank)
         host = self._plan.placements[rank].host if self._plan.hosts else ""
         self.on_rank_exit(
             RankExit(
@@ -276,8 +276,8 @@ class Attempt:
                 event.pid,
                 event.code,
                 event.time,
-                last_words=words,
-                last_words_from=source,
+                last_lines=words,
+                last_lines_from=source,
                 host=host,
             )
         )

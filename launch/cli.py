@@ -119,10 +119,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         except UsageError as error:
             if hosts is None or options.dry_run:
                 raise
-            from collective.launch.connection.declining import decline
+            from collective.launch.connection.withdrawal import withdraw
 
             print(f"collective launch: {error}", file=sys.stderr, flush=True)
-            decline(hosts, os.environ, str(error))
+            withdraw(hosts, os.environ, str(error))
             return 2
         for note in [unused, misplaced_option(options.command)]:
             if note:

@@ -33,9 +33,7 @@ from collective.ops.exchange import (
     answered_exchange,
     dispatch,
     embedding_bag,
-)
-from collective.ops.exchange import (
-    key_exchange as exchange,
+    key_exchange,
 )
 from collective.ops.graph import device_scopes, graphs
 from collective.ops.graph.graph_state import state_of
@@ -101,7 +99,7 @@ def exchange_group(
     backend: Backend,
     group: Sequence[Lookup],
     level: int,
-    wire: exchange.Wire,
+    wire: key_exchange.Wire,
     provisional: bool = False,
     answers: bool = True,
 ) -> Group:
@@ -127,7 +125,7 @@ def _build(
     group: Sequence[Lookup],
     layout: GroupLayout,
     level: int,
-    wire: exchange.Wire,
+    wire: key_exchange.Wire,
     provisional: bool,
     answers: bool,
 ) -> Group:
@@ -209,7 +207,7 @@ def _in_turn(
     counted: Sequence[bool],
     names: tuple[str, str],
     zero: Any,
-    wire: exchange.Wire,
+    wire: key_exchange.Wire,
     two_levels: TwoLevelExchange | None,
 ) -> _Exchanged:
     """Exchanges keys and rows, all keys before any row."""
@@ -218,7 +216,7 @@ def _in_turn(
     message, splits = (
         two_levels.keys_to_owners(request, keys_name)
         if two_levels
-        else exchange.keys_to_owners(
+        else key_exchange.keys_to_owners(
             request.message, request.splits, keys_name, zero, 2 * len(layout.sections)
         )
     )
@@ -240,7 +238,7 @@ def _in_turn(
     rows = (
         two_levels.rows_back(shard_rows, response.row_splits, rows_name)
         if two_levels
-        else exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
+        else key_exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
     )
     merging = two_levels.merging if two_levels else ()
     return _Exchanged(rows, (message.op, response.row_splits.op, *merging))
@@ -356,7 +354,7 @@ def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
 def _digest(
     group: Sequence[Lookup],
     layout: GroupLayout,
-    wire: exchange.Wire,
+    wire: key_exchange.Wire,
     hosts: hierarchy.Hosts | None,
 ) -> str:
     """Returns a name by which ranks notice in time that they are to exchange different things."""

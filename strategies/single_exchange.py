@@ -21,8 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import placement
 from collective.ops.communication import collectives, gate
-from collective.ops.exchange import key_exchange as exchange
-from collective.ops.exchange import tensorflow_lookup
+from collective.ops.exchange import key_exchange, tensorflow_lookup
 from collective.ops.graph.graphs import is_outside
 from collective.strategies.base import Lookup
 
@@ -53,7 +52,7 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
     # 3
     shard_rows = table.fetch(keys) if counts is None else table.fetch(keys, counts)
     # 4
-    rows = exchange.rows_back(
+    rows = key_exchange.rows_back(
         shard_rows, splits, collectives.unique_name(f"{table.op.name}/rows"), zero
     )
     # 5
@@ -71,11 +70,11 @@ def _keys_to_owners(
     """
     keys, splits, description = distinct.keys, distinct.splits, str(lookup)
     if not lookup.table.counts_keys:
-        received = exchange.keys_to_owners(keys, splits, name, zero, description=description)
+        received = key_exchange.keys_to_owners(keys, splits, name, zero, description=description)
         return received.keys, None, received.splits
     counts = tensorflow_lookup.occurrences(distinct)
     words = tf.reshape(tf.stack([keys, counts], 1), [-1])
-    received = exchange.keys_to_owners(words, 2 * splits, name, zero, description=description)
+    received = key_exchange.keys_to_owners(words, 2 * splits, name, zero, description=description)
     pairs = tf.reshape(received.keys, [-1, 2])
     return pairs[:, 0], pairs[:, 1], received.splits // 2
 

@@ -36,8 +36,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collective_names, collectives, gate, membership
 from collective.ops.communication.hierarchy import Hosts
-from collective.ops.exchange import embedding_bag, request_merging
-from collective.ops.exchange import key_exchange as exchange
+from collective.ops.exchange import embedding_bag, key_exchange, request_merging
 from collective.ops.graph.graph_state import state_of
 
 
@@ -58,26 +57,28 @@ class TwoLevelExchange:
         kinds: Sequence[int],
         counted: Sequence[bool],
         zero: Any,
-        wire: exchange.Wire,
+        wire: key_exchange.Wire,
     ):
         self._hosts, self._sections, self._kinds = hosts, sections, kinds
         self._counted, self._zero, self._wire = counted, zero, wire
 
-    def keys_to_owners(self, request: embedding_bag.Request, name: str) -> exchange.ReceivedKeys:
+    def keys_to_owners(
+        self, request: embedding_bag.Request, name: str
+    ) -> key_exchange.ReceivedKeys:
         """Sends every key to its owner, by way of this host's proxies."""
         self._announce(request, name)
         self._merge_as_proxy(request, name)
         # 4
-        return exchange.ReceivedKeys(
+        return key_exchange.ReceivedKeys(
             *collectives.alltoall_between_hosts(
                 self._merged.message, self._by_owner(self._merged.splits), name, self._zero
             )
         )
 
     def rows_back(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the rows that this rank requested; see `exchange.rows_back`."""
+        """Returns the rows that this rank requested; see `key_exchange.rows_back`."""
         # 5
-        travelled = exchange.rows_back(
+        travelled = key_exchange.rows_back(
             rows, splits, name, self._zero, self._wire, collectives.alltoall_between_hosts
         )
         # 6
@@ -128,11 +129,13 @@ class TwoLevelExchange:
 class RowsInTwoLevels(TwoLevelExchange):
     """Carries one group's keys and gradients as a flat exchange does, and rows in two levels."""
 
-    def keys_to_owners(self, request: embedding_bag.Request, name: str) -> exchange.ReceivedKeys:
+    def keys_to_owners(
+        self, request: embedding_bag.Request, name: str
+    ) -> key_exchange.ReceivedKeys:
         """Sends every key to its owner, and to the proxy that gets its row."""
         self._announce(request, name)
         self._merge_as_proxy(request, collective_names.near(name))
-        received = exchange.ReceivedKeys(
+        received = key_exchange.ReceivedKeys(
             *collectives.alltoall(*self._by_rank(request.message, request.splits), name, self._zero)
         )
         self._merged_by_host = request_merging.merge(
@@ -150,7 +153,7 @@ class RowsInTwoLevels(TwoLevelExchange):
         return received
 
     def rows_back(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the rows that this rank requested; see `exchange.rows_back`."""
+        """Returns the rows that this rank requested; see `key_exchange.rows_back`."""
         first, to_hosts = request_merging.first(
             rows, self._merged_by_host, self._sections, self._hosts.number
         )
@@ -172,7 +175,7 @@ class RowsInTwoLevels(TwoLevelExchange):
         with tf.control_dependencies([rows]):
             gradient = tf.identity(gradient)
         base = f"{name[len(collective_names.PREFIX) :]}.gradient"
-        return exchange.gradients_to_owners(
+        return key_exchange.gradients_to_owners(
             *self._by_rank(gradient, self._row_splits),
             collectives.unique_name(base),
             self._zero,

@@ -82,9 +82,9 @@ def read_table(
         ValueError: there is no checkpoint, or no such table in it, or it has no frequencies or last
             uses.
     """
-    from collective.checkpoint.reading import opening as reading
+    from collective.checkpoint.reading import opening
 
-    return reading.read_table(path, name, block, frequencies, last_used)
+    return opening.read_table(path, name, block, frequencies, last_used)
 
 
 def enable_increments(folder: str) -> None:

@@ -18,7 +18,6 @@ from tensorflow.python.eager import context
 
 from collective.coordination import (
     agreement,
-    awaited_rows,
     barrier,
     batch_counter,
     common_folder,
@@ -287,7 +286,7 @@ def _options_of_own_gpu(asked: tf.GPUOptions) -> tf.GPUOptions:
     return options
 
 
-def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
+def without_agreement(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a `MonitoredTrainingSession`: each of several ranks is its own process's chief.
 
     That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
@@ -411,7 +410,7 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     run = PreparedRun(footprint, keep_alive, extended=extended)
     run.is_step = footprint.is_step and not footprint.restores
     run.kept = footprint.taking_nothing()
-    awaited = awaited_rows.beside_gradients(gates, footprint.operations)
+    awaited = run_analysis.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
             run.targets.append(_agreement(graph, gates, run, level, awaited))
@@ -452,7 +451,7 @@ def _agreement(
     if first:
         prerequisites = run.footprint.sources(gates)
         run.repeatable = not prerequisites
-        prerequisites += awaited_rows.awaiting(awaited)
+        prerequisites += run_analysis.awaiting(awaited)
     else:
         prerequisites = run.footprint.exchanges_below(gates, level)
     return agreement.agree(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from collective.job import adoption
+from collective.job import scheduled_ranks
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "collective data") -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "collective data") 
 
 def _criteo(files: list[str], folder: str | None) -> list[str]:
     """Converts files; of a job's ranks each some. Only these need TensorFlow and Horovod."""
-    if adoption.is_in_job():
+    if scheduled_ranks.is_in_job():
         from collective.data.criteo_logs import criteo
 
         return criteo(files, folder)

@@ -53,16 +53,8 @@ from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column
 from collective.checkpoint.reading import whole_reads
-from collective.checkpoint.restoring import (
-    model_start,
-    vocabulary,
-    warm_start,
-)
-from collective.checkpoint.restoring import (
-    restores as restoring,
-)
-from collective.checkpoint.saving import increments, saver, saver_hook
-from collective.checkpoint.saving import saves as saving
+from collective.checkpoint.restoring import model_start, restores, vocabulary, warm_start
+from collective.checkpoint.saving import increments, saver, saver_hook, saves
 from collective.coordination import session_ends, session_runs
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, reduction, row_scatters
@@ -132,11 +124,11 @@ GRADIENTS = (
     Patch(
         LossScaleOptimizer,
         "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
-        keras.scales_the_loss,
+        keras.refuse_dynamic_scale,
         OWN_MODEL,
     ),
     *(
-        Patch(keras_optimizer._BaseOptimizer, name, keras.trains_nothing, NO_TRAINING)
+        Patch(keras_optimizer._BaseOptimizer, name, keras.refuse_to_train, NO_TRAINING)
         for name in (
             "tf.keras.optimizers.Optimizer.compute_gradients",
             "tf.keras.optimizers.Optimizer.apply_gradients",
@@ -385,8 +377,8 @@ READER = py_checkpoint_reader.CheckpointReader
 SAVER_HOOK = tf.train.CheckpointSaverHook
 CHECKPOINTS = (
     Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
-    Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
-    Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
+    Patch(tf.train.Saver, "tf.train.Saver.save", saves.save, MISSING_SHARDS),
+    Patch(tf.train.Saver, "tf.train.Saver.restore", restores.restore, NOT_RESTORED),
     Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
     Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, GOES_ON),
     Patch(

@@ -63,7 +63,7 @@ def gloo_address_of(address: str, port: int, token: str) -> str:
     return f"{address}:{port}/{token}"
 
 
-class Rendezvous(ThreadingHTTPServer):
+class KeyValueStore(ThreadingHTTPServer):
     """Stores the values.
 
     It has a port, at which requests queue, from its creation; `serve` answers them.
@@ -175,7 +175,7 @@ class Rendezvous(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Rendezvous
+    server: KeyValueStore
     # A client that stops in the middle of a request holds a thread for so many seconds at most.
     timeout = 30
 

@@ -112,7 +112,9 @@ def _writing_rows(optimizer: Any) -> Iterator[None]:
         del optimizer._resource_scatter_add, optimizer._resource_scatter_update
 
 
-def scales_the_loss(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def refuse_dynamic_scale(
+    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Stands in for `LossScaleOptimizer.apply_gradients`: refuses a dynamic scale on several ranks.
 
     It makes slots, and decides by its own gradients whether to take a step, before they come to the
@@ -131,7 +133,7 @@ def scales_the_loss(original: Callable[..., Any], optimizer: Any, *args: Any, **
     return original(optimizer, *args, **kwargs)
 
 
-def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `apply_gradients` and `compute_gradients` of the new optimizers: refuses them.
 
     Plain TensorFlow's graphs, too, get no operation from them that would update the variables.

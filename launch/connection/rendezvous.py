@@ -4,7 +4,7 @@
     listens at --master-addr:--master-port    ◀──   connects, again and again until it is there
     both prove that they hold the secret      ◀─▶
                                               ◀──   "join": its number, name, devices, version;
-                                                    or "declined" (declining.py): it can't;
+                                                    or "declined" (withdrawal.py): it can't;
                                                     who comes just after hears so, too,
                                                     as where the first host can't itself
     has all: stops listening

@@ -29,7 +29,7 @@ from collective.launch.connection.frames import Refused
 from collective.launch.connection.messages import Message
 from collective.launch.other_hosts.remote_hosts import LOST, entry_message, message_entry
 from collective.launch.output.outcome import loss_report
-from collective.launch.output.rank_output import RankStream, last_words
+from collective.launch.output.rank_output import RankStream, last_lines
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes.local_ranks import LocalRanks
 from collective.launch.processes.shutdown import ShutdownSchedule
@@ -291,7 +291,7 @@ class _RunningRanks:
             self._finish()
 
     def _tell_exit(self, rank: int, pid: int, code: int, when: float) -> None:
-        words, source = last_words(*self._streams[rank])
+        words, source = last_lines(*self._streams[rank])
         self._running.discard(rank)
         self._tell_milestones()
         self._send(

@@ -336,8 +336,8 @@ def _rank_exit(host: str, message: Message) -> RankExit:
         message["pid"],
         message["code"],
         message["time"],
-        last_words=tuple(message["words"]),
-        last_words_from=message["source"],
+        last_lines=tuple(message["words"]),
+        last_lines_from=message["source"],
         host=host,
     )
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from collective.launch.output.last_words import UNCAUGHT, ending_error, excerpt
+from collective.launch.output.error_excerpt import UNCAUGHT, ending_error, excerpt
 from collective.launch.output.raised_error import (
     RaisedError,
     lines_without_frames,
@@ -58,8 +58,8 @@ class RankExit:
       code: the exit code, or minus the signal.
       time: in seconds since the epoch.
       requested: whether the launcher had told it to stop.
-      last_words: its last lines, more than are shown: TensorFlow explains an error at length.
-      last_words_from: "stderr" or "stdout".
+      last_lines: its last lines, more than are shown: TensorFlow explains an error at length.
+      last_lines_from: "stderr" or "stdout".
       host: the name of its host, "" for the launcher's.
       lost_by: why its host counts as lost, "" for a rank that has ended itself.
       was_ending: whether it had raised an error, and was told to stop on its way out; `code` is
@@ -71,8 +71,8 @@ class RankExit:
     code: int
     time: float
     requested: bool = False
-    last_words: tuple[str, ...] = ()
-    last_words_from: str = "stderr"
+    last_lines: tuple[str, ...] = ()
+    last_lines_from: str = "stderr"
     host: str = ""
     lost_by: str = ""
     was_ending: bool = False
@@ -84,10 +84,10 @@ class RankExit:
     @functools.cached_property
     def error(self) -> RaisedError | None:
         """Returns the error that the rank ended with, if it has told of one."""
-        return ending_error(self.last_words, self.code)
+        return ending_error(self.last_lines, self.code)
 
     @functools.cached_property
-    def victimhood(self) -> int:
+    def victim_certainty(self) -> int:
         """Tells how sure it is, by the rank's own words, that it failed because of another.
 
         0: it says nothing of lost peers. 1: it does, and its error was another one at first.
@@ -106,7 +106,7 @@ class RankExit:
     @property
     def is_victim(self) -> bool:
         """Tells whether the rank says itself that it failed because of another."""
-        return self.victimhood > 0
+        return self.victim_certainty > 0
 
     @property
     def lost_ranks(self) -> frozenset[int]:
@@ -115,7 +115,7 @@ class RankExit:
         return frozenset(rank for rank in found if rank is not None)
 
     def _words_on_peers(self) -> list[str]:
-        words = self.last_words
+        words = self.last_lines
         error: list[str] = []
         if self.error:
             error = [*self.error.chain, *self.error.message]
@@ -133,7 +133,7 @@ class RankExit:
             failure = replace(self, requested=False, was_ending=True, code=UNCAUGHT)
         else:
             return self
-        return failure if failure.error and failure.victimhood < 2 else self
+        return failure if failure.error and failure.victim_certainty < 2 else self
 
     @property
     def shell_code(self) -> int:
@@ -184,7 +184,7 @@ class JobOutcome:
     def root_cause(self) -> RankExit | None:
         """Returns the first rank that failed unasked; a victim only if there is nobody else."""
         failed = [end for end in self.exits if end.failed and not end.requested]
-        return min(failed, key=lambda end: end.victimhood, default=None)
+        return min(failed, key=lambda end: end.victim_certainty, default=None)
 
     @property
     def is_preempted(self) -> bool:
@@ -238,9 +238,9 @@ class JobOutcome:
         return lines
 
     def _last_words(self, cause: RankExit) -> list[str]:
-        if not cause.last_words:
+        if not cause.last_lines:
             return ["  it wrote nothing"]
-        shown = excerpt(cause.last_words, cause.code)
+        shown = excerpt(cause.last_lines, cause.code)
         lines = []
         if shown.place:
             lines.append(f"  raised at  {shown.place}")
@@ -257,7 +257,7 @@ class JobOutcome:
                     "  perhaps    another rank has just made, moved or removed the same, as every "
                     "rank runs the script: let one do it, by `if strategy.rank() == 0:`"
                 )
-            is_as_it_is = any(_RUNS_SCRIPTS in line for line in cause.last_words)
+            is_as_it_is = any(_RUNS_SCRIPTS in line for line in cause.last_lines)
             if is_as_it_is and tells_of_other_versions(cause.error):
                 lines.append(
                     "  meant for  other versions than Python "
@@ -271,7 +271,7 @@ class JobOutcome:
                     "TensorFlow"
                 )
         kind = "error on" if shown.is_error else "last lines of"
-        lines.append(f"  {kind} its {cause.last_words_from}:")
+        lines.append(f"  {kind} its {cause.last_lines_from}:")
         return lines + [f"    {line}" for line in shown.lines]
 
     def _early_leavers(self) -> list[RankExit]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from collective.launch.output.digest import JobDigest, RankDigest
-from collective.launch.output.last_words import tells_more
+from collective.launch.output.error_excerpt import tells_more
 from collective.launch.output.output_tail import OutputTail
 from collective.launch.output.progress_bars import ProgressBars
 from collective.launch.output.stderr_lines import may_begin_noise
@@ -144,12 +144,12 @@ class Console:
         """Says where ranks were when they were told to stop; "" if nothing was left out."""
         return self._digest.interruption() if self._digest else ""
 
-    def last_words(self, rank: int) -> tuple[tuple[str, ...], str]:
+    def last_lines(self, rank: int) -> tuple[tuple[str, ...], str]:
         """Returns the last lines of a rank that has ended, and the name of their stream.
 
         They are those of its stderr or, if that tells nothing, of its stdout.
         """
-        return last_words(*self._streams[rank])
+        return last_lines(*self._streams[rank])
 
     def take(self, rank: int, is_error: bool, data: bytes) -> None:
         """Takes what a rank of another host has written."""
@@ -198,7 +198,7 @@ class Console:
         return [*self._watched, *remote]
 
 
-def last_words(stdout: RankStream, stderr: RankStream) -> tuple[tuple[str, ...], str]:
+def last_lines(stdout: RankStream, stderr: RankStream) -> tuple[tuple[str, ...], str]:
     """Returns the last lines of a rank that has ended, and the name of their stream."""
     stdout.drain()
     stderr.drain()

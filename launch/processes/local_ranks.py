@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from collective.job.errors import UsageError
-from collective.job.key_value_store import Entry, Rendezvous, scope_members
+from collective.job.key_value_store import Entry, KeyValueStore, scope_members
 from collective.job.milestones import LauncherMilestones
 from collective.job.progress_board import LauncherBoard, nameless_file
 from collective.launch.output.logs import open_logs
@@ -65,7 +65,7 @@ class LocalRanks:
         # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
         # this job.
         self._strangers = frozenset(process_tree.children_by_parent().get(os.getpid(), ()))
-        self.rendezvous = Rendezvous(scope_members(plan.placements), publish)
+        self.rendezvous = KeyValueStore(scope_members(plan.placements), publish)
         try:
             self.board = LauncherBoard(plan.size)
             self.milestones = LauncherMilestones(plan.size)

@@ -17,8 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import placement
 from collective.ops.communication import collectives
-from collective.ops.exchange import dispatch, embedding_bag
-from collective.ops.exchange import key_exchange as exchange
+from collective.ops.exchange import dispatch, embedding_bag, key_exchange
 from collective.ops.gpu.reference.update import applied
 from collective.ops.gpu.rules import (
     SGD,
@@ -161,7 +160,7 @@ class Model:
             own_samples=[None, self.samples, None if by_owner else self.samples],
             own_weights=[self.weights],
         )
-        message, splits = exchange.keys_to_owners(
+        message, splits = key_exchange.keys_to_owners(
             asked.message, asked.splits, collectives.unique_name("check/keys"), 0
         )
         heard = embedding_bag.respond(message, splits, *layout)
@@ -175,7 +174,7 @@ class Model:
                 [shard.shape for shard in self.shards],
                 headers=heard.headers,
             )
-            received = exchange.rows_back(
+            received = key_exchange.rows_back(
                 found, heard.row_splits, collectives.unique_name("check/rows"), 0
             )
             outs = embedding_bag.pool(

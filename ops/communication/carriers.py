@@ -79,14 +79,14 @@ def configured() -> str:
     return choice
 
 
-def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
+def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
     """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
 
     Returns whether they hadn't joined before.
 
     Args:
         process: this one's place.
-        words_of_all: gives all ranks' words, which all ranks say at the same time.
+        allgather_words: gives all ranks' words, which all ranks say at the same time.
 
     Raises:
         ImportError: Horovod is needed, and isn't installed.
@@ -111,10 +111,10 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
             process, f"The ranks of this host can't share memory ({problem}): they need Horovod"
         )
     if not process.on_one_host:
-        problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
+        problem = _first_problem(process, allgather_words(f"{process.local_rank} {problem or ''}"))
     _joined, _unavailable = process, problem or ""
     if process.size == 1 or of_broadcasts() == SHARED_MEMORY:
-        horovod_threads.give_way()
+        horovod_threads.yield_processors()
     return True
 
 

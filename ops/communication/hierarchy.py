@@ -79,14 +79,14 @@ _choice: Choice = AUTO
 
 def settle(
     process: Process,
-    words_of_all: Callable[[str], list[str]],
+    allgather_words: Callable[[str], list[str]],
     probe: Callable[[], contextlib.AbstractContextManager[Callable[[bool], None]]],
 ) -> None:
     """Lets the ranks find out what they can; every rank calls it, once the carriers are joined.
 
     Args:
         process: this one's place.
-        words_of_all: gives all ranks' words, which all ranks say at the same time.
+        allgather_words: gives all ranks' words, which all ranks say at the same time.
         probe: gives a function that sends PROBE bytes to another rank, as all ranks do at the same
             time: one of this host (True) or of another.
     """
@@ -94,7 +94,7 @@ def settle(
     if process.on_one_host:
         _settled = _Settled()
         return
-    hosts = hosts_of([int(words) for words in words_of_all(str(process.local_rank))])
+    hosts = hosts_of([int(words) for words in allgather_words(str(process.local_rank))])
     if isinstance(hosts, str):
         _settled = _Settled(unavailable=hosts)
     elif not carriers.can_mix():
@@ -102,7 +102,7 @@ def settle(
     else:
         with probe() as send:
             own = f"{_rate(lambda: send(True))} {_rate(lambda: send(False))}"
-        measured = [[float(rate) for rate in words.split()] for words in words_of_all(own)]
+        measured = [[float(rate) for rate in words.split()] for words in allgather_words(own)]
         _settled = _Settled(hosts, Bandwidths(*map(min, zip(*measured))), "")
 
 

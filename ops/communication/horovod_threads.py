@@ -38,7 +38,7 @@ def start(initialise: Callable[[], object]) -> None:
             own.write_bytes(name)
 
 
-def give_way() -> None:
+def yield_processors() -> None:
     """Lets Horovod's threads interrupt none that computes."""
     _change(os.SCHED_OTHER, os.SCHED_BATCH)
 

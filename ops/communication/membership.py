@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from collective.job import adoption, training_apart
+from collective.job import scheduled_ranks, training_apart
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.communication.horovod_threads import start
 
@@ -72,13 +72,13 @@ def join() -> Process:
     """
     global _process
     if hvd is None:
-        adoption.adopt(os.environ)
+        scheduled_ranks.set_environment(os.environ)
         _process = Process.of(os.environ)
         training_apart.watch(_process.size)
         return _process
     # Each call would register Horovod's shutdown anew: before that of sessions, which need Horovod.
     if not hvd.is_initialized():
-        adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
+        scheduled_ranks.set_environment(os.environ, has_mpi=bool(hvd.mpi_built()))
         start(hvd.init)
     _process = _of_horovod()
     training_apart.watch(_process.size, has_horovod=True)

@@ -14,8 +14,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import TablePolicy, checkpoint
 from collective.checkpoint.files import chain_names, tensor_bundle
-from collective.checkpoint.reading import consolidate
-from collective.checkpoint.reading import opening as reading
+from collective.checkpoint.reading import consolidate, opening
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 from tests.ranks import reference
@@ -54,11 +53,11 @@ class Model:
 
 def contents(path):
     """Returns all that a checkpoint has, its increments included: tables by keys."""
-    chain = reading.open_checkpoint(path)
+    chain = opening.open_checkpoint(path)
     found, inner = {}, chain.base.layout.entries()
     for name, stored in chain.base.layout.tables.items():
         if name.endswith("/refused"):
-            blocks = [(k, v[0]) for k, v in reading.read_dynamic_tables(chain, [stored], 1000)]
+            blocks = [(k, v[0]) for k, v in opening.read_dynamic_tables(chain, [stored], 1000)]
         else:
             blocks = list(checkpoint.read_table(path, name, block=50))
         columns = zip(*blocks) if blocks else [[np.zeros(0)]] * 2

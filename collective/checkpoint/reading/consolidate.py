@@ -25,14 +25,13 @@ from collective.checkpoint.files.tensor_bundle import (
     BundleWriter,
     slice_rows,
 )
-from collective.checkpoint.reading import merged_reader
-from collective.checkpoint.reading import opening as reading
+from collective.checkpoint.reading import merged_reader, opening
 from collective.ops.counting import counted
 
 
 def description(path: str) -> str:
     """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
-    chain = reading.open_checkpoint(path)
+    chain = opening.open_checkpoint(path)
     lines = [describe(chain.base), *map(_increment_text, chain.increments)]
     if chain.increments:
         followed = counted(len(chain.increments), "increment")
@@ -167,7 +166,7 @@ def consolidate(path: str, target: str) -> None:
         ValueError: there is no checkpoint `path`, or there is something at `target`.
     """
     commit.check_new(target)  # before a large checkpoint is looked through
-    chain = reading.open_checkpoint(path)
+    chain = opening.open_checkpoint(path)
     chain.base.check_files()
 
     def write(writer: BundleWriter, _: str) -> CheckpointLayout:

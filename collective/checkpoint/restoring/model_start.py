@@ -19,7 +19,7 @@ from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.reading import compatibility
 from collective.checkpoint.reading.consolidate import other_entries
 from collective.checkpoint.reading.name_map import NameMap
-from collective.checkpoint.restoring import restores as restoring
+from collective.checkpoint.restoring import restores
 from collective.checkpoint.rows import table_io
 from collective.checkpoint.rows.shards import Shard, dynamic_tables, find_shards
 from collective.checkpoint.saving.saver import variables_by_name, was_restored
@@ -155,7 +155,7 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
     """Gives variables of a session their values in checkpoints, on all ranks or on none."""
     prefixes = _agreed_prefixes(session, sources)
     plans: list[StartPlan] = []
-    restores: list[table_io.TableRestore] = []
+    table_restores: list[table_io.TableRestore] = []
 
     def on_all_ranks(doing: str, step: Callable[[], Any]) -> list[Any]:
         return barrier.run_on_all_ranks(session, f"scope(warm_start=…): {doing}", step)
@@ -163,17 +163,17 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
     def compare() -> None:
         opened = [SourceCheckpoint.open(s, prefix) for s, prefix in zip(sources, prefixes)]
         plans.append(make_plan(session.graph, opened))
-        restores.extend(table_io.TableRestore(session, s.chain, s.pairs) for s in opened)
+        table_restores.extend(table_io.TableRestore(session, s.chain, s.pairs) for s in opened)
 
     def each(step: Callable[[table_io.TableRestore], Any]) -> Callable[[], Any]:
-        return lambda: [step(restore) for restore in restores]
+        return lambda: [step(restore) for restore in table_restores]
 
     on_all_ranks("comparing", compare)
     plan = plans[0]
     wishes = on_all_ranks("memory", each(table_io.TableRestore.must_read_twice))
-    for restore, *reads_twice in zip(restores, *wishes):
+    for restore, *reads_twice in zip(table_restores, *wishes):
         restore.reads_twice = any(reads_twice)
-    if any(restore.reads_twice for restore in restores):
+    if any(restore.reads_twice for restore in table_restores):
         on_all_ranks("verifying", each(table_io.TableRestore.verify))
     values: dict[str, np.ndarray] = {}
 
@@ -194,7 +194,7 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
     on_all_ranks("assigning", assign)
     for source in plan.sources:
         tables = dynamic_tables([shard for shard, _ in source.pairs])
-        restoring.finish_tables(on_all_ranks, session, source.prefix, tables)
+        restores.finish_tables(on_all_ranks, session, source.prefix, tables)
     if collectives.rank() == 0:
         print(plan, file=sys.stderr, flush=True)
 

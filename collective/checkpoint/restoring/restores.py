@@ -13,7 +13,7 @@ from collective.checkpoint.reading import compatibility
 from collective.checkpoint.rows import table_io
 from collective.checkpoint.rows.shards import dynamic_tables
 from collective.checkpoint.saving import background
-from collective.checkpoint.saving.gathered import gathered_states
+from collective.checkpoint.saving.gathered_state import gathered_states
 from collective.checkpoint.saving.saver import (
     common_prefix,
     make_unsharded_def,

@@ -22,8 +22,8 @@ from collective.checkpoint.files.layout import (
 )
 from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
 from collective.checkpoint.rows import key_counts
-from collective.checkpoint.rows.following import TableChanges
 from collective.checkpoint.rows.shards import RowReads, RowRequest, Shard, block_of, by_table
+from collective.checkpoint.rows.table_changes import TableChanges
 from collective.ops.communication import collectives
 from collective.ops.exchange import key_hashing
 

@@ -136,7 +136,7 @@ def training_session(
     """
     secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
     if secs is None and steps is None:
-        return session_runs.every_rank_for_itself(original, *args, **kwargs)
+        return session_runs.without_agreement(original, *args, **kwargs)
     check_interval("MonitoredTrainingSession", secs, steps)
     signature = inspect.signature(original)
 
@@ -158,7 +158,7 @@ def training_session(
         given.arguments["hooks"] = [*(given.arguments["hooks"] or []), hook]
         return original(*given.args, **given.kwargs)
 
-    return session_runs.every_rank_for_itself(with_increments, *args, **kwargs)
+    return session_runs.without_agreement(with_increments, *args, **kwargs)
 
 
 def check_interval(owner: str, secs: Any, steps: Any) -> None:

@@ -19,8 +19,8 @@ from collective.checkpoint.files import storage
 from collective.checkpoint.files.chain import latest_of
 from collective.checkpoint.files.chain_names import increment_prefix
 from collective.checkpoint.files.tensor_bundle import Bundle, index_path
-from collective.checkpoint.rows.following import Follower
 from collective.checkpoint.rows.shards import Shard
+from collective.checkpoint.rows.table_changes import Follower
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives

@@ -19,7 +19,7 @@ from collective.checkpoint.files.layout import CheckpointLayout
 from collective.checkpoint.rows import table_io
 from collective.checkpoint.rows.shards import Shard, dynamic_tables
 from collective.checkpoint.saving import background, ownership, running_chain, saved_code, unsharded
-from collective.checkpoint.saving.gathered import gathered_states
+from collective.checkpoint.saving.gathered_state import gathered_states
 from collective.checkpoint.saving.retention import Retention
 from collective.checkpoint.saving.saver import (
     common_prefix,

@@ -17,9 +17,9 @@ def outcome_of(size, *ends):
     """The outcome of ends (rank, code, "requested" or "victim"), one a second."""
     outcome = JobOutcome(size)
     for second, (rank, code, *marks) in enumerate(ends):
-        last_words = HOROVOD if "victim" in marks else ()
+        last_lines = HOROVOD if "victim" in marks else ()
         outcome.add(
-            RankExit(rank, 100 + rank, code, float(second), "requested" in marks, last_words)
+            RankExit(rank, 100 + rank, code, float(second), "requested" in marks, last_lines)
         )
     return outcome
 
@@ -85,8 +85,8 @@ def test_who_is_blamed(ends, rank, certain):
     ],
 )
 def test_victims_are_known_by_their_last_words(words, is_victim):
-    assert RankExit(0, 1, 1, 0.0, last_words=("first", words, "last")).is_victim == is_victim
-    assert not RankExit(0, 1, 0, 0.0, last_words=(words,)).is_victim
+    assert RankExit(0, 1, 1, 0.0, last_lines=("first", words, "last")).is_victim == is_victim
+    assert not RankExit(0, 1, 0, 0.0, last_lines=(words,)).is_victim
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_victims_are_known_by_their_last_words(words, is_victim):
     ],
 )
 def test_victims_name_the_rank_that_they_lost(words, rank):
-    assert RankExit(0, 1, 1, 0.0, last_words=(words,)).lost_ranks == {rank} - {None}
+    assert RankExit(0, 1, 1, 0.0, last_lines=(words,)).lost_ranks == {rank} - {None}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_report_names_who_ended_then():
 def test_the_report_shows_twenty_lines_and_shortens_long_ones():
     outcome = JobOutcome(1)
     lines = (*(f"line {number}" for number in range(30)), "x" * 501)
-    outcome.add(RankExit(0, 7, 3, 0.0, last_words=lines, last_words_from="stdout"))
+    outcome.add(RankExit(0, 7, 3, 0.0, last_lines=lines, last_lines_from="stdout"))
     shown = outcome.failure_report().partition("  last lines of its stdout:\n")[2].splitlines()
     assert shown[:-1] == [f"    line {number}" for number in range(11, 30)]
     assert shown[-1] == f"    {'x' * 500}... (501 characters)"
@@ -206,7 +206,7 @@ STEPS = tuple(f"step {number}" for number in range(250))
 def test_a_lost_peer_of_long_ago_makes_no_victim(code):
     """The rank restored a checkpoint, went on and failed by itself."""
     outcome = JobOutcome(2)
-    outcome.add(RankExit(1, 101, code, 0.0, last_words=(*SURVIVED, *STEPS, "the disk is full")))
+    outcome.add(RankExit(1, 101, code, 0.0, last_lines=(*SURVIVED, *STEPS, "the disk is full")))
     assert not outcome.exits[0].is_victim and outcome.exits[0].error is None
     report = outcome.failure_report()
     assert "raised at" not in report and report.endswith("\n    the disk is full")
@@ -222,7 +222,7 @@ def test_a_victim_may_report_its_error_itself():
     """It ends with a code of its own, after a stack that is longer than what is looked at."""
     frames = ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
     words = (*SURVIVED[:-1], "UnknownError: Graph execution error:", "", *HOROVOD, *frames)
-    assert RankExit(0, 1, 3, 0.0, last_words=words).is_victim
+    assert RankExit(0, 1, 3, 0.0, last_lines=words).is_victim
 
 
 HOROVODS_LOG = (
@@ -250,8 +250,8 @@ RAISED = ("Traceback (most recent call last):", '  File "a.py", line 3', "ValueE
 def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, blamed):
     """A victim that was gone sooner names it; the launcher's TERM ends it on its way out."""
     outcome = JobOutcome(2)
-    outcome.add(RankExit(0, 100, 1, 0.0, last_words=LOST_RANK_1))
-    outcome.add(RankExit(1, 101, code, 1.0, requested=True, last_words=words))
+    outcome.add(RankExit(0, 100, 1, 0.0, last_lines=LOST_RANK_1))
+    outcome.add(RankExit(1, 101, code, 1.0, requested=True, last_lines=words))
     assert outcome.root_cause().rank == blamed and outcome.root_cause().shell_code == 1
     report = outcome.failure_report()
     assert ("ValueError: bad record" in report) is bool(blamed)
@@ -263,15 +263,15 @@ def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, bla
 def test_horovods_thread_makes_no_victim_of_a_rank_behind_its_own_error():
     """It loses the peers that die of the error, before the rank itself is gone."""
     outcome = JobOutcome(2)
-    outcome.add(RankExit(0, 100, 1, 0.0, last_words=LOST_RANK_1))
-    outcome.add(RankExit(1, 101, 1, 0.1, last_words=(*RAISED, HOROVODS_LOG)))
+    outcome.add(RankExit(0, 100, 1, 0.0, last_lines=LOST_RANK_1))
+    outcome.add(RankExit(1, 101, 1, 0.1, last_lines=(*RAISED, HOROVODS_LOG)))
     assert outcome.root_cause().rank == 1
 
 
 def test_a_rank_that_no_victim_names_may_have_handled_its_error():
     outcome = JobOutcome(2)
-    outcome.add(RankExit(0, 100, 1, 0.0, last_words=HOROVOD))
-    outcome.add(RankExit(1, 101, -15, 1.0, requested=True, last_words=RAISED))
+    outcome.add(RankExit(0, 100, 1, 0.0, last_lines=HOROVOD))
+    outcome.add(RankExit(1, 101, -15, 1.0, requested=True, last_lines=RAISED))
     assert outcome.root_cause().rank == 0
 
 
@@ -340,7 +340,7 @@ def test_a_file_that_ranks_handle_at_once(code, error, is_hinted):
     for count in (1, 2):
         outcome = JobOutcome(2)
         for rank in range(count):
-            outcome.add(RankExit(rank, 1, 1, 5.0, last_words=traceback))
+            outcome.add(RankExit(rank, 1, 1, 5.0, last_lines=traceback))
         if count == 1:
             outcome.add(RankExit(1, 1, -15, 5.0, requested=True))
         hinted = "  perhaps    another rank has just made" in outcome.failure_report()
@@ -367,6 +367,6 @@ def test_a_script_of_other_versions(error, is_of_other_versions, is_as_it_is):
     traceback = ("Traceback (most recent call last):", *runner, frame, error)
     outcome = JobOutcome(2)
     for rank in range(2):
-        outcome.add(RankExit(rank, 1, 1, 5.0, last_words=traceback))
+        outcome.add(RankExit(rank, 1, 1, 5.0, last_lines=traceback))
     told = "  meant for  other versions than Python 3." in outcome.failure_report()
     assert told == (is_of_other_versions and is_as_it_is)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collective.launch.output import rank_output as output
+from collective.launch.output import rank_output
 from collective.launch.output.rank_output import RankStream
 from collective.launch.output.stderr_lines import may_begin_noise
 
@@ -34,7 +34,7 @@ def stream(monkeypatch):
     """The stderr of a job of one rank: what a test writes is read at once, at its time."""
     reading, writing = os.pipe()
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(rank_output, "time", SimpleNamespace(monotonic=lambda: clock.now))
     shown = Shown()
     rank_stream = RankStream(reading, "", shown, None, shown)
 

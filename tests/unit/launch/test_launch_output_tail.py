@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.output.last_words import excerpt
+from collective.launch.output.error_excerpt import excerpt
 from collective.launch.output.output_tail import TAIL_BYTES, OutputTail
 
 

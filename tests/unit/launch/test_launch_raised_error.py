@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from collective.launch.output.last_words import excerpt
+from collective.launch.output.error_excerpt import excerpt
 from collective.launch.output.raised_error import errors_in, last_error, lines_without_frames
 
 

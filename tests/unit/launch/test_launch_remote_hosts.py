@@ -86,7 +86,7 @@ def test_the_ranks_of_a_host_are_the_jobs(pair):
     told = {name: words for name, *words in pair.attempt.told}
     [rank_exit] = told["on_rank_exit"]
     assert (rank_exit.rank, rank_exit.code, rank_exit.host) == (2, -9, "b")
-    assert rank_exit.last_words == ("last",)
+    assert rank_exit.last_lines == ("last",)
     assert told["on_milestones"][0] == 1 and told["on_milestones"][1].last_step == 7
     assert told["on_stop_signal"] == [signal.SIGTERM, "b"]
     assert told["on_trouble"] == ["host b: a disk is full"]

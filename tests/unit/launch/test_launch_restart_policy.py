@@ -95,7 +95,7 @@ def test_what_a_failure_depends_on():
     """The root cause's own steps count; the newest checkpoint is anybody's."""
     outcome = JobOutcome(2)
     words = ("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "K: no")
-    outcome.add(RankExit(1, 7, 1, 0.0, last_words=words))
+    outcome.add(RankExit(1, 7, 1, 0.0, last_lines=words))
     milestones = [Milestones(5, 8, 10, "m-15", 15), Milestones(6, 7, 10, "m-10", 10)]
     assert failure_of(outcome, milestones) == Failure(1, 1, "K", 17, "m-15", 15, True)
     assert failure_of(JobOutcome(2), milestones) == Failure(None, 1, "", 18, "m-15", 15, True)

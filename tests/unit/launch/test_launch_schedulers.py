@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from collective.job.adoption import adopt, await_rendezvous
 from collective.job.errors import UsageError
+from collective.job.scheduled_ranks import await_rendezvous, set_environment
 from collective.job.schedulers import expand_counts, expand_names, started_by
 
 OPEN_MPI = {
@@ -87,7 +87,7 @@ def test_slurms_lists():
 def test_nothing_is_told_where_another_has(environment):
     """A launcher, horovodrun; and the tests' own parent is no scheduler."""
     told = dict(environment)
-    assert adopt(told) == "" and told == environment
+    assert set_environment(told) == "" and told == environment
 
 
 def test_ranks_wait_for_rank_0_to_listen():

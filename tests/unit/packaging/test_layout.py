@@ -220,7 +220,7 @@ def test_no_folder_is_full():
 
 # Short modules whose only importer lies next to them, each with what speaks for a file of its own.
 SHORT_MODULES = {
-    "collective.checkpoint.files.bundle_writer": "only importing makes bundles of nothing but numbers",
+    "collective.checkpoint.files.bundle_writer": "only imports make bundles of bare numbers",
     "collective.coordination.hash_seed": "is about Python, not about meetings",
     "collective.coordination.reduced_reads": "knows fetches of metrics, which no other run has",
     "collective.data.permutation": "is a published algorithm",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.output.last_words import tells_more
+from collective.launch.output.error_excerpt import tells_more
 
 NOISE = (
     "2026-11-23 01:37:42.479186: E external/local_xla/xla/stream_executor/cuda/cuda_dnn.cc:9261] "

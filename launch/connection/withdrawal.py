@@ -28,7 +28,7 @@ from collective.version import __version__
 _SECONDS = 5.0  # for all that this host has to say to the first one
 
 
-def decline(options: HostOptions, environment: Mapping[str, str], reason: str) -> None:
+def withdraw(options: HostOptions, environment: Mapping[str, str], reason: str) -> None:
     """Tells them, if they are there. Whatever goes wrong: the caller's own error is what counts.
 
     Args:

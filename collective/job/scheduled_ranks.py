@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping
 
 from collective.job.errors import UsageError
 from collective.job.gloo_address import LOOPBACK, PATIENCE, check_host_name
-from collective.job.key_value_store import Rendezvous, gloo_address_of
+from collective.job.key_value_store import KeyValueStore, gloo_address_of
 from collective.job.network import (
     interface_of,
     listening_address,
@@ -31,7 +31,7 @@ from collective.job.secret import job_secret
 
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
-_rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives
+_store: KeyValueStore | None = None  # of rank 0, as long as the process lives
 
 
 def is_in_job(environment: Mapping[str, str] = os.environ) -> bool:
@@ -40,7 +40,9 @@ def is_in_job(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(is_launched) or started_by(environment) is not None
 
 
-def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = False) -> str:
+def set_environment(
+    environment: MutableMapping[str, str] = os.environ, has_mpi: bool = False
+) -> str:
     """Tells Horovod of the job that a scheduler has started, before it is initialised.
 
     Args:
@@ -65,7 +67,7 @@ def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = Fa
 
 
 def _identity(membership: Membership, environment: MutableMapping[str, str]) -> dict[str, str]:
-    global _rendezvous
+    global _store
     job = membership.job or environment.get("MASTER_PORT", "")
     digest = hmac.new(
         job_secret(environment, None), f"rendezvous of {job}".encode(), hashlib.sha256
@@ -79,13 +81,13 @@ def _identity(membership: Membership, environment: MutableMapping[str, str]) -> 
     if membership.rank == 0:
         members = {"global": membership.size}
         try:
-            _rendezvous = Rendezvous(members, address=own, port=port, token=token)
+            _store = KeyValueStore(members, address=own, port=port, token=token)
         except OSError as error:
             raise UsageError(
                 f"rank 0 can't listen at {own} port {port}: {error.strerror}; give all ranks "
                 "another MASTER_PORT"
             ) from None
-        _rendezvous.serve()
+        _store.serve()
     else:
         await_rendezvous(master, port, _patience(environment))
     return {
