@@ -13,10 +13,8 @@ from collective.checkpoint.files.layout import DYNAMIC, StoredTable
 from collective.checkpoint.reading import (
     consolidate,
     merged_reader,
+    opening,
     table_reader,
-)
-from collective.checkpoint.reading import (
-    opening as reading,
 )
 from collective.checkpoint.reading.compatibility import find_stored_table
 from collective.ops.counting import counted
@@ -127,7 +125,7 @@ class LoadedTable:
 
     def blocks(self, block: int = BLOCK) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (keys [b] int64, rows [b, D]) by ascending keys, `block` at a time."""
-        for first, rows in reading.read_table_of(self._chain, self.name, block):
+        for first, rows in opening.read_table_of(self._chain, self.name, block):
             yield (first if self.dynamic else np.arange(first, first + len(rows))), rows
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +162,7 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
     """
 
     def __init__(self, path: str):
-        self._chain = reading.open_checkpoint(path)
+        self._chain = opening.open_checkpoint(path)
         self._chain.base.check_files()
         self.path = self._chain.last.prefix
         self._layout = self._chain.base.layout
