@@ -17,7 +17,6 @@ from collective.job.hosts import Host
 from collective.launch.command_line.host_options import HostOptions
 from collective.launch.connection import rendezvous as module
 from collective.launch.connection.channel import Channel
-from collective.launch.connection.withdrawal import withdraw
 from collective.launch.connection.rendezvous import (
     Gathering,
     Stopped,
@@ -25,6 +24,7 @@ from collective.launch.connection.rendezvous import (
     join,
     make_world,
 )
+from collective.launch.connection.withdrawal import withdraw
 from collective.version import __version__
 
 SECRET = b"a secret of the test"
