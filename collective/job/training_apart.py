@@ -6,8 +6,11 @@ optimizer's first update outside of any scope() is an error on every rank that g
 
     apply_gradients ──eager, or in a function of TensorFlow 2──▶ error
           └──────────in a graph──▶ remembered ──a session runs it──▶ error
+                                       └──a session that saves checkpoints begins──▶ error
 
-In a graph, who builds an update may only want to evaluate. What a script does that reduces by
+In a graph, who builds an update may only want to evaluate. A monitored session that saves
+checkpoints means to train, though, and it writes the first one, of every rank into one folder,
+before it runs an update. What a script does that reduces by
 itself stays as it is: one that has called Horovod's `init`, or is of a cluster of TensorFlow
 servers.
 
@@ -165,6 +168,20 @@ def _make_callable(original: Any, session: Any, options: Any, *args: Any, **kwar
     return original(session, options, *args, **kwargs)
 
 
+def _begin(
+    original: Any, session: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if any(_saves(hook) for hook in hooks or ()):
+        _refuse_if_apart(_ops().get_default_graph())
+    return original(session, session_creator, hooks, *args, **kwargs)
+
+
+def _supervise(original: Any, supervisor: Any, graph: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("logdir") and kwargs.get("is_chief", True):
+        _refuse_if_apart(graph or _ops().get_default_graph())
+    return original(supervisor, graph, *args, **kwargs)
+
+
 APART = "Each rank would train a model of its own, and the job would end as if all were well."
 ITS_OWN = "A script that reduces by Horovod would be refused."
 REPLACED = (
@@ -183,11 +200,16 @@ REPLACED = (
 )
 # These only once a script has made an update outside of scope() in a graph.
 SESSION = "tensorflow.python.client.session"
+MONITORED = "tensorflow.python.training.monitored_session"
+SUPERVISOR = "tensorflow.python.training.supervisor"
+WRITTEN = "Every rank would write its first checkpoint into one folder before any is refused."
 REPLACED_RUNS = (
     Replaced(SESSION, "BaseSession.run", _run, APART),
     Replaced(SESSION, "BaseSession.partial_run_setup", _run, APART),
     Replaced(SESSION, "BaseSession.make_callable", _run, APART),
     Replaced(SESSION, "BaseSession._make_callable_from_options", _make_callable, APART),
+    Replaced(MONITORED, "_MonitoredSession.__init__", _begin, WRITTEN),
+    Replaced(SUPERVISOR, "Supervisor.__init__", _supervise, WRITTEN),
 )
 _ROWS: dict[str, list[Any]] = {}
 for _row in REPLACED:
@@ -247,9 +269,9 @@ def _replace_bound(original: Any) -> None:
 
 
 def _replace_runs() -> None:
-    module = sys.modules[SESSION]
     for row in REPLACED_RUNS:
-        _put(module, row)
+        if row.module in sys.modules:
+            _put(sys.modules[row.module], row)
 
 
 # Graphs
@@ -318,6 +340,17 @@ def _check(graph: Any, fetches: Any) -> None:
         if op in known.operations or (known.inside and op.type in _CALLS):
             raise RuntimeError(known.words)
     known.harmless.add(names)
+
+
+def _refuse_if_apart(graph: Any) -> None:
+    known = _WATCH.updates.get(graph)
+    if known is not None and _is_watched():
+        raise RuntimeError(known.words)
+
+
+def _saves(hook: Any) -> bool:
+    """Tells whether a session's hook saves checkpoints."""
+    return any(kind.__name__ == "CheckpointSaverHook" for kind in type(hook).__mro__)
 
 
 def _is_watched() -> bool:

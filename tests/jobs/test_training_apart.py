@@ -67,6 +67,16 @@ with tf.Graph().as_default(), tf.Session() as session:
     session.run(tf.global_variables_initializer())
     session.make_callable([train])()
 """
+SAVING = SESSION.replace("TrainingSession()", "TrainingSession(checkpoint_dir='saved')")
+SAVING_ESTIMATOR = ESTIMATOR.replace('("x")]', '("x")], model_dir="saved"')
+SUPERVISED = """
+with tf.Graph().as_default():
+    step = tf.train.get_or_create_global_step()
+    train = tf.train.AdagradOptimizer(0.1).minimize(tf.get_variable("v", []) ** 2, step)
+    supervisor = tf.train.Supervisor(logdir="saved")
+    with supervisor.managed_session() as session:
+        session.run(train)
+"""
 HOROVOD = "import horovod.tensorflow as hvd\nhvd.init()\n"
 CLUSTER = (
     'os.environ[\'TF_CONFIG\'] = \'{"cluster": {"ps": ["h:1"], "worker": ["h:2"]}, '
@@ -117,6 +127,22 @@ def test_an_update_outside_of_scope_is_refused(tmp_path, program):
     assert "with strategy.scope()" in done.stdout and "--independent" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(SAVING, id="a session"),
+        pytest.param(SAVING_ESTIMATOR, id="an Estimator", marks=pytest.mark.matrix),
+        pytest.param(SUPERVISED, id="a Supervisor", marks=pytest.mark.matrix),
+    ],
+)
+def test_nothing_is_written_before_it_is_refused(tmp_path, program):
+    """Both ranks would write the first checkpoint into one folder."""
+    done = launch(tmp_path, program)
+    assert done.returncode == 1, done.stdout
+    assert "Each of the 2 ranks would train a model of its own" in done.stdout
+    assert not [path for path in tmp_path.glob("saved/**/*") if path.is_file()]
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program, options, environment",
@@ -135,6 +161,7 @@ def test_an_update_outside_of_scope_is_refused(tmp_path, program):
         pytest.param(SESSION, ["evaluate"], {}, id="evaluation"),
         pytest.param(KERAS + "model.predict(x, verbose=0)\n", [], {}, id="inference"),
         pytest.param(SESSION, ["-np", 1], {}, id="one rank"),
+        pytest.param(SAVING, ["-np", 1], {}, id="one rank that saves"),
     ],
 )
 def test_what_trains_nothing_apart_stays_as_it_is(tmp_path, program, options, environment):
