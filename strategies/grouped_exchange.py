@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import placement
 from collective.ops.communication import collectives, gate, hierarchy
-from collective.ops.communication.fused_reductions import FusedValue
 from collective.ops.exchange import (
     answered_exchange,
     dispatch,
@@ -374,74 +372,3 @@ def _digest(
 
 def _counts(layout: GroupLayout, section: embedding_bag.Section) -> bool:
     return bool(layout.tables[section.table].counts_keys)
-
-
-def required_operations(
-    operations: Iterable[tf.Operation],
-    fed: Set[str],
-    groups: Sequence[Group],
-    reduced: Sequence[FusedValue] = (),
-) -> tuple[set[tf.Operation], list[tuple[tf.Tensor, np.ndarray]]]:
-    """Returns what a run of `operations` needs, and feeds for what it doesn't need.
-
-    A group's exchange waits for the inputs of all its lookups, and a reduction for all its values.
-    But a lookup whose rows reach nothing, neither forward nor by its gradient, isn't needed:
-    nothing is looked up for it, and the operations that its inputs come from aren't run. Nor is a
-    value needed whose result reaches nothing.
-
-    Args:
-        operations: the operations to be run.
-        fed: the names of tensors that are fed.
-        groups: the groups of lookups that may be left out.
-        reduced: the values that may be left out of reductions over ranks.
-
-    Returns:
-        (`operations` and all that they wait for, (tensor, value) to be fed for lookups of `groups`
-        and values of `reduced` that are left out).
-    """
-    members = [(group, i, member) for group in groups for i, member in enumerate(group.members)]
-    inputs = [
-        *([x for x in (m.ids, m.samples, m.weights) if x is not None] for _, _, m in members),
-        *([each.flat] for each in reduced),
-    ]
-    member_by_input = {x.op: number for number, each in enumerate(inputs) for x in each}
-    # Every operation that pools, forward or backward, has the group's positions as its second
-    # input.
-    member_by_output = {
-        (group.pool.inputs[1].name, i): number for number, (group, i, _) in enumerate(members)
-    }
-    member_by_result = {each.result.op: len(members) + i for i, each in enumerate(reduced)}
-    # The inputs that the walk has met of members that nothing needs so far.
-    held_inputs: dict[int, list[tf.Operation]] = {}
-    needed: set[int] = set()
-    stack = list(operations)
-    seen = set(stack)
-
-    def need(number: int | None) -> None:
-        if number is not None and number not in needed:
-            needed.add(number)
-            stack.extend(held_inputs.pop(number, []))
-
-    while stack:
-        op = stack.pop()
-        input_of = member_by_input.get(op)
-        if input_of is not None and input_of not in needed:
-            held_inputs.setdefault(input_of, []).append(op)
-            continue
-        if reduced:
-            need(member_by_result.get(op))
-        if members and op.type == "CollectivePoolGradient":
-            for i in op.get_attr("members"):
-                need(member_by_output.get((op.inputs[1].name, i)))
-        produced = [x for x in op.inputs if x.name not in fed]
-        for x in produced:
-            if members and x.op.type == "CollectivePool":
-                need(member_by_output.get((x.op.inputs[1].name, x.value_index)))
-        for producer in [x.op for x in produced] + list(op.control_inputs):
-            if producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
-    feeds = [
-        (x, np.empty(0, x.dtype.as_numpy_dtype)) for number in held_inputs for x in inputs[number]
-    ]
-    return seen, feeds

@@ -16,7 +16,8 @@ from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.gate import Check, GraphGates, gates_of
 from collective.ops.exchange import answered_exchange
 from collective.ops.graph import graph_analysis
-from collective.strategies.grouped_exchange import groups_of, required_operations
+from collective.strategies.grouped_exchange import groups_of
+from collective.strategies.required_operations import required_operations
 from collective.tables.table import Table
 
 # Operations that take a batch; the library's own queues are no data.
@@ -54,7 +55,7 @@ class RunFootprint:
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. Other runs are evaluations.
         empty_feeds: the values it is fed with for what shares its exchanges, and isn't needed:
-            lookups, and values to be reduced over ranks.
+            lookups, values to be reduced over ranks, and ways that their sums don't take.
         broadcasts: whether all that it writes are values that one rank has broadcast: it trains,
             but is no step of training.
     """
@@ -226,7 +227,11 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
             fetched.append(element.op)
     groups = [group for group in groups_of(graph) if not group.prefetched]
     operations, empty_feeds = required_operations(
-        fetched, fed_names, groups, fused_reductions.fused_values(graph)
+        fetched,
+        fed_names,
+        groups,
+        fused_reductions.fused_values(graph),
+        fused_reductions.joined_sums(graph),
     )
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)

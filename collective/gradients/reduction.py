@@ -19,16 +19,18 @@ from tensorflow.python.ops import variables
 from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
 from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.counting import counted
-from collective.ops.exchange import shard_gradients
+from collective.ops.exchange import shard_gradients, slice_means
 from collective.ops.graph import graph_analysis, graphs, library_operations
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.strategies import grouped_exchange
 from collective.strategies.grouped_exchange import groups_of
+from collective.strategies.required_operations import required_operations
 from collective.tables.table import Sharded, mark_shard, shard_view
 from collective.tables.updates import fused_updates
 
+# Optimizers for which the slices of a row are as good as their sum.
+_ADDING_UP = (tf.train.Optimizer, tf.train.GradientDescentOptimizer)
 # The types of scope(dense_compression=…).
 WIRE_TYPES = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}
 
@@ -103,16 +105,24 @@ def reduce_gradients(
     # By name: ranks may have made their variables in any order.
     for places in (dense, sparse):
         places.sort(key=lambda i: str(xs[i].name))
-    everyones = dense_allreduce.mean_slices([(str(xs[i].name), gradients[i]) for i in sparse])
+    everyones = slice_means.mean_slices([(str(xs[i].name), gradients[i]) for i in sparse])
     for i, slices in zip(sparse, everyones):
         reduced[i] = slices
+    matrices = _matrices([(gradients[i], xs[i]) for i in sparse])
     means = dense_allreduce.over_ranks(
         "dense_gradients",
-        [(str(xs[i].name), gradients[i]) for i in dense],
+        [
+            *((str(xs[i].name), gradients[i]) for i in dense),
+            *((f"{xs[i].name} as a matrix", each.given) for i, each in zip(sparse, matrices)),
+        ],
         WIRE_TYPES[options.dense_compression],
+        stays_open=True,
     )
     for i, mean in zip(dense, means):
         reduced[i] = mean
+    for slices, each, mean in zip(everyones, matrices, means[len(dense) :]):
+        each.mean = mean
+        slice_means.note(slices, each)
     if options.local_steps > 1:
         for i, (gradient, x) in enumerate(zip(reduced, xs)):
             if gradient is not None and _is_variable(x):
@@ -122,6 +132,14 @@ def reduce_gradients(
         if table is not None and reduced[i] is not None:
             reduced[i] = table_gradients.present(reduced[i], table, call)
     return reduced
+
+
+def _matrices(sparse: Sequence[tuple[tf.IndexedSlices, Any]]) -> list[slice_means.SliceMean]:
+    """Returns what may travel of variables' sparse gradients in the allreduce of dense ones."""
+    options = SCOPES.options
+    if options.dense_compression != "none" or options.local_steps > 1:
+        return []
+    return slice_means.as_matrices([(slices, tf.TensorShape(x.shape)) for slices, x in sparse])
 
 
 def _take(
@@ -166,6 +184,7 @@ def apply_to_shards(
 ) -> Any:
     """Stands in for `Optimizer.apply_gradients`: slots and updates of tables are the shards'."""
     graphs.refuse_eager("scope()", f"{type(optimizer).__name__} updates variables")
+    grads_and_vars = _of_rows(optimizer, grads_and_vars)
     grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
     grads_and_vars, apply = accumulation.accumulate(
         SCOPES.options.local_steps,
@@ -186,6 +205,23 @@ def apply_to_shards(
                 if slot is not None and slot.shape.rank != 0:
                     mark_shard(slot, variable)
     return applied
+
+
+def _of_rows(optimizer: tf.train.Optimizer, grads_and_vars: Any) -> list[Any]:
+    """Returns gradients, of which those of small replicated variables have each row once."""
+    adds_up_first = all(
+        getattr(type(optimizer), name) in [getattr(kind, name) for kind in _ADDING_UP]
+        for name in ("_apply_sparse_duplicate_indices", "_resource_apply_sparse_duplicate_indices")
+    )
+    return [
+        (
+            slice_means.of_rows(gradient)
+            if adds_up_first and isinstance(gradient, tf.IndexedSlices)
+            else gradient,
+            variable,
+        )
+        for gradient, variable in grads_and_vars
+    ]
 
 
 def of_shards(grads_and_vars: Any) -> list[Any]:
@@ -232,7 +268,7 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
     ]
     assignments.sync_update_ops(gates)
     # Without what other lookups of a group wait for: a run of these updates may not be fed with it.
-    required, _ = grouped_exchange.required_operations(
+    required, _ = required_operations(
         [g.op for g in values if isinstance(g, tf.Tensor)], frozenset(), groups_of(graph)
     )
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked

@@ -29,6 +29,7 @@ from collective.coordination.run_analysis import is_shared
 from collective.ops.communication import collectives, dense_allreduce
 from collective.ops.communication.gate import GraphGates, gates_of
 from collective.ops.counting import counted
+from collective.ops.exchange import slice_means
 from collective.ops.graph import control_flow, graph_analysis, graphs
 from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import (
@@ -130,7 +131,7 @@ def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
 
     A gradient that was reduced may have become rank-local since (a script adds noise), or it never
     was reduced: it becomes the mean over ranks. A sparse one whose rows are each rank's own does so
-    by `dense_allreduce.mean_slices`.
+    by `slice_means.mean_slices`.
     """
     graph = tf.get_default_graph()
     synced = list(grads_and_vars)
@@ -154,7 +155,7 @@ def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
                 synced[i] = _mean_gradient(gradient, variable), variable
     sparse.sort(key=lambda i: str(synced[i][1].name))
     everyones = [(str(synced[i][1].name), synced[i][0]) for i in sparse]
-    for i, slices in zip(sparse, dense_allreduce.mean_slices(everyones)):
+    for i, slices in zip(sparse, slice_means.mean_slices(everyones)):
         synced[i] = slices, synced[i][1]
     return synced
 

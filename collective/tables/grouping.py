@@ -5,7 +5,7 @@ This happens before gradients are taken, and before a session runs the graph.
 Each lookup is first built as the identity of a complete exchange of its own, which is correct
 wherever it is used. Grouping builds one exchange for many lookups and points their identities to
 it. A run that needs only some of a group's lookups feeds empty arrays for the others (see
-`collective.strategies.grouped_exchange.required_operations`): it still needs the same data, and
+`collective.strategies.required_operations`): it still needs the same data, and
 exchanges for the same lookups.
 
 Some lookups keep exchanges of their own, with the same results:

@@ -1,8 +1,13 @@
-"""Averages many dense tensors over ranks, in as few collectives as they have types."""
+"""Averages many dense tensors over ranks, in as few collectives as they have types.
+
+A step has one such allreduce, that of its dense gradients. Whatever else a run adds up over ranks
+may travel in it: it keeps an `OpenPlace`, which is empty until somebody has more to add.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,8 +19,36 @@ from collective.ops.graph import graphs
 from collective.ops.graph.graph_state import state_of
 
 
+@dataclasses.dataclass
+class OpenPlace:
+    """Keeps a place in an allreduce for values of its type that come later.
+
+    Attributes:
+        given: [E], what this rank puts there, of no elements at first.
+        sums: [E], the ranks' sum.
+        elements: how many there are by now.
+    """
+
+    given: tf.Tensor
+    sums: tf.Tensor
+    elements: Any = 0
+
+    def add(self, flat: tf.Tensor) -> tf.Tensor:
+        """Puts `flat` [F] there, too; returns the ranks' sum of it, [F].
+
+        No session has run the allreduce by now, and `flat` doesn't depend on it.
+        """
+        first, size = self.elements, tf.size(flat)
+        self.elements = first + size
+        self.given.op._update_input(0, tf.concat([self.given.op.inputs[0], flat], 0))
+        return self.sums[first : self.elements]
+
+
 def over_ranks(
-    what: str, tensors: Sequence[tuple[str, tf.Tensor]], wire: tf.DType | None = None
+    what: str,
+    tensors: Sequence[tuple[str, tf.Tensor]],
+    wire: tf.DType | None = None,
+    stays_open: bool = False,
 ) -> list[tf.Tensor]:
     """Returns the means over ranks of all tensors, by one allreduce per dtype.
 
@@ -25,13 +58,12 @@ def over_ranks(
         what: says what the tensors are, for the allreduce's name.
         tensors: (name, tensor), in the same order on every rank.
         wire: if given, one exchange for all of a floating type, in which they travel in that type.
+        stays_open: other values may still travel in each allreduce (`open_places`), outside of
+            branches, loops and functions.
     """
     by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, (_, x) in enumerate(tensors):
-        half = x.dtype in (tf.float16, tf.bfloat16)
-        by_dtype[wire if wire and x.dtype.is_floating else tf.float32 if half else x.dtype].append(
-            i
-        )
+        by_dtype[wire if wire and x.dtype.is_floating else sum_type(x.dtype)].append(i)
     out: list[Any] = [None] * len(tensors)
     for dtype, indices in by_dtype.items():
         values = [tensors[i][1] for i in indices]
@@ -41,14 +73,41 @@ def over_ranks(
                 values, dtype, collectives.unique_name(f"{name}.{dtype.name}"), zero
             )
         else:
+            outside = graphs.is_outside(tf.get_default_graph())
+            later = [filled_later(dtype)] if stays_open and outside else []
             sums = collectives.allreduce_sum(
-                [tf.cast(x, dtype) for x in values], collectives.unique_name(name), zero
+                [*(tf.cast(x, dtype) for x in values), *later],
+                collectives.unique_name(name),
+                zero,
             )
+            for given in later:
+                state_of(given.graph).open_places.append(OpenPlace(given, sums.pop()))
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
         for i, mean in zip(indices, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
-            _note_replicated((mean, out[i]))
+            note_replicated((mean, out[i]))
     return out
+
+
+def open_places(graph: tf.Graph) -> list[OpenPlace]:
+    """Returns the places in a graph's allreduces that values can still be put in."""
+    state = state_of(graph)
+    places: list[OpenPlace] = state.open_places
+    return [each for each in places if each.given.op._id > state.seen_by_session]
+
+
+def sum_type(dtype: tf.DType) -> tf.DType:
+    """Returns the type in which values of `dtype` are added up."""
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def filled_later(dtype: tf.DType) -> tf.Tensor:
+    """Returns a tensor [E] of no elements, whose operation's input may be changed to any other.
+
+    TensorFlow changes an input to a tensor of a compatible shape only: it knows none of this one.
+    """
+    empty = tf.placeholder_with_default(tf.zeros([0], dtype), [None])
+    return tf.placeholder_with_default(empty, [None])
 
 
 def _name_of(what: str, tensors: Sequence[tuple[str, tf.Tensor]]) -> str:
@@ -124,72 +183,7 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
     return mean(x)
 
 
-def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.IndexedSlices]:
-    """Averages replicated variables' sparse gradients: every rank gets everyone's slices.
-
-    However many there are, their indices travel by one allgather, and their values by one for each
-    type. No slice is added to another: who takes a norm of the slices counts each occurrence, as in
-    plain TensorFlow.
-
-    Args:
-        gradients: (name, slices), in the same order on every rank.
-    """
-    if not gradients:
-        return []
-    every = [slices for _, slices in gradients]
-    zero = opened([x for slices in every for x in (slices.values, slices.indices)])
-    listed = "\n".join(f"{n} {s.values.shape[1:]} {s.values.dtype.name}" for n, s in gradients)
-    digest = hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()
-    name = collectives.unique_name(f"sparse_gradients.{digest}")
-    indices, counts = _everyones_indices(every, f"{name}.indices", zero)
-    by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
-    for i, slices in enumerate(every):
-        by_dtype[slices.values.dtype].append(i)
-    values: dict[int, tf.Tensor] = {}
-    for dtype, places in by_dtype.items():
-        own = [every[i].values / tf.cast(collectives.size(), dtype) for i in places]
-        widths = [tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.int64) for x in own]
-        sizes = tf.gather(counts, places, axis=1) * tf.stack(widths)
-        flat = tf.concat([tf.reshape(x, [-1]) for x in own], 0)
-        received = collectives.allgather(flat, f"{name}.{dtype.name}", zero)
-        for i, x, whole in zip(places, own, _by_gradient(received, sizes, len(places))):
-            values[i] = tf.reshape(whole, tf.concat([[-1], tf.shape(x)[1:]], 0))
-            values[i].set_shape([None, *x.shape[1:].as_list()])
-    out = [
-        tf.IndexedSlices(values[i], tf.cast(indices[i], slices.indices.dtype), slices.dense_shape)
-        for i, slices in enumerate(every)
-    ]
-    _note_replicated(x for slices in out for x in (slices.values, slices.indices))
-    return out
-
-
-def _note_replicated(tensors: Iterable[tf.Tensor]) -> None:
+def note_replicated(tensors: Iterable[tf.Tensor]) -> None:
     """Notes that all ranks have the same."""
     for x in tensors:
         state_of(graphs.outermost(x.graph)).replicated_operations.add(x.op)
-
-
-def _everyones_indices(
-    gradients: Sequence[tf.IndexedSlices], name: str, zero: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns each gradient's indices of all ranks, and how many each rank has, int64 [N, G].
-
-    A rank's message begins with its counts.
-    """
-    own = [tf.cast(slices.indices, tf.int64) for slices in gradients]
-    own_counts = tf.stack([tf.size(x, out_type=tf.int64) for x in own])
-    message = collectives.allgather(tf.concat([own_counts, *own], 0), name, zero)
-    counts, start = [], tf.zeros([], tf.int64)
-    for _ in range(collectives.size()):
-        counts.append(message[start : start + len(own)])
-        start += len(own) + tf.reduce_sum(counts[-1])
-    heads = tf.fill([collectives.size(), 1], tf.constant(len(own), tf.int64))
-    sizes = tf.concat([heads, tf.stack(counts)], 1)
-    return _by_gradient(message, sizes, len(own) + 1)[1:], tf.stack(counts)
-
-
-def _by_gradient(message: tf.Tensor, sizes: tf.Tensor, pieces: int) -> list[tf.Tensor]:
-    """Returns each piece of all ranks' messages; `sizes` [N, pieces] are those of the pieces."""
-    ranks = collectives.size()
-    parts = tf.split(message, tf.reshape(sizes, [-1]), num=ranks * pieces)
-    return [tf.concat(parts[piece::pieces], 0) for piece in range(pieces)]

@@ -7,7 +7,14 @@ of one type that don't depend on each other get one collective:
     value 2 ──► flat 2 ─┴─► allreduce ──┴─► result 2
 
 A run that needs the second result only feeds "flat 1" with nothing, and doesn't run what value 1
-comes from (`collective.strategies.grouped_exchange.required_operations`).
+comes from (`collective.strategies.required_operations`).
+
+Sums of a run that trains travel in the allreduce of its gradients. Both ways are in the graph, and
+each run feeds one of them with nothing:
+
+    flat ─┬─────────────────► allreduce ──► alone ─┐
+          └─► offer ─┐                             ├─► sums
+    gradients ───────┴─► allreduce ──────► joined ─┘
 """
 
 from __future__ import annotations
@@ -20,11 +27,14 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import collectives, gate
+from collective.ops.communication import collectives, dense_allreduce, gate
+from collective.ops.communication.dense_allreduce import OpenPlace
 from collective.ops.graph import device_scopes, graph_analysis, graphs
 from collective.ops.graph.graph_state import state_of
 
 SCOPE = "collective/reductions/"
+# Each run is fed for the ways that sums don't take.
+_MOST_WAYS = 4
 
 
 class Reduction(enum.Enum):
@@ -65,6 +75,40 @@ class FusedValue(NamedTuple):
     described: str
     flat: tf.Tensor
     result: tf.Tensor
+
+
+class Way(NamedTuple):
+    """Stands for a way that sums may take: with gradients.
+
+    Attributes:
+        offer: [E], what this rank puts into the gradients' allreduce.
+        sums: [E], what comes of it.
+    """
+
+    offer: tf.Tensor
+    sums: tf.Tensor
+
+
+class JoinedSums(NamedTuple):
+    """Stands for sums over ranks that travel by a collective of their own, or with gradients.
+
+    Attributes:
+        sums: [E], as they have come, whatever way they took.
+        values: [E], what this rank adds.
+        alone: [E], what the collective of their own gives.
+        ways: the others.
+    """
+
+    sums: tf.Tensor
+    values: tf.Tensor
+    alone: tf.Tensor
+    ways: tuple[Way, ...]
+
+
+def joined_sums(graph: tf.Graph) -> list[JoinedSums]:
+    """Returns the sums of a graph that may travel with gradients."""
+    joined: list[JoinedSums] = state_of(graph).joined_sums
+    return joined
 
 
 def fused_values(graph: tf.Graph) -> list[FusedValue]:
@@ -148,7 +192,13 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
     name, reduction = collectives.unique_name(name), values[0].reduction
     opened = gates.beside([each.value for each in values]).zero
     states: list[tuple[tf.Tensor, tf.Tensor]] = []
-    for each, own, whole in zip(values, flat, _reduce(flat, reduction, name, opened)):
+    places = _places_for(values) if reduction is Reduction.SUM else []
+    reduced = (
+        _sums_by_any_way(flat, name, opened, places)
+        if places
+        else _reduce(flat, reduction, name, opened)
+    )
+    for each, own, whole in zip(values, flat, reduced):
         shape = each.value.shape
         if not shape.is_fully_defined():
             shape = tf.shape(each.value if each.state is None else each.state)
@@ -161,6 +211,53 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
         # (A sum in the order of ranks takes two collectives.)
         is_in_order = reduction is Reduction.SUM and collectives.in_order()
         gates.states[f"{name}.parts" if is_in_order else name] = states
+
+
+def _places_for(values: Sequence[WaitingValue]) -> list[OpenPlace]:
+    """Returns the places that allreduces of gradients have for `values`, of one type.
+
+    Neither waits for the other, nor do the values wait for a later gate.
+    """
+    graph = values[0].value.graph
+    gates, results = gate.gates_of(graph), {each.result.op for each in values}
+    upstream = graph_analysis.upstream([each.value.op for each in values])
+    level = gates.beside([each.value for each in values]).level
+    if any(_takes_what_a_run_puts_in(op, gates) for op in upstream):
+        return []
+    return [
+        place
+        for place in dense_allreduce.open_places(graph)[-_MOST_WAYS:]
+        if place.sums.dtype == values[0].value.dtype
+        and gates.level(place.sums.op) >= level
+        and place.given.op not in upstream
+        and results.isdisjoint(graph_analysis.upstream([place.sums.op]))
+    ]
+
+
+def _takes_what_a_run_puts_in(op: tf.Operation, gates: gate.GraphGates) -> bool:
+    """Tells whether `op` takes something out of a queue that a run fills with what it exchanges."""
+    return (
+        "QueueDequeue" in op.type
+        and bool(op.inputs)
+        and any(
+            "Enqueue" in user.type and gates.level(user) > 0
+            for user in op.inputs[0].op.outputs[0].consumers()
+        )
+    )
+
+
+def _sums_by_any_way(
+    flat: Sequence[tf.Tensor], name: str, opened: tf.Tensor, places: Sequence[OpenPlace]
+) -> list[tf.Tensor]:
+    """Returns the sums over ranks of `flat`, by a collective of their own or with gradients."""
+    values = tf.concat(flat, 0)
+    (alone,) = collectives.allreduce_sum([values], name, opened)
+    offers = [tf.placeholder_with_default(values, [None]) for _ in places]
+    ways = [Way(offer, place.add(offer)) for offer, place in zip(offers, places)]
+    # All but one have nothing.
+    sums = tf.concat([alone, *(way.sums for way in ways)], 0)
+    joined_sums(values.graph).append(JoinedSums(sums, values, alone, tuple(ways)))
+    return tf.split(sums, [tf.size(x) for x in flat], num=len(flat))
 
 
 def _reduce(

@@ -45,6 +45,12 @@ class GraphState:
             (`collective.coordination.run_extension.extension_of`).
         reduced_values: values that become those of all ranks, by the operations that give these
             (`collective.ops.communication.fused_reductions`).
+        joined_sums: sums that travel alone, or with gradients
+            (`collective.ops.communication.fused_reductions`).
+        open_places: places that allreduces of gradients keep for other values
+            (`collective.ops.communication.dense_allreduce`).
+        slice_means: sparse gradients whose mean may travel as that of a matrix, by the names of
+            their values (`collective.ops.exchange.slice_means`).
         metric_updates: this rank's own updates, by the operations that give their sums over ranks
             (`collective.replication.metrics`).
         metric_variables: the variables of Keras's metrics, which are in no collection, and of an
@@ -128,6 +134,9 @@ class GraphState:
     broadcasts: dict[tuple[str, ...], list[tf.Operation]] = dataclasses.field(default_factory=dict)
     run_extension: Any = None
     reduced_values: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
+    joined_sums: list[Any] = dataclasses.field(default_factory=list)
+    open_places: list[Any] = dataclasses.field(default_factory=list)
+    slice_means: dict[str, Any] = dataclasses.field(default_factory=dict)
     metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
     metric_variables: list[Any] = dataclasses.field(default_factory=list)
     metric_obstacles: dict[str, str] = dataclasses.field(default_factory=dict)

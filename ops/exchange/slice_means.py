@@ -1,0 +1,214 @@
+"""Averages replicated variables' sparse gradients over ranks.
+
+A script gets everyone's slices, for which all ranks' travel by one allgather for each type. No
+slice is added to another: who takes a norm of them counts each occurrence, as in plain TensorFlow.
+
+An optimizer adds up the slices of a row before anything else. Where it is given them as they are,
+and the variable is small, it gets the mean's rows instead, which travel as a matrix in the
+allreduce of the step's dense gradients:
+
+    slices ──► matrix, and how many slices each row has ──► allreduce ──► rows with slices
+
+Whoever looks at everyone's slices as well still has them, in the runs that need them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.communication import collectives
+from collective.ops.communication.dense_allreduce import (
+    filled_later,
+    note_replicated,
+    opened,
+    sum_type,
+)
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph.graph_state import state_of
+
+# The matrices of a step have no more elements than these (a megabyte of float32): about what
+# travels in the time that an exchange of its own takes. The number is the same on all ranks, as
+# that of slices isn't.
+MOST_ELEMENTS = 1 << 18
+# An index is two numbers, also of a type that has no more than 24 bits for them.
+_BASE = 1 << 22
+
+
+@dataclasses.dataclass
+class SliceMean:
+    """Stands for a mean that may travel as a matrix.
+
+    Attributes:
+        own: this rank's slices.
+        shape: the variable's.
+        given: [E], what this rank puts into the allreduce, of no elements at first.
+        mean: [E], the ranks' mean of it.
+        rows: the mean as rows, each once, if it travels so.
+    """
+
+    own: tf.IndexedSlices
+    shape: list[int]
+    given: tf.Tensor
+    mean: tf.Tensor | None = None
+    rows: tf.IndexedSlices | None = None
+
+
+def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.IndexedSlices]:
+    """Returns the slices of all ranks, divided by N.
+
+    Half-precision values travel in float32.
+
+    Args:
+        gradients: (name, slices), in the same order on every rank.
+    """
+    if not gradients:
+        return []
+    every = [slices for _, slices in gradients]
+    zero = opened([x for slices in every for x in (slices.values, slices.indices)])
+    listed = "\n".join(f"{n} {s.values.shape[1:]} {s.values.dtype.name}" for n, s in gradients)
+    digest = hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()
+    name = collectives.unique_name(f"sparse_gradients.{digest}")
+    by_type: dict[tf.DType, list[int]] = collections.defaultdict(list)
+    for i, slices in enumerate(every):
+        by_type[sum_type(slices.values.dtype)].append(i)
+    out = list(every)
+    for dtype, places in by_type.items():
+        own = [every[i] for i in places]
+        for i, slices in zip(places, _everyones(own, dtype, f"{name}.{dtype.name}", zero)):
+            out[i] = slices
+    note_replicated(x for slices in out for x in (slices.values, slices.indices))
+    return out
+
+
+def _everyones(
+    own: Sequence[tf.IndexedSlices], dtype: tf.DType, name: str, zero: tf.Tensor
+) -> list[tf.IndexedSlices]:
+    """Returns the slices of all ranks for each of G gradients, by one allgather.
+
+    A rank's message, all of `dtype`: how many slices each gradient has, their indices, their
+    values.
+    """
+    ranks, gradients = collectives.size(), len(own)
+    counts = tf.stack([tf.size(slices.indices, out_type=tf.int64) for slices in own])
+    means = [tf.cast(slices.values, dtype) / tf.cast(ranks, dtype) for slices in own]
+    widths = tf.stack([tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.int64) for x in means])
+    message = [
+        _as_numbers(counts, dtype),
+        *(_as_numbers(tf.cast(slices.indices, tf.int64), dtype) for slices in own),
+        *(tf.reshape(x, [-1]) for x in means),
+    ]
+    received = collectives.allgather(tf.concat(message, 0), name, zero)
+    sizes, start = [], tf.zeros([], tf.int64)
+    for _ in range(ranks):
+        received_counts = _as_integers(received[start : start + 2 * gradients])
+        head = tf.constant([2 * gradients], tf.int64)
+        sizes.append(tf.concat([head, 2 * received_counts, received_counts * widths], 0))
+        start += tf.reduce_sum(sizes[-1])
+    pieces = 1 + 2 * gradients
+    parts = tf.split(received, tf.concat(sizes, 0), num=ranks * pieces)
+    whole = [tf.concat(parts[piece::pieces], 0) for piece in range(pieces)]
+    out = []
+    for slices, x, indices, values in zip(own, means, whole[1:], whole[1 + gradients :]):
+        values = tf.reshape(values, tf.concat([[-1], tf.shape(x)[1:]], 0))
+        values.set_shape([None, *x.shape[1:].as_list()])
+        indices = tf.cast(_as_integers(indices), slices.indices.dtype)
+        out.append(
+            tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
+        )
+    return out
+
+
+def _as_numbers(integers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns `integers` [E] int64, below 2**44 in size, as numbers [2 E] of `dtype`."""
+    both = tf.stack([integers // _BASE, integers % _BASE], 1)
+    return tf.cast(tf.reshape(both, [-1]), dtype)
+
+
+def _as_integers(numbers: tf.Tensor) -> tf.Tensor:
+    """Returns the integers [E] int64 of numbers [2 E]."""
+    both = tf.cast(tf.reshape(numbers, [-1, 2]), tf.int64)
+    return both[:, 0] * _BASE + both[:, 1]
+
+
+# As matrices
+
+
+def as_matrices(
+    gradients: Sequence[tuple[tf.IndexedSlices, tf.TensorShape]],
+) -> list[SliceMean]:
+    """Returns for each gradient of some variables what may travel of it in an allreduce.
+
+    That is nothing if there is too much of it all: an exchange is needed anyway then.
+
+    Args:
+        gradients: this rank's slices, and the variable's shape, which all ranks know.
+    """
+    elements = 0
+    for _, shape in gradients:
+        if not shape.is_fully_defined():
+            return []
+        elements += _elements(shape.as_list())
+    if elements > MOST_ELEMENTS or not graphs.is_outside(tf.get_default_graph()):
+        return []
+    return [
+        SliceMean(own, shape.as_list(), filled_later(sum_type(own.values.dtype)))
+        for own, shape in gradients
+    ]
+
+
+def _elements(shape: Sequence[int]) -> int:
+    """Returns how many numbers travel: the matrix, and one for each row."""
+    return math.prod(shape) + shape[0]
+
+
+def note(everyones: tf.IndexedSlices, mean: SliceMean) -> None:
+    """Notes that `everyones`, which a script gets, may travel as `mean`."""
+    state_of(everyones.values.graph).slice_means[everyones.values.name] = mean
+
+
+def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns what an optimizer is to get for a gradient: the mean's rows if it may, each once.
+
+    It may where nobody has made anything of everyone's slices: the gradient has these themselves.
+    """
+    graph = tf.get_default_graph()
+    mean: SliceMean | None = state_of(graph).slice_means.get(gradient.values.name)
+    if mean is None or not graphs.is_outside(graph):
+        return gradient
+    if mean.rows is None:
+        if gradient.values.consumers() or gradient.indices.consumers():
+            return gradient
+        if mean.given.op._id <= state_of(graph).seen_by_session:
+            return gradient
+        # Without what a script makes updates wait for, which may wait for the allreduce.
+        with (
+            graphs.open_for_changes(graph),
+            tf.init_scope(),
+            device_scopes.anywhere(),
+            tf.name_scope("collective/slices/"),
+        ):
+            mean.rows = _rows_of(mean, gradient)
+    return mean.rows
+
+
+def _rows_of(mean: SliceMean, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    assert mean.mean is not None
+    own, rows = mean.own, mean.shape[0]
+    values = tf.cast(own.values, mean.given.dtype)
+    matrix = tf.math.unsorted_segment_sum(values, own.indices, rows)
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(own.indices), own.indices, rows)
+    flat = tf.concat([tf.reshape(matrix, [-1]), tf.cast(counts, matrix.dtype)], 0)
+    mean.given.op._update_input(0, flat)
+    matrix = tf.reshape(mean.mean[:-rows], mean.shape)
+    with_slices = tf.where(mean.mean[-rows:] > 0)[:, 0]
+    values = tf.cast(tf.gather(matrix, with_slices), own.values.dtype)
+    indices = shard_gradients.mark_distinct(tf.cast(with_slices, own.indices.dtype))
+    note_replicated([values, indices])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
