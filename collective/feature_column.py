@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.feature_column import feature_column as v1
-from tensorflow.python.feature_column import feature_column_v2 as v2
 
 from collective.embedding_variable import check_scope
 from collective.ops.exchange import key_hashing
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.tables.policies.open_dimension import OpenDimension
+from collective.tensorflow_internals.feature_columns import feature_column as v1
+from collective.tensorflow_internals.feature_columns import feature_column_v2 as v2
 
 __all__ = ["categorical_column_with_embedding", "group_embedding_column_scope"]
 

@@ -6,7 +6,8 @@ import contextlib
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import lookup_ops
+
+from collective.tensorflow_internals.metrics import lookup_ops
 
 index_table_from_file = lookup_ops.index_table_from_file
 index_table_from_tensor = lookup_ops.index_table_from_tensor

@@ -171,7 +171,7 @@ def sequence_categorical_column_with_embedding(
     key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
 ) -> Any:
     """Makes a column of sequences of keys, for sequence input."""
-    from tensorflow.python.feature_column import feature_column_v2 as columns
+    from collective.tensorflow_internals.feature_columns import feature_column_v2 as columns
 
     return columns.SequenceCategoricalColumn(
         categorical_column_with_embedding(key, dtype, partition_num, ev_option)

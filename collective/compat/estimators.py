@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective.compat.framework import say_once
 from collective.compat.names.estimator import INCREMENTS
 from collective.estimator import estimator as collective_estimator
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
+from collective.tensorflow_internals.estimators import estimator as estimator_lib
 
 
 class Estimator(tf.estimator.Estimator):

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from keras.src import backend
-from tensorflow.python.ops import variable_scope
 
 from collective.ops.communication import collectives
+from collective.tensorflow_internals.keras import backend
+from collective.tensorflow_internals.variables import variable_scope
 
 _initializers: list[Any] = []
 _is_building = False

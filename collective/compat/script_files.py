@@ -74,9 +74,8 @@ class _Replacements:
         self._install_for_tensorflow()
 
     def _install_for_tensorflow(self) -> None:
-        from tensorflow.python.lib.io import file_io
-
         from collective.compat.framework import find
+        from collective.tensorflow_internals.checkpoints import file_io
 
         replaced: dict[Any, Any] = {}
         for name, replacement in (

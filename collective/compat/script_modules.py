@@ -192,7 +192,8 @@ class Installation:
 
     def _begin(self) -> None:
         import tensorflow.compat.v1 as tf
-        from tensorflow.python.util import deprecation
+
+        from collective.tensorflow_internals.graphs import deprecation
 
         # All of version 1 is deprecated, and a script that asks for it needn't be told.
         deprecation._PRINT_DEPRECATION_WARNINGS = False

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from keras.src.optimizers.legacy.adam import Adam as KerasAdam
-from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
 
 from collective import group_embedding
 from collective.compat.sok_variables import DynamicVariable
 from collective.strategy import CollectiveStrategy
 from collective.tables.table import Table
+from collective.tensorflow_internals.keras import Adam as KerasAdam
+from collective.tensorflow_internals.keras import OptimizerV2
 from collective.train import LazyAdamOptimizer
 
 _scope: list[Any] = []

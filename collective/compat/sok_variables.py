@@ -11,8 +11,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from keras.src.engine import base_layer_utils
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.compat.framework import say_once
 from collective.compat.sok_times import TimeOfUse
@@ -26,6 +24,8 @@ from collective.tables.dynamic_table import DynamicTable
 from collective.tables.rows import row_store, rows_by_python
 from collective.tables.table import Table, in_shard_view
 from collective.tables.variable_getter import table_getter
+from collective.tensorflow_internals.keras import base_layer_utils
+from collective.tensorflow_internals.variables import resource_variable_ops
 
 _PLAIN = resource_variable_ops.ResourceVariable
 _numbers = itertools.count(), itertools.count()  # Of static and of dynamic variables.

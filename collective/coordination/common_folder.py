@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.coordination import barrier
 from collective.errors import RankError
 from collective.ops.communication import collectives
+from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 
 def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:

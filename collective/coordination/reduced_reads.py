@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client import session as session_lib
 
 from collective.coordination.run_extension import RewrittenFetches
 from collective.errors import TableError
 from collective.ops.graph import graph_analysis
 from collective.ops.graph.graph_state import state_of
+from collective.tensorflow_internals.sessions import session as session_lib
 
 
 def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:

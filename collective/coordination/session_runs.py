@@ -14,7 +14,6 @@ from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from tensorflow.python.eager import context
 
 from collective.coordination import (
     agreement,
@@ -41,6 +40,7 @@ from collective.ops.rows import file_systems
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded, is_replicated
+from collective.tensorflow_internals.graphs import context
 
 
 class Observer(Protocol):

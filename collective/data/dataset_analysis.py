@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import config
 
 from collective.ops.graph import graph_analysis
+from collective.tensorflow_internals.graphs import config
 
 # Begins the name of the operation by which `collective.data.parquet` deals batches.
 DEALT_BY_READER = "collective/data/ShardDataset"

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from tensorflow.python.training.saving import saveable_object
 
 from collective.checkpoint.saving.gathered_state import GatheredState
 from collective.data import dataset_analysis
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.policy import is_whole
+from collective.tensorflow_internals.checkpoints import saveable_object
 
 
 class WorkQueue(GatheredState):

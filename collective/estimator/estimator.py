@@ -10,9 +10,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow_estimator.python.estimator import estimator as estimator_lib
-from tensorflow_estimator.python.estimator import training
-from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
 from collective import checkpoint
 from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
@@ -31,6 +28,8 @@ from collective.prefetch import enable as prefetch
 from collective.replication import metrics
 from collective.serving import export
 from collective.serving.served_checkpoint import ServedCheckpoint
+from collective.tensorflow_internals.estimators import ModeKeys, training
+from collective.tensorflow_internals.estimators import estimator as estimator_lib
 
 
 class Estimator(estimator_lib.EstimatorV2):

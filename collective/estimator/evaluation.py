@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow_estimator.python.estimator import exporter as exporter_lib
-from tensorflow_estimator.python.estimator import training
 
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_analysis
 from collective.ops.graph.graph_state import state_of
 from collective.replication import metric_reads
+from collective.tensorflow_internals.estimators import exporter as exporter_lib
+from collective.tensorflow_internals.estimators import training
 
 
 def agreed_metrics(metrics: dict[str, Any]) -> dict[str, Any]:

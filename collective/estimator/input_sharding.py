@@ -11,7 +11,6 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
 from collective.data import dataset_analysis
@@ -20,6 +19,7 @@ from collective.estimator import python_random
 from collective.estimator.python_random import States
 from collective.ops.communication import collectives
 from collective.ops.graph.graph_state import state_of
+from collective.tensorflow_internals.graphs import function_utils
 
 _OF_INPUT_FN = Dealer(
     "the dataset of input_fn",

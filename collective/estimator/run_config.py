@@ -8,11 +8,11 @@ import warnings
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow_estimator.python.estimator import run_config
 
 from collective.checkpoint.saving import increments
 from collective.coordination import barrier, common_folder
 from collective.ops.communication import collectives
+from collective.tensorflow_internals.estimators import run_config
 
 
 class RunConfig(run_config.RunConfig):

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
 
 from collective.gradients import part_functions, part_sizes
 from collective.gradients.part_kinds import BY_ROW, MIXES, NOTHING, SIZES, Kind, Verdict, by_row
 from collective.ops.graph import graph_analysis
+from collective.tensorflow_internals.graphs import tensor_util
 
 # Operations whose output has for each element of their inputs one that depends on it alone.
 ELEMENTWISE = frozenset(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
 
 from collective.gradients.part_kinds import BY_ROW, MIXES, NOTHING, Kind, Verdict, by_row
+from collective.tensorflow_internals.graphs import tensor_util
 
 # Which of their inputs are shapes or sizes.
 _SIZED: dict[str, tuple[int, ...]] = {

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variables
 
 from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
 from collective.ops.communication import collectives, dense_allreduce, gate
@@ -28,6 +27,7 @@ from collective.strategies.grouped_exchange import groups_of
 from collective.strategies.required_operations import required_operations
 from collective.tables.table import Sharded, mark_shard, shard_view
 from collective.tables.updates import fused_updates
+from collective.tensorflow_internals.variables import variables
 
 # Optimizers for which the slices of a row are as good as their sum.
 _ADDING_UP = (tf.train.Optimizer, tf.train.GradientDescentOptimizer)

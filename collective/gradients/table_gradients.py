@@ -16,7 +16,6 @@ import contextlib
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import indexed_slices, tensor_conversion_registry
 
 from collective.errors import TableError
 from collective.ops.communication import collectives
@@ -25,6 +24,7 @@ from collective.ops.graph import device_scopes, library_operations
 from collective.ops.graph.graph_state import state_of
 from collective.tables import dense_view
 from collective.tables.table import Sharded
+from collective.tensorflow_internals.graphs import indexed_slices, tensor_conversion_registry
 
 
 class TableGradient(tf.IndexedSlices):

@@ -9,7 +9,7 @@ come in the order of the ranks and of their keys, and one thread adds them up.
 
 from __future__ import annotations
 
-from tensorflow.python.framework import config
+from collective.tensorflow_internals.graphs import config
 
 
 class Determinism:

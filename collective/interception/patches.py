@@ -11,45 +11,6 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from keras.src import backend
-from keras.src.engine.training import Model
-from keras.src.feature_column.dense_features_v2 import DenseFeatures
-from keras.src.layers import Embedding
-from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
-from keras.src.metrics import Metric
-from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
-from keras.src.optimizers import optimizer as keras_optimizer
-from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
-from tensorflow.python.client.session import BaseSession
-from tensorflow.python.feature_column import feature_column_v2
-from tensorflow.python.framework import convert_to_constants
-from tensorflow.python.ops import (
-    clip_ops,
-    cond_v2,
-    gen_checkpoint_ops,
-    gradients_util,
-    io_ops,
-    metrics_impl,
-    state_ops,
-    while_v2,
-)
-from tensorflow.python.ops import resource_variable_ops as resources
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
-from tensorflow.python.ops.variable_scope import VariableScope
-from tensorflow.python.summary.writer import writer as writer_lib
-from tensorflow.python.training import (
-    basic_session_run_hooks,
-    checkpoint_utils,
-    monitored_session,
-    optimizer,
-    py_checkpoint_reader,
-    slot_creator,
-    training_util,
-    warm_starting_util,
-)
-from tensorflow.python.training import moving_averages as averages_lib
-from tensorflow.python.training.experimental import loss_scale
-from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column
 from collective.checkpoint.reading import whole_reads
@@ -67,6 +28,49 @@ from collective.serving import export, freezing
 from collective.tables import dense_view, variable_getter
 from collective.tables.table import Sharded
 from collective.tables.updates import fused_updates, optimizer_slots
+from collective.tensorflow_internals.checkpoints import (
+    checkpoint_utils,
+    gen_checkpoint_ops,
+    io_ops,
+    py_checkpoint_reader,
+    warm_starting_util,
+)
+from collective.tensorflow_internals.estimators import estimator as estimator_lib
+from collective.tensorflow_internals.feature_columns import feature_column_v2
+from collective.tensorflow_internals.graphs import (
+    cond_v2,
+    convert_to_constants,
+    gradients_util,
+    while_v2,
+)
+from collective.tensorflow_internals.keras import (
+    BatchNormalizationBase,
+    DenseFeatures,
+    Embedding,
+    LossScaleOptimizer,
+    Metric,
+    Model,
+    OptimizerV2,
+    backend,
+)
+from collective.tensorflow_internals.keras import optimizer as keras_optimizer
+from collective.tensorflow_internals.metrics import metrics_impl
+from collective.tensorflow_internals.optimizers import clip_ops, loss_scale, optimizer
+from collective.tensorflow_internals.sessions import (
+    BaseSession,
+    basic_session_run_hooks,
+    monitored_session,
+    training_util,
+)
+from collective.tensorflow_internals.sessions import writer as writer_lib
+from collective.tensorflow_internals.variables import (
+    BaseResourceVariable,
+    VariableScope,
+    slot_creator,
+    state_ops,
+)
+from collective.tensorflow_internals.variables import moving_averages as averages_lib
+from collective.tensorflow_internals.variables import resource_variable_ops as resources
 from collective.train import composed_rules
 from collective.wrappers import horovod, keras
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client import session as session_lib
 
 from collective.coordination.agreement import RUNNING, Header
 from collective.coordination.coordinator import Coordinator
@@ -18,6 +17,7 @@ from collective.job.progress_board import Phase
 from collective.ops.graph import graph_analysis
 from collective.prefetch.graph_split import GraphSplit, key_run
 from collective.prefetch.prefetcher import Outcome, Prefetcher
+from collective.tensorflow_internals.sessions import session as session_lib
 
 
 class PrefetchedKeys(RunExtension):

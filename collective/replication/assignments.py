@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variables
 
 from collective.coordination.run_analysis import is_shared
 from collective.ops.communication import collectives, dense_allreduce
@@ -46,6 +45,7 @@ from collective.replication.pending_syncs import (
     sync_pending,
 )
 from collective.tables.table import in_shard_view, is_replicated
+from collective.tensorflow_internals.variables import variables
 
 ASSIGNS = frozenset(
     {

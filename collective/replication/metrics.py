@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variables
 
 from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
 from collective.ops.graph import graph_analysis, graphs
 from collective.ops.graph.graph_state import state_of
 from collective.replication.analysis import has_replicas
+from collective.tensorflow_internals.variables import variables
 
 # Names what reduces the states of `tf.metrics`.
 SCOPE = "collective/metric"

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.saved_model.model_utils import export_utils
 
 from collective.checkpoint.files import chain, chain_names, commit
 from collective.checkpoint.files.storage import StorageFailure
@@ -40,6 +38,7 @@ from collective.serving.served_checkpoint import ServedCheckpoint
 from collective.serving.variable_copy import CopiedVariables
 from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
+from collective.tensorflow_internals.saved_models import export_utils, meta_graph_pb2
 
 # (folder, checkpoint, what the graph is served from) -> the SavedModel's path
 BuildSavedModel = Callable[[str, str, ServedCheckpoint], Any]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
@@ -22,6 +21,7 @@ from collective.ops.graph.graph_state import state_of
 from collective.serving.base_version import BaseVersion
 from collective.serving.variable_copy import CopiedVariables, TablePart, copy_variables
 from collective.tables.served_table import ServedDynamicTable, ServedTable
+from collective.tensorflow_internals.variables import resource_variable_ops
 
 
 class ServedCheckpoint:

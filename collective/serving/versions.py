@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import saved_model_pb2
 
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.ops.counting import counted
 from collective.serving.export_record import ExportRecord
+from collective.tensorflow_internals.saved_models import saved_model_pb2
 
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 

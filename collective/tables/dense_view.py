@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python import pywrap_tfe
 
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import control_flow, device_scopes
+from collective.tensorflow_internals.graphs import pywrap_tfe
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 UNREAD = "/unread/"  # In the names of the operations that `unread` makes.

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python import pywrap_tfe
 
 from collective import strategies
 from collective.ops import native_library
@@ -42,6 +41,7 @@ from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 from collective.strategies.single_exchange import exchange_single
+from collective.tensorflow_internals.graphs import pywrap_tfe
 
 # Whether lookups that are made now will be grouped.
 _enabled = False

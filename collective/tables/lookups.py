@@ -13,9 +13,6 @@ from typing import Any, List, Union  # noqa: UP035
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from tensorflow.python.eager import tape
-from tensorflow.python.framework import tensor as tensor_lib
-from tensorflow.python.ops import variables
 
 from collective import strategies
 from collective.ops import native_library
@@ -27,6 +24,9 @@ from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import exchange_alone, lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
 from collective.tables.table import Sharded
+from collective.tensorflow_internals.graphs import tape
+from collective.tensorflow_internals.graphs import tensor as tensor_lib
+from collective.tensorflow_internals.variables import variables
 
 
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:

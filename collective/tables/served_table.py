@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import composite_tensor, tensor_conversion_registry
 
 from collective import strategies
 from collective.errors import TableError
@@ -15,6 +14,7 @@ from collective.ops.counting import counted
 from collective.ops.exchange import key_hashing, tensorflow_lookup
 from collective.ops.graph import graphs
 from collective.ops.graph.graph_state import state_of
+from collective.tensorflow_internals.graphs import composite_tensor, tensor_conversion_registry
 
 
 class ServedGraph(Protocol):

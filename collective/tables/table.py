@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
 from collective.ops.communication import collectives
@@ -19,6 +18,7 @@ from collective.ops.graph import graphs
 from collective.policy import TablePolicy
 from collective.tables import dense_view
 from collective.tables.rows import initializers
+from collective.tensorflow_internals.variables import resource_variable_ops
 
 _view = threading.local()
 

@@ -7,8 +7,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_shape
-from tensorflow.python.framework.tensor_util import make_tensor_proto
 
 from collective.ops.graph import graphs
 from collective.options import EmbeddingOptions
@@ -22,6 +20,7 @@ from collective.tables.policies.open_dimension import policy_in
 from collective.tables.rows import rows_in_file
 from collective.tables.table import Table, in_shard_view
 from collective.tables.updates import weight_bound
+from collective.tensorflow_internals.graphs import make_tensor_proto, tensor_shape
 
 
 def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:

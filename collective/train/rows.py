@@ -10,11 +10,11 @@ import abc
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import resource_variable_ops, variables
 
 from collective.ops.updates import sparse_updates
 from collective.tables.table import Table
 from collective.tables.updates import row_writes
+from collective.tensorflow_internals.variables import resource_variable_ops, variables
 
 
 class Rows:

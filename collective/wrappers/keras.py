@@ -14,12 +14,6 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from keras.src import backend
-from keras.src.engine import base_layer_utils
-from keras.src.feature_column.dense_features_v2 import DenseFeatures
-from keras.src.layers import Embedding
-from keras.src.optimizers.legacy import adadelta, adagrad, adamax, ftrl, gradient_descent
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import of_shards, updating_shards
 from collective.ops.communication import collectives
@@ -35,6 +29,18 @@ from collective.tables.updates import row_writes, update_kernels, weight_bound
 from collective.tables.updates.optimizer_slots import settled, sharded_as
 from collective.tables.updates.slots import Slot
 from collective.tables.variable_getter import table_getter
+from collective.tensorflow_internals.graphs import FuncGraph
+from collective.tensorflow_internals.keras import (
+    DenseFeatures,
+    Embedding,
+    adadelta,
+    adagrad,
+    adamax,
+    backend,
+    base_layer_utils,
+    ftrl,
+    gradient_descent,
+)
 
 # Which update the rows that a gradient is of, and no others.
 ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)

@@ -26,8 +26,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.framework import config
 
 from collective.ops import native_library
 from collective.ops.communication import carriers, hierarchy, membership, nccl
@@ -39,6 +37,7 @@ from collective.ops.graph.device_scopes import beside
 from collective.ops.graph.graph_state import state_of
 from collective.ops.graph.graphs import is_function, outermost
 from collective.ops.graph.sessions import session_before_scripts
+from collective.tensorflow_internals.graphs import attr_value_pb2, config
 
 Phase = Literal["other", "rows", "gradients"]
 # Begins the names of operations that all ranks must run, or none, in addition to collectives.

@@ -20,11 +20,10 @@ import time
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
 
-from tensorflow.python.framework import config
-
 from collective.ops import placement
 from collective.ops.communication import carriers
 from collective.ops.communication.membership import Process
+from collective.tensorflow_internals.graphs import config
 
 AUTO = "auto"
 Choice = Union[str, bool]

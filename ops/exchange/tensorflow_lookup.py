@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import device_scopes
+from collective.tensorflow_internals.variables import resource_variable_ops
 
 
 class Distinct(NamedTuple):

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from collective.ops import native_library, placement
 from collective.ops.communication import collectives
@@ -32,6 +31,7 @@ from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
+from collective.tensorflow_internals.graphs import context
 
 
 class AdvisedMemoryError(MemoryError):

@@ -11,10 +11,10 @@ import threading
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
 
 from collective.ops.graph import graph_analysis
 from collective.ops.graph.graphs import is_function
+from collective.tensorflow_internals.graphs import attr_value_pb2
 
 # Has the deciders of the branches of version 2 that are being built; None for a loop.
 _building = threading.local()

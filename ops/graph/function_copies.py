@@ -11,11 +11,11 @@ import dataclasses
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import function_pb2, graph_pb2
 
 from collective.ops.graph import graph_analysis, graphs
 from collective.ops.graph.control_flow import in_loops_one_at_a_time
 from collective.ops.graph.graph_state import state_of
+from collective.tensorflow_internals.graphs import function_pb2, graph_pb2
 
 
 @dataclasses.dataclass

@@ -9,7 +9,8 @@ import functools
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import kernels
+
+from collective.tensorflow_internals.graphs import kernels
 
 GPU = "GPU"
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.ops import variables
+
+from collective.tensorflow_internals.graphs import attr_value_pb2
+from collective.tensorflow_internals.variables import variables
 
 # Operations that may come to the end of their data, or fail for reasons of their own, before any
 # collective of the run has started.

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client import session as session_lib
+
+from collective.tensorflow_internals.sessions import session as session_lib
 
 
 def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: Any = None) -> Any:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint.files.chain_names import increment_prefix, increments_of, split
 from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle, index_path
 from collective.ops.counting import counted
+from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint.files import tensor_bundle
 from collective.checkpoint.files.chain_names import increments_of, split
 from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY, CheckpointLayout
 from collective.checkpoint.files.storage import StorageFailure
 from collective.ops.counting import counted
+from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 # Files of a staging folder.
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"

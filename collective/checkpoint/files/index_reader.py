@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.files.index_keys import WHOLE, slice_key
 from collective.ops.rows import data_files
+from collective.tensorflow_internals.checkpoints import tensor_bundle_pb2
 
 
 def index_path(prefix: str) -> str:

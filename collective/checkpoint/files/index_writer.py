@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import tensor_shape_pb2, tensor_slice_pb2
-from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.files.index_keys import WHOLE, slice_key
 from collective.checkpoint.files.index_reader import index_path
 from collective.ops.rows import data_files
+from collective.tensorflow_internals.checkpoints import tensor_bundle_pb2
+from collective.tensorflow_internals.graphs import tensor_shape_pb2, tensor_slice_pb2
 
 _VERSION = 1  # of the format
 

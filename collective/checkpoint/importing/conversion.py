@@ -10,7 +10,6 @@ from typing import Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint.files import commit
 from collective.checkpoint.files.layout import DYNAMIC, CheckpointLayout, StoredTable
@@ -20,6 +19,7 @@ from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source
 from collective.checkpoint.reading.name_map import NameMap
 from collective.ops.counting import counted
 from collective.ops.exchange import key_hashing
+from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 
 @dataclasses.dataclass

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.trackable import base as trackable
 
 from collective.checkpoint.files.layout import LAYOUT_ENTRY
 from collective.checkpoint.files.tensor_bundle import WHOLE_READ_BYTES, Bundle, slice_rows
@@ -38,6 +37,7 @@ from collective.checkpoint.importing.source import (
 )
 from collective.checkpoint.reading import table_reader
 from collective.ops.counting import counted
+from collective.tensorflow_internals.variables import base as trackable
 
 SUFFIXES = (
     "keys",

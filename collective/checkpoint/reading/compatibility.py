@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
-from tensorflow.python.trackable import base as trackable
 
 from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle, stored_matrix
 from collective.ops.graph import graph_analysis
+from collective.tensorflow_internals.graphs import tensor_util
+from collective.tensorflow_internals.variables import base as trackable
 
 if TYPE_CHECKING:
     from collective.checkpoint.rows.shards import Shard

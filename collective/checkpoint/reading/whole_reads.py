@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
 
 from collective.checkpoint.files.layout import (
     FORMAT_ENTRY,
@@ -23,6 +22,7 @@ from collective.checkpoint.files.layout import (
 from collective.checkpoint.files.tensor_bundle import Bundle, index_path
 from collective.checkpoint.reading import table_reader
 from collective.ops.counting import counted
+from collective.tensorflow_internals.graphs import tensor_util
 
 # ---- TensorFlow's readers: tf.train.load_checkpoint, load_variable, list_variables
 

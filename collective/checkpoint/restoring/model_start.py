@@ -10,8 +10,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
-from tensorflow.python.ops import variables
 
 from collective.checkpoint.files.chain import Chain, newest, open_links
 from collective.checkpoint.files.chain_names import increment_prefix, split
@@ -32,6 +30,8 @@ from collective.options import WarmStart
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import served_table
+from collective.tensorflow_internals.checkpoints import checkpoint_management
+from collective.tensorflow_internals.variables import variables
 
 SHOWN = 20  # names in a line of the report
 # A slot by its name that is no optimizer's: it starts as its variable does.

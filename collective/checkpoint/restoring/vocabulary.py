@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
-from tensorflow.python.ops import gen_checkpoint_ops
 
 from collective.checkpoint.files.layout import DYNAMIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
@@ -31,6 +29,8 @@ from collective.ops.counting import counted
 from collective.ops.graph import device_scopes
 from collective.tables import served_table
 from collective.tables.rows import initializers
+from collective.tensorflow_internals.checkpoints import gen_checkpoint_ops
+from collective.tensorflow_internals.graphs import tensor_util
 
 READ_BYTES = 16 << 20  # of a vocabulary, at a time
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variable_scope, variables
-from tensorflow.python.training import checkpoint_utils
 
 from collective.checkpoint.files import chain
 from collective.checkpoint.files.layout import StoredTable
@@ -20,6 +18,8 @@ from collective.ops.communication import collectives
 from collective.tables import served_table
 from collective.tables.rows import initializers
 from collective.tables.table import Table, shard_of
+from collective.tensorflow_internals.checkpoints import checkpoint_utils
+from collective.tensorflow_internals.variables import variable_scope, variables
 
 
 class Assignment(NamedTuple):

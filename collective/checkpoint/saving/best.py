@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint.files import chain, commit, tensor_bundle
 from collective.checkpoint.reading import consolidate
 from collective.coordination import barrier
 from collective.ops.communication import collectives
+from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 FOLDER, RECORD = "best", "record.json"
 

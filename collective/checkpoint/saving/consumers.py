@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variables as variables_lib
 
 from collective.checkpoint.rows.shards import Shard, find_shards, operations_of
 from collective.checkpoint.rows.table_changes import Follower, TableChanges
@@ -17,6 +16,7 @@ from collective.coordination.session_state import state_of_session
 from collective.ops.graph.sessions import raw_session, run_unpatched
 from collective.tables.table import Table, shard_of
 from collective.tables.updates import write_announcements
+from collective.tensorflow_internals.variables import variables as variables_lib
 
 
 @dataclasses.dataclass(frozen=True)

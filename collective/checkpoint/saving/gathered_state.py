@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.training.saving import saveable_object
-
 from collective.checkpoint.saving.saver import unsharded_variables
+from collective.tensorflow_internals.checkpoints import saveable_object
 
 
 class GatheredState(saveable_object.SaveableObject):

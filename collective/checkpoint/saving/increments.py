@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import monitored_session
 
 from collective.checkpoint.files import commit
 from collective.checkpoint.files.chain_names import increment_prefix
@@ -32,6 +31,7 @@ from collective.coordination import session_runs
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives
 from collective.tables.policies.last_use import global_step
+from collective.tensorflow_internals.sessions import monitored_session
 
 
 def save(session: Any, folder: str) -> str:

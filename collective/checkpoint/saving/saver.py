@@ -19,11 +19,6 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import saver_pb2
-from tensorflow.python.checkpoint import checkpoint_management
-from tensorflow.python.ops import variables
-from tensorflow.python.training import saver as saver_lib
-from tensorflow.python.training.saving import saveable_object_util
 
 from collective.checkpoint.files import storage
 from collective.checkpoint.rows.shards import Shard, find_shards
@@ -33,6 +28,13 @@ from collective.ops.communication import collectives
 from collective.ops.rows import file_systems
 from collective.scope import SCOPES
 from collective.tables.table import Table, shard_of
+from collective.tensorflow_internals.checkpoints import (
+    checkpoint_management,
+    saveable_object_util,
+    saver_pb2,
+)
+from collective.tensorflow_internals.checkpoints import saver as saver_lib
+from collective.tensorflow_internals.variables import variables
 
 # A collection of the graph: the names of its tables, which an imported copy of it can't have.
 TABLES = "collective/tables"

@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.checkpoint import checkpoint_management
-from tensorflow.python.client import session as session_lib
-from tensorflow.python.training import training_util
 
 from collective.checkpoint.files import chain, commit, storage, tensor_bundle
 from collective.checkpoint.files.layout import CheckpointLayout
@@ -39,6 +36,9 @@ from collective.scope import SCOPES
 from collective.tables import served_table
 from collective.tables.policies import eviction
 from collective.tables.rows import waiting_gradients
+from collective.tensorflow_internals.checkpoints import checkpoint_management
+from collective.tensorflow_internals.sessions import session as session_lib
+from collective.tensorflow_internals.sessions import training_util
 
 
 def save(

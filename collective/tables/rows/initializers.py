@@ -22,15 +22,15 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from keras.src import backend
-from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import variable_scope, variables
 
 from collective.ops import native_library
 from collective.ops.graph import device_scopes, graphs
 from collective.ops.rows import compiled_row_store
 from collective.ops.rows.compiled_row_store import FirstValues
 from collective.startup import STARTUP
+from collective.tensorflow_internals.graphs import random_seed
+from collective.tensorflow_internals.keras import backend
+from collective.tensorflow_internals.variables import variable_scope, variables
 
 Fill = Callable[[np.ndarray, int], np.ndarray]  # (row numbers [R] uint64, D) -> values [R, D]
 BLOCK = 1 << 16  # Elements drawn at once.

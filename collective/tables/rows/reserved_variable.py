@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.ops import native_library
 from collective.ops.exchange import dispatch
 from collective.ops.graph import device_scopes
 from collective.tables.rows import row_store
+from collective.tensorflow_internals.graphs import attr_value_pb2
+from collective.tensorflow_internals.variables import resource_variable_ops
 
 _paths = itertools.count()
 

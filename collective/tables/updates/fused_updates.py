@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
 
 from collective.ops import placement
 from collective.ops.exchange import shard_gradients
@@ -21,6 +20,14 @@ from collective.ops.graph import device_scopes
 from collective.ops.updates import reduced_updates, sparse_updates
 from collective.tables.table import Table
 from collective.tables.updates import optimizer_slots, row_writes
+from collective.tensorflow_internals.optimizers import (
+    adagrad,
+    adam,
+    ftrl,
+    gradient_descent,
+    momentum,
+    rmsprop,
+)
 
 
 class OptimizerRule(NamedTuple):

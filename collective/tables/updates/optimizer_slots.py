@@ -17,8 +17,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import variable_scope
-from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
 from collective.ops.communication import collectives
@@ -31,6 +29,8 @@ from collective.tables.rows import initializers, row_store, rows_in_file
 from collective.tables.table import Sharded, in_shard_view, mark_shard, shard_view
 from collective.tables.updates import update_kernels, weight_bound
 from collective.tables.updates.slots import Slot
+from collective.tensorflow_internals.optimizers import adam, optimizer
+from collective.tensorflow_internals.variables import variable_scope
 
 BLOCK = 1 << 20  # Elements of a table that a dense update processes at once.
 

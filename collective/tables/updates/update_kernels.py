@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import config
-from tensorflow.python.training import optimizer
 
 from collective.errors import TableError
 from collective.ops import placement
 from collective.ops.graph import graph_analysis, graphs
 from collective.ops.graph.gpu_kernels import gpu_kernel
 from collective.tables.table import Table
+from collective.tensorflow_internals.graphs import config
+from collective.tensorflow_internals.optimizers import optimizer
 
 
 def checked(processor: Any, variable: Any) -> Any:

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import optimizer
 
 from collective.ops.updates import reduced_updates
 from collective.policy import TablePolicy
 from collective.tables.table import Table
 from collective.tables.updates import row_writes
+from collective.tensorflow_internals.optimizers import optimizer
 
 
 def check(policy: TablePolicy, dtype: tf.DType, name: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import op_def_registry
 
 from collective.ops import native_library
 from collective.ops.graph import graph_analysis, graphs
@@ -21,6 +20,7 @@ from collective.ops.graph.graph_state import state_of
 from collective.ops.graph.sessions import run_unpatched
 from collective.ops.rows import row_changes
 from collective.tables.table import shard_of
+from collective.tensorflow_internals.graphs import op_def_registry
 
 # Operations that take a resource and don't change what it holds.
 READERS = frozenset(

@@ -23,7 +23,7 @@ MOST_FILES = 25  # in a folder
 # The layers of the package, from the lowest: a folder or a file of collective/ each. A part imports
 # from lower layers only, not even from its neighbours.
 LAYERS = (
-    ("version",),
+    ("tensorflow_internals", "version"),
     ("job",),
     ("launch",),
     ("build_horovod",),
@@ -258,3 +258,18 @@ def test_no_module_is_a_cut_off():
         and [other.rpartition(".")[0] for other in importers[name]] == [name.rpartition(".")[0]]
     }
     assert short == set(SHORT_MODULES)
+
+
+PRIVATE = ("tensorflow.python", "tensorflow.core", "tensorflow_estimator", "keras")
+MOST_PRIVATE = 12
+
+
+def test_private_modules_of_tensorflow_are_imported_in_one_place():
+    """Another TensorFlow is then a matter of these modules."""
+    importers = {
+        name
+        for name, file in package_modules().items()
+        if any(within(other, PRIVATE) for other in imported(name, file))
+    }
+    assert {name.rpartition(".")[0] for name in importers} == {"collective.tensorflow_internals"}
+    assert len(importers) <= MOST_PRIVATE

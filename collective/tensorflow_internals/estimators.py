@@ -1,0 +1,9 @@
+"""Estimators inside tensorflow-estimator."""
+
+from __future__ import annotations
+
+from tensorflow_estimator.python.estimator import estimator as estimator
+from tensorflow_estimator.python.estimator import exporter as exporter
+from tensorflow_estimator.python.estimator import run_config as run_config
+from tensorflow_estimator.python.estimator import training as training
+from tensorflow_estimator.python.estimator.mode_keys import ModeKeys as ModeKeys
