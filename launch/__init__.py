@@ -24,7 +24,7 @@ How many ranks
   instances.
 
 Several hosts
-  On each host: --nnodes M --node-rank I --master-addr H, as of torchrun. From one host:
+  On each host: --nnodes M --node-rank I --master-addr H, as with torchrun. From one host:
   -H h1:8,h2:8 or --hostfile FILE starts the launchers over ssh; -np is then the number of all
   ranks. Ranks count host by host. The first host's launcher listens until all are there, to who
   holds the job's secret (COLLECTIVE_SECRET, or a file), and decides for all: what is said here of
@@ -40,7 +40,7 @@ Environment, read
                            the secret of a job of several hosts, or a file with it
   PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NPROC_PER_NODE, NODE_RANK,
   MASTER_ADDR, MASTER_PORT
-                           as of torchrun, where an option is missing
+                           torchrun's, used if an option is missing
   COLLECTIVE_INDEPENDENT   1: the ranks are independent processes, as with --independent
   CUDA_VISIBLE_DEVICES     the devices: indices, UUIDs (GPU-...) or MIG ids (MIG-...), in order;
                            empty means none
@@ -137,7 +137,7 @@ Exit codes
   124          the job stalled (--stall-timeout), as with timeout(1)
   141          nobody reads the output any more (128 + SIGPIPE)
   137          the supervisor was killed, or a host was lost
-  126, 127     the interpreter can't be started, or isn't there
+  126, 127     the interpreter can't be started, or doesn't exist
   2            bad usage: one sentence on stderr, nothing was started; also where a host of several
                can't take part
 
@@ -187,7 +187,7 @@ What happens when
 
 Restarts
   With --max-restarts K a job that has failed, or stalled, starts again, up to K times: all ranks
-  anew, with another rendezvous. The script goes on from its latest checkpoint, as
+  again, with another rendezvous. The script goes on from its latest checkpoint, as
   MonitoredTrainingSession(checkpoint_dir=...) and Estimators do. The report on the failure says
   which restart it is, and from which step. It waits 1, 2, 4 ... 60 seconds before (--restart-pause
   sets the first). --log-dir goes on with the same files. There is no restart
@@ -211,7 +211,7 @@ Preemption
   A rank that trains within scope() takes TERM, --preempt-signal and, from this launcher, INT for a
   wish, from its first run on: all ranks learn of it before the next run, complete that, and stop. A
   MonitoredTrainingSession and an Estimator then save, and the program ends with exit code 143 (130
-  after INT); whoever runs a plain session gets collective.Preempted from its next run, and may
+  after INT); a plain session gets collective.Preempted from its next run, and may
   save. It doesn't matter whether the launcher is signalled, one rank, or all of them: within two
   seconds that is the same wish. A second signal ends a rank at once. Before its first run, and for
   scripts without scope(), signals do what they always do; a script that handles one itself keeps

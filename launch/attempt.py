@@ -45,7 +45,7 @@ _LAST_OUTPUT_TIMEOUT = 2.0
 # For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
 _MOST_STACKS = 8  # of missing ranks in a report; each may take a second
-_UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as of bad usage
+_UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as for bad usage
 
 
 class Attempt:

@@ -314,7 +314,7 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     """Returns the ranks that --tee names: "all", "none", or numbers and ranges like "0,2-3".
 
     Raises:
-      UsageError: it isn't that, or names a rank that isn't there.
+      UsageError: it isn't that, or names a rank that doesn't exist.
     """
     if text in ("all", "none"):
         return frozenset(range(size) if text == "all" else ())

@@ -11,7 +11,7 @@ the failure will repeat:
     else                                                         after a pause of 1, 2, 4 … s
 
 Of an elastic job a CPU rank that died is left out, as long as --min-np allows it. The GPUs are
-counted anew, and one whose rank was the root cause twice in a row is left out.
+counted again, and one whose rank was the root cause twice in a row is left out.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SessionState:
             it isn't known.
         runs_to_eviction: at least so many training runs come before rows are evicted.
         steps_of_run: the most global steps that a run counts; None if it isn't known.
-        eviction_graph_version: the graph's version as of `steps_of_run`.
+        eviction_graph_version: the graph's version for `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
         has_left: whether this rank has closed it, or is about to: it runs nothing more.

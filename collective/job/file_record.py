@@ -94,7 +94,7 @@ class FileRecord:
     def remove(self, path: str, do: Callable[[], None]) -> bool:
         """Removes something, unless another rank has removed it in this rank's place.
 
-        What another rank has made meanwhile, which to this rank isn't there yet, stays.
+        What another rank has made meanwhile, which doesn't exist for this rank yet, stays.
 
         Returns:
             False where it stays.
@@ -234,7 +234,7 @@ class FileRecord:
         if holder is not None and self._rank < holder:
             files[holder] = f"{path}.rank{holder}"
             with contextlib.suppress(FileNotFoundError):
-                # Whoever has it open goes on writing: a file is the same under another name.
+                # A process that has it open goes on writing: a file is the same under another name.
                 os.rename(path, files[holder])
                 if keeps:
                     _copy_beginning(files[holder], path, self._sizes[path])

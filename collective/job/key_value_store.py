@@ -1,7 +1,7 @@
 """The rendezvous of the ranks: the small HTTP key-value store that Horovod's Gloo expects.
 
     PUT /scope/key      stores the body
-    GET /scope/key      returns the body, or 404 while it isn't there: Gloo then asks again
+    GET /scope/key      returns the body, or 404 while it doesn't exist: Gloo then asks again
     DELETE /scope/rank  says that the rank is done with the scope; when the last one is, its keys
                         go, so that ranks that shut Horovod down and start it again don't read the
                         addresses of the first time
@@ -89,7 +89,7 @@ class KeyValueStore(ThreadingHTTPServer):
 
         Args:
           members: how many ranks each scope has, of `scope_members`.
-          publish: called, from any thread, with what a rank did, instead of doing it; whoever
+          publish: called, from any thread, with what a rank did, instead of doing it; the one who
             publishes then calls `apply` on all hosts alike. None: it is done at once.
           address: where it listens.
           port: where it listens; 0 lets the kernel choose.

@@ -2,7 +2,7 @@
 
     COLLECTIVE_SECRET        the secret itself, in the environment
     --secret-file FILE       a file that holds it: ~/.collective/secret unless told otherwise, made
-                             where it isn't there, for its owner alone
+                             if missing, readable only by its owner
 
 Hosts that share a home folder share the file. It never stands in a process list, in a log or in an
 error, and no rank inherits it.

@@ -90,8 +90,8 @@ def is_independent(environment: Any) -> bool:
 def watch(size: int, has_horovod: bool = False) -> None:
     """Lets no rank train apart from now on.
 
-    It may be called again, and by whoever learns of several ranks first: the launcher's hook at the
-    start of Python, or a strategy in a job that another launcher has started.
+    It may be called again, and by the code that first learns of several ranks: the launcher's hook
+    at the start of Python, or a strategy in a job that another launcher has started.
 
     Args:
         size: how many ranks the job has.

@@ -154,7 +154,7 @@ def main() -> int:
     except (ValueError, TypeError):
         print("collective launch: no question on stdin: --check -H asks it", file=sys.stderr)
         return 2
-    signal.alarm(int(2 * question.seconds) + 1)  # whoever asked is gone
+    signal.alarm(int(2 * question.seconds) + 1)  # the asking process is gone
     facts = asdict(local_facts(question))
     with listener_at(facts["address"]) as listener:
         facts["port"] = listener.getsockname()[1] if facts["address"] else 0

@@ -228,7 +228,7 @@ def _of_name(answer: Answer, has_address: bool) -> list[Finding]:
 
 
 def _needs_ipv6(answer: Answer, here: HostFacts) -> str:
-    """Says that a host can be reached by IPv6 only, which isn't there; "" if it isn't so."""
+    """Says that a host can be reached by IPv6 only, which is missing; "" otherwise."""
     found = answer.addresses
     versions = {ipaddress.ip_address(each.partition("%")[0]).version for each in found}
     if versions != {6} or "IPv6" in ip_versions(here):

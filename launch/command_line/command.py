@@ -33,7 +33,7 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
       no_python: the words are any program and its arguments.
 
     Raises:
-      UsageError: there is nothing to run, or it isn't there.
+      UsageError: there is nothing to run, or it doesn't exist.
     """
     if not words:
         raise UsageError("no script given: collective launch [options] script.py [arguments]")
@@ -106,7 +106,7 @@ def is_interpreter(word: str) -> bool:
 
 
 def script_of(words: Sequence[str], no_python: bool = False) -> str:
-    """Returns the path of the script, or of the program, that words as of `rank_command` run.
+    """Returns the path of the script, or of the program, that a `rank_command`'s words run.
 
     It is "" for a module, for code, and for a program that PATH finds.
     """

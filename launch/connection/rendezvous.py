@@ -346,7 +346,7 @@ def join(
     """Comes to the first host, and waits with it for the others.
 
     Args:
-      addresses: finds the first host's, anew for each try.
+      addresses: finds the first host's, again for each try.
       port: where it listens.
       secret: the job's.
       introduction: the fields of "join".
@@ -360,7 +360,7 @@ def join(
       The channel, all hosts, and this one's number.
 
     Raises:
-      UsageError: the first host isn't there, or has refused.
+      UsageError: the first host can't be reached, or has refused.
       Stopped: the launcher is told to stop.
     """
     end = time.monotonic() + timeouts[0]

@@ -1,6 +1,6 @@
 """Tells the other hosts that this one can't take part, so that nobody waits for it.
 
-A launcher whose script isn't there ends before it has come to the first one. Where that one listens
+A launcher whose script is missing ends before it has come to the first one. Where that one listens
 already, it hears why, and ends with all that have come; where it doesn't yet, it waits for
 --start-timeout, since this host may be mended and started again. If it is the first one itself, it
 listens for some seconds, and tells those that come.

@@ -211,7 +211,7 @@ class RankDigest:
     """Sorts the lines of one rank's stderr.
 
     Attributes:
-      show: shows text of this rank; whoever owns the rank's stream sets it.
+      show: shows text of this rank; the owner of the rank's stream sets it.
     """
 
     show: Callable[[bytes], None]

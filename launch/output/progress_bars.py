@@ -1,6 +1,6 @@
 """The progress bars of other ranks than the first are left out: all of them show one progress.
 
-A bar draws itself anew after a carriage return. tqdm's and Keras's end with a newline; then their
+A bar redraws itself after a carriage return. tqdm's and Keras's end with a newline; then their
 last state is left out, too. What else comes after a bar in its line is shown.
 """
 

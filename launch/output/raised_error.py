@@ -169,7 +169,7 @@ def fatal_line(lines: Sequence[str]) -> int | None:
 
 
 def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
-    """Reads the error that begins at a line; None if the exception's own line isn't there."""
+    """Reads the error that begins at a line; None if the exception's own line is missing."""
     position = first
     is_aside = not lines[position].endswith(TRACEBACK)
     if is_aside:

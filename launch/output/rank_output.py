@@ -301,7 +301,7 @@ class RankStream:
             self._log.close()
 
     def restart_patience(self) -> None:
-        """Begins the wait for the end of a partial line anew: until now nobody read."""
+        """Begins the wait for the end of a partial line again: until now nobody read."""
         self._pending_since = time.monotonic()
 
     def flush_time(self) -> float:

@@ -14,7 +14,7 @@ _MOST_BYTES_A_WRITE = 1 << 16
 class ThreadedWriter:
     """Writes to a descriptor that may be slow, without making the launcher wait.
 
-    A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A
+    A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks its writers. A
     thread does that here, so that the launcher still sees ranks die and signals come. The callers
     bound the bytes that wait: they stop reading from the ranks while it is `congested`, as a full
     pipe would stop the ranks themselves.

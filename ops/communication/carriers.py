@@ -1,7 +1,7 @@
 """Chooses what carries collectives: Horovod, memory that ranks of one host share, both, or NCCL.
 
-`shared_memory` carries them where all ranks are on CPUs of one host, whoever started them
-(`ops/communication/shared_memory.py`). Its collectives are compiled operations
+`shared_memory` carries them where all ranks are on CPUs of one host, whichever launcher started
+them (`ops/communication/shared_memory.py`). Its collectives are compiled operations
 (`ops/native/carrier.cc`) that take and give what Horovod's do, and find each other by the same
 names, so that nothing else of a graph depends on the carrier:
 
@@ -11,11 +11,11 @@ names, so that nothing else of a graph depends on the carrier:
   start the collectives of a run in any order. An operation that waits keeps no thread of
   TensorFlow's: two collectives in different order on two ranks can't block each other, even with
   one inter-op thread.
-* A rank that ends is noticed within a tenth of a second, and whoever waits for it gets an
+* A rank that ends is noticed within a tenth of a second, and a rank that waits for it gets an
   UnknownError, as from Horovod. A rank that is stopped is waited for; the launcher's stall detector
   names it.
-* After a run that failed half-way the process exchanges nothing more, and whoever waits for it gets
-  an UnknownError, too.
+* After a run that failed half-way the process exchanges nothing more, and a rank that waits for it
+  gets an UnknownError, too.
 * Sums are formed in the order of the ranks.
 
 Horovod, where it is installed, is for what scripts reduce by themselves, and carries everything

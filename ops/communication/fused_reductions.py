@@ -1,7 +1,7 @@
 """Lets reductions over ranks share collectives, however many values there are.
 
-Whoever needs a value of all ranks gets an identity for now. Before a session runs the graph, values
-of one type that don't depend on each other get one collective:
+Code that needs a value of all ranks gets an identity for now. Before a session runs the graph,
+values of one type that don't depend on each other get one collective:
 
     value 1 ──► flat 1 ─┐               ┌─► result 1
     value 2 ──► flat 2 ─┴─► allreduce ──┴─► result 2

@@ -3,10 +3,10 @@
 A collective that one rank starts and another never reaches hangs both. A rank may learn that it
 can't go on from the end of its data, from an id outside a table, from a peer that has left or that
 runs something else. All of this can be known before the first collective, so it is settled there:
-every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
-the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the
-ranks' headers and puts the token there if all are well. A step is then carried out by all ranks or
-by none, and nothing was applied.
+every collective depends on the gate of its graph, an operation that waits for a token; the code
+that runs the graph (`collective.coordination.session_runs`) adds to each run the operation that
+exchanges the ranks' headers and puts the token there if all are well. A step is then carried out by
+all ranks or by none, and nothing was applied.
 
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
     gradients, allreduce ──► updates
@@ -122,8 +122,9 @@ class Gate:
     Attributes:
         level: 1 or higher.
         channel: distinguishes the names of the agreements of different gates; '' for level 1.
-        ticket: [TICKET] int64, fed by whoever runs the graph: (1, number of the session, signature
-            of the run, this rank's clock, its wish to stop). Unfed, the gate refuses to open.
+        ticket: [TICKET] int64, fed by the code that runs the graph: (1, number of the session,
+            signature of the run, this rank's clock, its wish to stop). Unfed, the gate refuses to
+            open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
         count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the

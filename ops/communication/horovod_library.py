@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Why Horovod isn't there; "" if it is.
+# Why Horovod is missing; "" if it isn't.
 missing = ""
 hvd: Any = None
 try:

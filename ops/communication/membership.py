@@ -76,7 +76,8 @@ def join() -> Process:
         _process = Process.of(os.environ)
         training_apart.watch(_process.size)
         return _process
-    # Each call would register Horovod's shutdown anew: before that of sessions, which need Horovod.
+    # Each call would register Horovod's shutdown again: before that of sessions, which need
+    # Horovod.
     if not hvd.is_initialized():
         scheduled_ranks.set_environment(os.environ, has_mpi=bool(hvd.mpi_built()))
         start(hvd.init)

@@ -7,7 +7,7 @@
                                      ◄──  "all have it", or who hasn't, and why
 
 They meet at a Unix socket that no folder has. Its name is made of what every rank's environment
-says of its job, whoever started it, so no network is needed, nor a launcher's help. Ranks that
+says of its job, whatever started it, so no network is needed, nor a launcher's help. Ranks that
 can't reach each other (each in a container of its own, say) share nothing, after a while.
 
 The memory has no name either (a container's /dev/shm is small), and is gone with the last process
@@ -106,7 +106,7 @@ def _meet_all(
             if said.get("rank") in range(1, size):
                 peers[said["rank"]] = peer
                 problems[said["rank"]] = said["problem"]
-        listener.close()  # Whoever comes now finds nobody.
+        listener.close()  # A rank that comes now is refused.
         descriptor = -1
         if not any(problems.values()):
             try:
@@ -175,7 +175,7 @@ def _is_own_user(peer: socket.socket) -> bool:
 
 
 def _send(peer: socket.socket, words: Mapping[str, Any], descriptor: int = -1) -> None:
-    """Sends words; whoever has ended hears nothing."""
+    """Sends words; a rank that has ended hears nothing."""
     data = json.dumps(words).encode()[:_MOST_BYTES]
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(peer, [data], [descriptor] if descriptor >= 0 else [])

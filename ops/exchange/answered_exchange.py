@@ -82,7 +82,7 @@ def exchange(
 ) -> AnsweredExchange:
     """Exchanges keys and rows of static tables.
 
-    The gradient for each handle is `IndexedSlices` of distinct rows, as of `embedding_bag.gather`.
+    The gradient for each handle is `IndexedSlices` of distinct rows, as for `embedding_bag.gather`.
 
     Args:
         handles: for each table the resource handle of its shard [V, D].
@@ -125,7 +125,7 @@ def exchange(
 
 @tf.RegisterGradient("CollectiveSharedAlltoallRows")
 def _rows_gradient(op: tf.Operation, gradient: Any, _: Any) -> list[Any]:
-    # As of any all-to-all of rows: no gradient leaves before this rank has read the step's rows.
+    # As for any all-to-all of rows: no gradient leaves before this rank has read the step's rows.
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(tf.convert_to_tensor(gradient))
     base, gate = collectives.name_and_gate(op)

@@ -61,7 +61,7 @@ class DeviceKeyMap:
         return self._rows(keys, None)
 
     def find_or_insert(self, keys: np.ndarray, step: int = 0) -> np.ndarray:
-        """Returns the int64 rows of the int64 `keys`; inserts those that aren't there.
+        """Returns the int64 rows of the int64 `keys`; inserts missing ones.
 
         Args:
             keys: the keys.

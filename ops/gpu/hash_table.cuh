@@ -2,7 +2,7 @@
 //
 // Open addressing, a sector of 32 bytes at a time: all that is known of a key is in the sector
 // where it is found. A key is put in the first free slot of its sequence, by one compare-and-swap
-// of the slot's key. Slots become free only when the table is built anew: whoever looks for the
+// of the slot's key. Slots become free only when the table is rebuilt: a search for the
 // same key, at the same time or later, finds it.
 //
 // A slot is free where its key is kFree. The key that equals kFree has a slot of its own, in the
@@ -57,7 +57,7 @@ struct Place {
   bool there;
 };
 
-// MurmurHash3's finalizer, as of the CPU's key map: keys of a rank have a residue of `mix` in
+// MurmurHash3's finalizer, as in the CPU's key map: keys of a rank have a residue of `mix` in
 // common.
 __device__ __forceinline__ u64 hash(u64 x) {
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;

@@ -30,7 +30,7 @@ probe two tables.)
 
 Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its
 values stay zero. Removal (`hash_table_maintenance.py`) leaves keys in their slots, without rows,
-until the table is built anew; rows stay dense, as the keys of the last ones get those that became
+until the table is rebuilt; rows stay dense, as the keys of the last ones get those that became
 free.
 
 `reference/hash_table.py` has the same functions and class with sorted arrays.

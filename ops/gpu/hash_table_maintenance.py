@@ -24,7 +24,7 @@ from collective.ops.gpu.hash_table import (
 from collective.ops.gpu.workspace import Workspace
 
 BLOCK = 1 << 20  # Keys that are on the device at once.
-_FEW = 8  # Of so many slots that a table would get now it has one: it is built anew.
+_FEW = 8  # Of so many slots that a table would get now it has one: it is rebuilt.
 
 
 def remove(
@@ -35,7 +35,7 @@ def remove(
     Bytes moved: of each key 8 and a sector at random, read and written, and 4 for a new row.
 
     Args:
-        table: the table. If it comes to have many more slots than it needs, it is built anew.
+        table: the table. If it comes to have many more slots than it needs, it is rebuilt.
         gone: [K] int64 keys that are there, each once.
         moved: [M] int64 keys that are there, those of the rows after the last one that is left.
         to: [M] the rows that they get.
@@ -88,7 +88,7 @@ def set_steps(
 
     Args:
         table: the table.
-        keys: [K] int64, each once; a key that isn't there is left out.
+        keys: [K] int64, each once; a missing key is left out.
         steps_of_keys: [K].
         workspace: of the same device.
 

@@ -7,7 +7,7 @@ in the order of the stream. The host waits for what it reads, and before memory 
 
 *Memory.* Kernels read and write TensorFlow's tensors where they are. CuPy has the hash tables, and
 what kernels need to find keys. TensorFlow makes one allocator for a GPU in each process, by the
-limit that whoever uses the GPU first has: a session's is `placement.TENSORFLOW_SHARE`, eager
+limit of the first use of the GPU: a session's is `placement.TENSORFLOW_SHARE`, eager
 operations have none. CuPy and dynamic tables' rows take, as they grow, what TensorFlow has not
 taken.
 """

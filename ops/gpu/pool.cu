@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the
 // row itself belongs to its gradient; and, if there are `numbers`, the number of its row, 0 for one
-// that isn't there. A warp has as many samples as lanes, and goes over their ids together: these
+// that doesn't exist. A warp has as many samples as lanes, and goes over their ids together: these
 // lie side by side. Tiles are of kThreads samples.
 extern "C" __global__ void __launch_bounds__(kThreads)
     pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms,

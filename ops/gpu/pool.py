@@ -1,6 +1,6 @@
 """Pools look-ups: combines rows by sample, and makes their gradients.
 
-Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows
+The requester pools the rows that came back, by the inverse index; an owner that pools sums the rows
 of its tables, by row number. Ids of all look-ups stand one after the other, and so do samples:
 sample b has the ids offsets[b] to before offsets[b + 1]. An id whose row is wanted as it is,
 without a combiner, is a sample of its own.

@@ -1,7 +1,7 @@
 """Describes the rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g
 is the summed gradient, w the weight.
 
-They are what `update` is given, in every step anew where something changes. What the host writes
+They are what `update` is given, again in every step if something changes. What the host writes
 here is uploaded if it differs from the step before.
 """
 

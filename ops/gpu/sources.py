@@ -15,7 +15,7 @@ class Source:
     """Names one `.cu` file and the kernels that it defines, all `extern "C" __global__`.
 
     They have plain names and no template arguments, since CuPy compiles a module with template
-    arguments anew in every process.
+    arguments again in every process.
 
     Attributes:
         file: its name in this folder.

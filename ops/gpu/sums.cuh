@@ -140,7 +140,7 @@ __device__ __forceinline__ void add_found(const Group& group, int first, const F
   fetch<kWhole>(addresses, span, values);
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
-    // Not even an infinite factor makes something of a row that isn't there.
+    // Not even an infinite factor makes something of a missing row.
     if (!kOnes && addresses[f] == 0) continue;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sums[f][e] += kOnes ? values[f][e] : factors[f] * values[f][e];

@@ -43,8 +43,8 @@ def group_lanes(dims: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Describes rows that lie in several runs and are numbered through. It holds addresses: whoever
-    makes it keeps the arrays alive.
+    """Describes rows that lie in several runs and are numbered through. It holds addresses: the
+    code that makes it keeps the arrays alive.
 
     Attributes:
         addresses: [P] int64, of the first row of each run.

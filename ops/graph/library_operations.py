@@ -52,7 +52,7 @@ def _noted_in(graph: tf.Graph, ranges: list[tuple[int, int]]) -> Iterator[None]:
 
 
 class NotedOperations:
-    """Tells which operations of a graph were noted, as of now.
+    """Tells which operations of a graph have been noted so far.
 
     Attributes:
         librarys: the numbers of those that the library has made.

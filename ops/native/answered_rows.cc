@@ -58,7 +58,7 @@ class AlltoallRowsOp : public SharedOp {
     }
 
    private:
-    // Does what can be done. Whoever comes meanwhile leaves it to the one who is at it.
+    // Does what can be done. A thread that comes meanwhile leaves it to the one that is at it.
     void Advance() {
       if (calls_.fetch_add(1) != 0) return;
       int seen;

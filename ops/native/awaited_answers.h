@@ -43,7 +43,7 @@ class Parts {
 
  private:
   std::mutex mutex_;
-  std::vector<int64_t> written_;  // The elements of each section; -1: it isn't there.
+  std::vector<int64_t> written_;  // The elements of each section; -1: it is missing.
   size_t end_ = 0;
   int64_t unsaid_ = 0, left_;
 };

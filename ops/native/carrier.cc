@@ -171,7 +171,7 @@ class PlaceInRun {
     AwaitedRows* awaited = AwaitedRows::Get();
     const int64_t step = context->step_id();
     if (brings_rows_) {
-      // The run lasts as long as this operation, and so does whoever is held back in it.
+      // The run lasts as long as this operation, and so do the gradients held back in it.
       done = [awaited, step, name, done = std::move(done)] {
         awaited->Came(step, name);
         done();

@@ -5,7 +5,7 @@
 // as rows are used. The hash table is open addressing with linear probing over 32-bit buckets that
 // hold a row number, 0 for an empty one. The bits which the row numbers don't need yet hold part of
 // the hash, so that a probe seldom reads another key than the one it looks for. The table grows by
-// half at a load of 4/5, and is built anew from the array of keys: the old one is given back first.
+// half at a load of 4/5, and is rebuilt from the array of keys: the old one is given back first.
 //
 // The hash has nothing in common with the mix that chooses a key's owner: under that mix all keys
 // of a rank share a residue. Work is done in batches whose memory accesses are announced ahead: the
@@ -13,7 +13,7 @@
 //
 // Removal keeps the rows dense: the last ones take the places of those that go. A few are taken out
 // of the buckets one by one, by moving back what follows in the probe sequence (backward shift);
-// for many the buckets are filled anew.
+// for many the buckets are filled again.
 //
 // It is not thread-safe: the caller holds a lock, except for the count and the keys of rows that
 // there are. Errors are returned, nothing throws.

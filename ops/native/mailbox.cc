@@ -239,7 +239,7 @@ std::string Mailbox::Grow(uint64_t bytes) {
       std::max(RoundUp(bytes, kHugePage), std::min(std::max(size, kSmallestPiece), kLargestPiece));
   if (size + piece > kArenaStride) return "more than a tebibyte is under way";
   const uint64_t start = arena_start_ + rank_ * kArenaStride + size;
-  // Reserved now: memory that isn't there would end the process when it is written.
+  // Reserved now: missing memory would end the process when it is written.
   int failed;
   do {
     failed = fallocate(file_, 0, start, piece);

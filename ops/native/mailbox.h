@@ -4,20 +4,20 @@
 //            ──posts───▶ │ ring 0 ─▶ 1, bell of 1│ ──takes───▶
 //                        └───────────────────────┘
 //
-// Memory: one file without a name, made by rank 0 (ops/communication/shared_memory.py): a header, a page and a
-// bell for each rank, a ring of messages for each ordered pair of ranks, and an arena for
-// each rank's data. A small message is in the ring whole; of a larger one the ring says where it is
-// in the sender's arena. An arena grows in pieces, as far as a rank has data under way at one time;
-// pieces stay until the job ends, and the file ends with the last process that has it.
+// Memory: one file without a name, made by rank 0 (ops/communication/shared_memory.py): a header, a
+// page and a bell for each rank, a ring of messages for each ordered pair of ranks, and an arena
+// for each rank's data. A small message is in the ring whole; of a larger one the ring says where
+// it is in the sender's arena. An arena grows in pieces, as far as a rank has data under way at one
+// time; pieces stay until the job ends, and the file ends with the last process that has it.
 //
 // Order: a message is found by (name, sequence): its collective's name, and how often this rank has
 // used that name. Ranks may start collectives in different orders: whatever comes early is kept
 // aside (as a description: its data stays in the arena). Nobody waits to send, so no rank waits for
 // another except for data that the other has still to send, and collectives can't block each other.
 //
-// Waiting: nobody blocks a thread of TensorFlow for long. Whoever starts an exchange polls for some
-// microseconds; after that one thread of the process waits for all, on a futex, and sleeps as long
-// as nothing is in flight. With more ranks than cores nobody polls.
+// Waiting: nobody blocks a thread of TensorFlow for long. The thread that starts an exchange polls
+// for some microseconds; after that one thread of the process waits for all, on a futex, and sleeps
+// as long as nothing is in flight. With more ranks than cores nobody polls.
 //
 // Answers: a rank that asks for something may say with its message where in its own arena the
 // answer belongs. Who is asked writes it there, past the rings, and posts that it is there. The
@@ -26,8 +26,8 @@
 //
 // Giving up: a run that is cancelled while it waits (its time is over, or it has failed elsewhere)
 // ends every exchange of the process. Which messages of the run came is not known on all ranks
-// then, so the process exchanges nothing more, and says so: who waits for it is told, as of a lost
-// peer.
+// then, so the process exchanges nothing more, and says so: ranks that wait for it are told, as for
+// a lost peer.
 //
 // Lost peers: each rank locks a byte of the file, which the kernel unlocks when the process ends,
 // however it ends. Who waits looks at the lock of a rank it waits for, ten times a second. A rank
@@ -113,7 +113,7 @@ struct Exchange {
   std::function<void(Exchange*, int from)> arrived;
   // Called for each message of which a rank sends more, likewise; with what it says.
   std::function<void(int from, int64_t rows)> partly;
-  // Called once all is sent, by whoever starts the exchange; may be empty.
+  // Called once all is sent, by the thread that starts the exchange; may be empty.
   std::function<void()> meanwhile;
   // Called once, in any thread: with the lost rank, or when all has come.
   std::function<void(Exchange*, int lost)> finish;

@@ -1,5 +1,5 @@
 // Announces writes of the rows of shards (tables' and slots' memory on this rank) before they
-// happen, to whoever listens: change sets (increments of checkpoints), and guards that copy rows
+// happen, to all listeners: change sets (increments of checkpoints), and guards that copy rows
 // before they change (saves in the background).
 //
 //     whatever writes rows ──► AnnounceWrite(handle, rows) ──► WriteListener::BeforeWrite, each
@@ -9,14 +9,14 @@
 //   - compiled updates (sparse_updates.cc, gpu/table_updates.h), by themselves;
 //   - every other operation of a graph that takes a shard's handle and may write: TensorFlow's
 //     updates, scatters, assignments, initializers, restores. The pass
-//     `announce_writes` (collective.interception.graph_passes) puts a CollectiveAnnounceWrites before each, as a
-//     control input. What isn't known to write only some rows is announced as a write of all. The
-//     pass adds operations only for variables that somebody wants to watch, and has to be asked
-//     before a session sees the graph (`collective.ops.rows.row_changes.want`);
+//     `announce_writes` (collective.interception.graph_passes) puts a CollectiveAnnounceWrites
+//     before each, as a control input. What isn't known to write only some rows is announced as a
+//     write of all. The pass adds operations only for variables that somebody wants to watch, and
+//     has to be asked before a session sees the graph (`collective.ops.rows.row_changes.want`);
 //   - row stores of dynamic tables: new rows, removals, rows that go to a file and come back;
 //   - Python that writes into memory itself (`collective.ops.rows.row_changes.announce`).
-// Dynamic tables on a GPU announce no inserts and removals (their keys are on the device): whoever
-// listens takes them for changed as a whole. An update there may announce rows that there aren't.
+// Dynamic tables on a GPU announce no inserts and removals (their keys are on the device):
+// listeners treat them as changed as a whole. An update there may announce rows that there aren't.
 //
 // How to listen, from another file of this library: derive from WriteListener, have Python watch
 // the variable in a session (`collective.ops.rows.row_changes.watch(session, variables)` gives the

@@ -68,7 +68,7 @@ Registry<RowColumn>& Columns() {
   return *columns;
 }
 
-// Makes private memory zero. Whole pages of it are given back, and taken anew when they are
+// Makes private memory zero. Whole pages of it are given back, and taken again when they are
 // written.
 void MakeZero(char* begin, char* end) {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -89,7 +89,7 @@ std::shared_ptr<RowColumn> FindColumn(int64_t number) { return Columns().Find(nu
 
 Status MemoryIsGone() {
   return errors::Unknown(
-      "This memory of a dynamic table is gone: its session is closed, or initialized it anew.");
+      "This memory of a dynamic table is gone: its session was closed or initialized again.");
 }
 
 void RowColumn::SetFirst(const char* row) {
@@ -100,7 +100,7 @@ void RowColumn::SetFirst(const char* row) {
 
 void RowColumn::InitializeRows(int64_t count) {
   if (count <= filled()) return;
-  std::lock_guard<std::mutex> lock(mutex_);  // A row that has been updated must not start anew.
+  std::lock_guard<std::mutex> lock(mutex_);  // Updated rows must not be initialized again.
   const int64_t before = filled();
   if (count <= before) return;
   if (!first_.empty()) {
@@ -418,8 +418,8 @@ COLLECTIVE_EXPORT void row_column_initialize(int64_t number, int64_t count) {
   collective::FindColumn(number)->InitializeRows(count);
 }
 
-// Describes a store's rows, and how they are drawn. `collective.ops.rows.compiled_row_store` has the
-// same fields.
+// Describes a store's rows, and how they are drawn. `collective.ops.rows.compiled_row_store` has
+// the same fields.
 struct RowStoreDescription {
   const char *name, *advice;
   int64_t values;  // The number of the column of its rows.

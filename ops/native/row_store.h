@@ -4,7 +4,7 @@
 //
 //     keys ──► KeyMap ──► rows, found or numbered ──► initial values of new rows ──► their numbers
 //
-// The memory itself is the variables': a `RowColumn` knows its address. Whoever writes into it
+// The memory itself is the variables': a `RowColumn` knows its address. Code that writes into it
 // keeps the variable meanwhile.
 //
 // Every function of a store takes the store's lock, and of a column the column's. The locks are

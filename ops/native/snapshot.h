@@ -12,9 +12,9 @@
 // first step would copy nearly all of it.
 //
 // `Read` copies rows without a lock, and then looks which of them have been copied before they
-// changed: it takes these from their copies. Only that takes the lock, which whoever is about to
-// change rows holds meanwhile: they hardly ever wait for a thread that isn't running, however low
-// the priority of the file's thread.
+// changed: it takes these from their copies. Only that takes the lock, which a thread that is about
+// to change rows holds meanwhile: they hardly ever wait for a thread that isn't running, however
+// low the priority of the file's thread.
 
 #ifndef COLLECTIVE_NATIVE_SNAPSHOT_H_
 #define COLLECTIVE_NATIVE_SNAPSHOT_H_

@@ -446,7 +446,7 @@ def _draw_rows(number: int, keys: int, count: int, out: int, message: int, size:
     try:
         store = _drawing.get(number)
         if store is None:
-            raise RuntimeError("its session is closed, or initialized it anew")
+            raise RuntimeError("its session was closed or initialized again")
         store.draw(keys, count, out)
         return _DRAWN
     except BaseException as error:  # Nothing can be raised through compiled code.

@@ -54,7 +54,7 @@ def _library() -> Any:
 
 
 def check() -> None:
-    """Raises ImportError, with the way to build it, if the compiled map isn't there."""
+    """Raises ImportError, with the way to build it, if the compiled map is missing."""
     _library()
 
 
@@ -110,7 +110,7 @@ class KeyMap:
         return rows
 
     def find_or_insert(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the rows of the int64 `keys`, int64; keys that aren't there are inserted.
+        """Returns the rows of the int64 `keys`, int64; missing keys are inserted.
 
         Raises:
             MemoryError: the map is full, or can't grow. Keys before the one that found no place

@@ -86,7 +86,7 @@ def watch(resource: tf.Tensor, store: tf.Tensor | None = None) -> tf.Tensor:
     Args:
         resource: the variable's handle.
         store: the number of the row store, of a dynamic table's own variable. What happens to its
-            keys is announced to whoever listens to the shard.
+            keys is announced to the listeners of the shard.
     """
     number: tf.Tensor = native_library.library().collective_watch_shard(
         resource, tf.zeros([], tf.int64) if store is None else store

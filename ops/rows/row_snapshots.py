@@ -114,7 +114,7 @@ class SnapshotSlice:
     """Is some rows of a variable of a snapshot, which are read once: by `read`, or into a file.
 
     Attributes:
-        shape, dtype, nbytes: as of an array.
+        shape, dtype, nbytes: as for an array.
     """
 
     def __init__(self, snapshot: RowSnapshot, shard: int, rows: np.ndarray, dim: int, dtype: Any):

@@ -1,6 +1,6 @@
 """Moves rows of compiled row stores to files of their own, and reads them there.
 
-The stores are known by their numbers; see `ops/native/rows_in_file.cc`. Whoever moves, removes or
+The stores are known by their numbers; see `ops/native/rows_in_file.cc`. Code that moves, removes or
 lists rows sees to it that no run works on the store meanwhile.
 """
 

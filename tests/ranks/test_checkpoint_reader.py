@@ -43,7 +43,7 @@ def test_readers_know_whole_tables(strategy, rank, folder):
 
 
 def test_readers_of_plain_checkpoints(strategy, rank, folder):
-    """What TensorFlow saved without this library is read as ever, also what isn't there."""
+    """What TensorFlow saved without this library is read as ever, also what is missing."""
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     if rank == 0:
         with tf.Graph().as_default(), tf.Session() as session:

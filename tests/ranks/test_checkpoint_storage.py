@@ -354,7 +354,7 @@ def test_a_remote_file_system_that_loses_what_is_moved(strategy, rank, folder, s
                     (target.endswith(end) or end == "data" and ".data-" in target)
                     and "_temp_" not in target
                 )
-                with pytest.raises(checkpoint.CheckpointStorageError, match="but is not there"):
+                with pytest.raises(checkpoint.CheckpointStorageError, match="but doesn't exist"):
                     saver.save(session, "stub://box/m", global_step=1)
                 stub.loses = lambda source, target: False
                 wait()

@@ -117,7 +117,7 @@ def test_an_increment_of_which_files_are_lost(strategy, rank, size, folder, stub
                     and (target.endswith(end) or end == "data" and ".data-" in target)
                     and "_temp_" not in target
                 )
-                with pytest.raises(checkpoint.CheckpointStorageError, match="but is not there"):
+                with pytest.raises(checkpoint.CheckpointStorageError, match="but doesn't exist"):
                     job.increment()
                 stub.loses = lambda source, target: False
                 wait()

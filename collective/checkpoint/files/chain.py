@@ -4,7 +4,7 @@
 
 The prefix of an increment names the state that base and increments up to it give. The prefix of a
 base names the base; but that of a folder's latest checkpoint names the newest state of its chain:
-whoever restores the latest checkpoint gets what was saved last. `<base>.increment-0` always names
+restoring the latest checkpoint gives what was saved last. `<base>.increment-0` always names
 the base.
 """
 
@@ -59,7 +59,7 @@ def prefix_of(path: str) -> str:
     """Returns the prefix that a path names: itself, or the latest one in a folder.
 
     Raises:
-        ValueError: there is none in the folder.
+        ValueError: the folder has none.
     """
     if not tf.io.gfile.isdir(path):
         return path
@@ -96,7 +96,7 @@ def open_whole(prefix: str) -> Bundle:
 
 
 def open_links(base: str, number: int) -> Chain:
-    """Opens a base and its increments 1 to `number`; errors as of `open_chain`."""
+    """Opens a base and its increments 1 to `number`; errors as for `open_chain`."""
     if number and not tf.io.gfile.exists(index_path(base)) and increments_of(base):
         raise _data_loss(_without_base(base))
     opened = Bundle(base)
@@ -200,7 +200,7 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
 
 
 def _missing(base: str, number: int, last: int) -> str:
-    """Says that an increment isn't there, of a state that ends with increment `last`."""
+    """Says that an increment is missing, for a state that ends with increment `last`."""
     there = [number_there for number_there, _ in increments_of(base)]
     behind = [number_there for number_there in there if number_there > number]
     if not behind:

@@ -53,8 +53,7 @@ class Commit:
     """Makes one checkpoint: everything is written into a folder next to it, and then moved.
 
         <prefix>_temp_<id>/             the staging folder
-            record                      tells what is being moved, for whoever finds the folder;
-                                           empty before that
+            record tells what is being moved, for a process that finds the folder; empty before that
             rank_0-00000.index …        1. what each rank wrote
             merged.index, merged.data-… 2. merged
         <prefix>.data-…                 3. data files moved, under names that an older checkpoint
@@ -148,7 +147,7 @@ class Commit:
         path = os.path.join(self.staging, RECORD)
         _write(path, json.dumps(record))
         beside = [self.meta] * bool(publication.meta) + [self.state] * bool(publication.state)
-        # What is moved is whole, and whoever finds it finds the record, too.
+        # What is moved is complete, and is found together with the record.
         sync(path, self.staging, *self._unsynced, *beside)
         for shard in range(self._shards):
             move(
@@ -389,7 +388,7 @@ def move(source: str, target: str) -> None:
     before = _identity(source)
     tf.io.gfile.rename(source, target, overwrite=True)
     if not becomes_visible(target) or _identity(target) != before:
-        raise StorageFailure(f"'{source}' was moved to '{target}', but is not there")
+        raise StorageFailure(f"'{source}' was moved to '{target}', but doesn't exist there")
 
 
 def _identity(path: str) -> tuple[int, bytes]:

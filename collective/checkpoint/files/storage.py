@@ -95,7 +95,7 @@ def may_lack_room(words: Iterable[str]) -> bool:
 def free_bytes(folder: str) -> int | None:
     """Returns how many bytes a folder, or the nearest one above that is there, has room for.
 
-    None where the system doesn't say, as of a remote file system.
+    None if the system doesn't say, such as for a remote file system.
     """
     if "://" in folder:
         return None

@@ -46,8 +46,8 @@ class RestorePlan:
 
     Attributes:
         pairs: shards, and the stored tables from which they are restored.
-        fresh: slots that the checkpoint lacks and that start anew.
-        missing: names of the other variables that the checkpoint lacks and that start anew.
+        fresh: slots that the checkpoint lacks and that start fresh.
+        missing: names of the other variables that the checkpoint lacks and that start fresh.
     """
 
     pairs: list[tuple[Shard, StoredTable]]
@@ -103,7 +103,7 @@ def plan(
         bundle: the checkpoint.
         shards: the Saver's tables and slots.
         saved_tensors: its other variables (see `tensors_saved_by`).
-        fresh_slots: slots and optimizers' variables that the checkpoint lacks start anew.
+        fresh_slots: slots and optimizers' variables that the checkpoint lacks start fresh.
         reshape: variables may have another shape there, of as many elements.
 
     Raises:

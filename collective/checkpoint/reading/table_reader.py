@@ -37,7 +37,7 @@ def read_stored_table(
 
     Args:
         bundle: the checkpoint.
-        name, block, frequencies, last_used: as of `read_table`.
+        name, block, frequencies, last_used: as for `read_table`.
         readers: read a static stored table, and a dynamic one with slots, as `read_static` and
             `read_dynamic_tables` of this module do with the checkpoint.
     """

@@ -42,8 +42,8 @@ def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> A
     """Stands in for `SessionManager.prepare_session`: what has no checkpoint starts from others'.
 
     Raises:
-        ValueError: a source isn't there, or has nothing of the graph, or the map of names is wrong.
-        tf.errors.InvalidArgumentError: a variable has another shape or type there.
+        ValueError: a source doesn't exist, or has nothing of the graph, or the map of names is
+        wrong. tf.errors.InvalidArgumentError: a variable has another shape or type there.
         RankError: ranks name different sources.
     """
     session = original(manager, *args, **kwargs)

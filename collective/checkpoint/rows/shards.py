@@ -173,7 +173,7 @@ class ShardOperations:
 def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
     """Returns the operations of each shard.
 
-    All are made before any runs, since a session takes in a graph anew whenever it has grown.
+    All are made before any runs, since a session takes in a graph again whenever it has grown.
     """
     for shard in shards:
         if not hasattr(shard.variable, "_collective_checkpoint"):

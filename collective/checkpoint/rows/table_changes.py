@@ -29,7 +29,7 @@ class TableChanges:
     Attributes:
         session: whose rows they are.
         group: the table with its slots if it is dynamic; else a table, or a slot, alone.
-        whole: all of this rank's rows count as changed, and keys that aren't there any more may
+        whole: all of this rank's rows count as changed, and keys that no longer exist may
             have been.
         keys: [K] int64 the rows that changed by their numbers in the table, or the keys, ascending;
             None: all.

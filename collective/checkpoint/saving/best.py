@@ -4,7 +4,7 @@
                                                       need no room while the originals are there;
                                                       copies where there are no such links
 <folder>/best/record.json       the checkpoints that are kept, with their values
-<folder>/best/checkpoint        names the best one as the latest: whoever restores from the
+<folder>/best/checkpoint        names the best one as the latest: a restore from the
                                 folder gets it
 """
 

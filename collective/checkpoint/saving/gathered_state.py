@@ -23,7 +23,7 @@ class GatheredState(saveable_object.SaveableObject):
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Begins anew, where a checkpoint that is restored has no such state."""
+        """Starts again if a restored checkpoint has no such state."""
         raise NotImplementedError
 
 

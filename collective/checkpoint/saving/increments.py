@@ -231,7 +231,7 @@ class IncrementHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
     def _save(self, session: Any, step: int) -> bool:
-        """Saves an increment, or a whole checkpoint where there is none that it could follow.
+        """Saves an increment, or a whole checkpoint if it could follow none.
 
         Returns:
             Whether a listener wants training to stop.

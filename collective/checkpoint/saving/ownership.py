@@ -4,7 +4,7 @@
     model.ckpt.owner               the mark: which process of which host saves here
 
 Rank 0 makes the mark at the first save of a session, and removes it when the session, or the last
-scope(), is closed. In between a thread renews it every few seconds. Whoever is about to save and
+scope(), is closed. In between a thread renews it every few seconds. A job that is about to save and
 finds another's mark learns whether that one still lives:
 
     a process of this machine      it is there, or it isn't
@@ -140,7 +140,7 @@ class OwnerMarks:
     def hold(self, session: Any, base: str) -> None:
         """Makes sure that this process owns the checkpoints called `base`.
 
-        Where no mark can be made there is none, with a warning: the save itself finds out whether
+        If no mark can be made, there is none, with a warning: the save itself finds out whether
         something is wrong.
 
         Args:
@@ -190,7 +190,7 @@ class OwnerMarks:
                 self._remove(hold.path)
 
     def release_sessions(self) -> None:
-        """Removes all marks; a session that saves again makes its mark anew."""
+        """Removes all marks; a session that saves again makes its mark again."""
         if self._process != os.getpid():
             return
         with self._lock:

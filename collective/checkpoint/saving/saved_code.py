@@ -4,7 +4,7 @@
     <folder>/code/<digest>/files/…          the script and the files below its folder
     <folder>/code/current                   the digest that was saved last
 
-The digest is that of all files: the same code is saved once, whoever saves it again.
+The digest is that of all files: the same code is saved once.
 """
 
 from __future__ import annotations

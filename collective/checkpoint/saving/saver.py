@@ -184,7 +184,7 @@ def unsharded_variables(saver: Any) -> dict[str, Any]:
 
 
 def let_be_missing(variable: tf.Variable) -> None:
-    """Lets `variable` start anew where a checkpoint that is restored hasn't got it."""
+    """Lets `variable` start fresh if a restored checkpoint lacks it."""
     variable._collective_may_be_missing = True
 
 

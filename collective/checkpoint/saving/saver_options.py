@@ -25,7 +25,7 @@ class Saver(tf.train.Saver):
 
     Args:
         arguments: `tf.train.Saver`'s.
-        save_code: see `CollectiveStrategy.scope`, as of all these.
+        save_code: see `CollectiveStrategy.scope`, likewise the other options.
         checkpoint_blocking: see above. A Saver of False is made before a session runs the graph.
         checkpoint_buffer: see above.
         checkpoint_on_error: see above; of saves that hooks make with this Saver.

@@ -271,7 +271,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     ]
     yield Measurement("find or insert, step moves", later, 80 * size, keys=size, waits=True)
     yield Measurement(
-        "hash table, built anew",
+        "hash table, rebuilt",
         [lambda: table.rebuild(slots)],
         32 * slots + 64 * there,
         keys=there,

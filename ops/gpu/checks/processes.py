@@ -87,7 +87,7 @@ def _ending(code: int) -> str:
 
 @contextmanager
 def _ended_by_term() -> Iterator[None]:
-    """Lets TERM, as of timeout(1), end this process by way of its `finally`."""
+    """Lets TERM (from timeout(1), for example) end this process by way of its `finally`."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)

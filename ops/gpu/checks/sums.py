@@ -150,7 +150,7 @@ def all_equal(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 def edges(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Sums rows that occur as often as is not cut, and once more; an infinite factor of a row that
-    isn't there makes nothing.
+    is missing makes nothing.
     """
     numbers = rng.permutation(np.repeat(np.arange(5, dtype=np.int32), [64, 65, 512, 513, 1]))
     made = rng.integers(-9, 9, (len(numbers), 3)).astype(np.float32)

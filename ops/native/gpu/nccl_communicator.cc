@@ -120,7 +120,7 @@ void Communicator::IssueAll() {
       if (status.ok()) status = Issue(*call);
       if (!status.ok()) Break(status);
       lock.lock();
-      // Whoever has broken the communicator meanwhile knows why NCCL failed.
+      // The thread that has broken the communicator meanwhile knows why NCCL failed.
       if (!broken_.ok() && !status.ok()) status = broken_;
       connecting_ = nullptr;
       const bool told = call->told;
@@ -216,7 +216,7 @@ void Communicator::Abort(const Status& reason, bool tells_peers) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.ok()) return;
-    broken_ = reason;  // Before kernels end: whoever has waited for them sees it.
+    broken_ = reason;  // Before kernels end: threads that have waited for them see it.
     given_up.swap(calls_);
     comm = comm_;
     // A thread may stay in ncclCommInitRank, which nothing aborts, but uses no memory of the call.
