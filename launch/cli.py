@@ -398,15 +398,15 @@ def _parser(prog: str) -> _Parser:
         dest="ranks",
         default=None,
         metavar="N|auto|gpu|cpu",
-        help="how many ranks on this host; auto (the default): one for each visible GPU, without "
-        "any one CPU rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
+        help="how many ranks on this host; auto (the default): one for each visible GPU, or one "
+        "CPU rank if there is none; gpu: one for each visible GPU; cpu: one CPU rank for each core",
     )
     add_host_options(parser)
     add(
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="cpu: hide the GPUs; gpu: insist on them",
+        help="cpu: hide the GPUs; gpu: require them",
     )
     add(
         "--log-dir",
@@ -417,29 +417,29 @@ def _parser(prog: str) -> _Parser:
         "--tee",
         metavar="RANKS",
         default="all",
-        help='show these ranks only: "0", "0,2-3", "all", "none"',
+        help='show only these ranks: "0", "0,2-3", "all", "none"',
     )
     add(
         "--verbose",
         action="store_true",
-        help="show every line as each rank writes it: with noise, and what ranks write alike",
+        help="show every line as each rank writes it, including noise and repeated output of ranks",
     )
     add(
         "--no-python",
         action="store_true",
-        help="run a program that is no Python script, as it is",
+        help="run a program that isn't a Python script",
     )
     add(
         "--independent",
         action="store_true",
-        help="let each rank train a model of its own, such as in a sweep: else that is an error",
+        help="let each rank train its own model, as in a sweep; otherwise that is an error",
     )
     add(
         "--as",
         dest="framework",
         choices=FRAMEWORKS,
-        help="run a script that was written for another framework, as it is: `import tensorflow` "
-        "gives it TensorFlow's version 1 with that framework's names",
+        help="run an unchanged script of another framework: `import tensorflow` gives it "
+        "TensorFlow's version 1 with that framework's names",
     )
     add(
         "--embedding-scope",
@@ -455,15 +455,15 @@ def _parser(prog: str) -> _Parser:
         default=None,
         metavar="TIME",
         help="from TERM to KILL, in seconds or as 90s, 1m, 2h (default: "
-        f"{DEFAULT_GRACE:g}; {DEFAULT_TIME_TO_SAVE:g} for ranks that are told to stop, and save)",
+        f"{DEFAULT_GRACE:g}; {DEFAULT_TIME_TO_SAVE:g} for ranks that are told to stop and save)",
     )
     add(
         "--preempt-signal",
         type=_preempt_signal,
         default=int(signal.SIGTERM),
         metavar="SIGNAL",
-        help="a signal that means TERM, too: all ranks stop after the same step, and save; as USR1 "
-        "of Slurm's --signal=B:USR1@120",
+        help="a signal that acts like TERM: all ranks stop after the same step and save; such as "
+        "USR1 for Slurm's --signal=B:USR1@120",
     )
     add(
         "--max-restarts",
@@ -471,21 +471,20 @@ def _parser(prog: str) -> _Parser:
         type=int,
         default=0,
         metavar="K",
-        help="after a failure start all ranks again, up to K times: the script goes on from its "
-        "latest checkpoint (default: %(default)s)",
+        help="restart all ranks after a failure, up to K times: the script resumes from its latest "
+        "checkpoint (default: %(default)s)",
     )
     add(
         "--restart-pause",
         type=seconds,
         metavar="TIME",
-        help="before the first restart; before each further one twice as long, "
-        f"{LONGEST_PAUSE:g} s at most (default: {DEFAULT_PAUSE:g})",
+        help="pause before the first restart; twice as long before each further one, at most "
+        f"{LONGEST_PAUSE:g} s (default: {DEFAULT_PAUSE:g})",
     )
     add(
         "--elastic",
         action="store_true",
-        help="restart with the ranks that are left: without a GPU that is gone, or a CPU rank that "
-        "died",
+        help="restart with the remaining ranks: without a lost GPU, or a CPU rank that died",
     )
     add(
         "--min-np",
@@ -493,7 +492,7 @@ def _parser(prog: str) -> _Parser:
         type=int,
         default=None,
         metavar="A",
-        help="with --elastic: at least so many ranks (default: 1)",
+        help="with --elastic: the minimum number of ranks (default: 1)",
     )
     add(
         "--stall-timeout",
@@ -501,15 +500,15 @@ def _parser(prog: str) -> _Parser:
         default=600.0,
         metavar="TIME",
         help="how long ranks may wait for one another before the job ends, in seconds or as 90s, "
-        "10m, 2h; 0: for ever (default: %(default)g)",
+        "10m, 2h; 0: forever (default: %(default)g)",
     )
     add_options(parser)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add(
         "--check",
         action="store_true",
-        help="print what is installed and what is missing; with -H or --nnodes also what is in the "
-        "way of a job on these hosts, each of which may take 30 s, or --start-timeout, to answer",
+        help="print what is installed and what is missing; with -H or --nnodes also what would "
+        "stop a job on these hosts, each of which may take 30 s, or --start-timeout, to answer",
     )
     add(
         "--version",

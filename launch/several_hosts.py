@@ -241,7 +241,9 @@ def _address_towards(names: Sequence[str], others: Sequence[int], interface: str
             try:
                 found = source_address(resolve(names[node], "-H")[0])
             except OSError as error:
-                raise UsageError(f"no way leads to host {names[node]}: {error.strerror}") from None
+                raise UsageError(
+                    f"there is no route to host {names[node]}: {error.strerror}"
+                ) from None
             break
     return found
 

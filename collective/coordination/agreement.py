@@ -346,9 +346,9 @@ def _other_order(used: Sequence[Sequence[str]]) -> str:
         ranks.setdefault(lookup, []).append(str(r))
     first_on = ", ".join(f'"{lookup}" on rank {", ".join(r)}' for lookup, r in ranks.items())
     return (
-        f" All ranks have the same lookups, in another order: first comes {first_on}. The order of "
-        "a set, or of a dict or list made of one, probably decides, and it is another one in each "
-        "process: walk it in an order that all ranks have, as in `for name in sorted(names)`."
+        f" All ranks have the same lookups, in a different order: first comes {first_on}. Probably the "
+        "code iterates over a set, or a dict or list made of one, whose order differs between "
+        "processes: iterate in an order that all ranks share, as in `for name in sorted(names)`."
     )
 
 

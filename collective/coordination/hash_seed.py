@@ -1,4 +1,4 @@
-"""Notices that Python hashes texts in another way on each rank.
+"""Notices that Python hashes strings differently on each rank.
 
 The launcher gives all ranks one PYTHONHASHSEED; another one, or none, may not. `hash(word)` is then
 another number on each rank, and a set of texts has another order. Each rank says at the first
@@ -37,12 +37,12 @@ class HashCheck:
         if not others or None in hashes or collectives.rank() != 0:
             return
         warnings.warn(
-            f"Python hashes texts in another way on each rank: hash({_TEXT!r}) is {hashes[0]} on "
+            f"Python hashes strings differently on each rank: hash({_TEXT!r}) is {hashes[0]} on "
             f"rank 0 and {hashes[others[0]]} on rank {others[0]}. So words that a script hashes "
-            "itself are other rows of a table on each rank, and a set of names has another order. "
-            "Start all ranks with the same PYTHONHASHSEED in their environment, as `collective "
-            "launch` does: PYTHONHASHSEED=0. warnings.filterwarnings('ignore', 'Python hashes "
-            "texts') silences this.",
+            "itself become different rows of a table on each rank, and a set of names has another "
+            "order. Start all ranks with the same PYTHONHASHSEED in their environment, as "
+            "`collective launch` does: PYTHONHASHSEED=0. "
+            "warnings.filterwarnings('ignore', 'Python hashes strings') silences this.",
             stacklevel=4,
         )
 

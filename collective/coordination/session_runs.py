@@ -321,8 +321,8 @@ def wait_for_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> 
     if collectives.size() == 1:
         return original(manager, *args, **kwargs)
     raise NotImplementedError(
-        "A worker waits for a chief to initialize its variables, which several ranks have each for "
-        "itself. Use tf.train.MonitoredTrainingSession, or ChiefSessionCreator on every rank."
+        "A worker waits for a chief to initialize its variables, but each rank has its own. "
+        "Use tf.train.MonitoredTrainingSession, or ChiefSessionCreator on every rank."
     )
 
 
@@ -334,8 +334,8 @@ def supervise(original: Any, supervisor: Any, *args: Any, **kwargs: Any) -> None
     if collectives.size() == 1:
         return original(supervisor, *args, **kwargs)
     raise NotImplementedError(
-        "tf.train.Supervisor saves and summarizes in threads, whenever it is time on a rank, which "
-        "its peers would have to do with it. Use tf.train.MonitoredTrainingSession."
+        "tf.train.Supervisor saves and summarizes in threads, by each rank's own clock, but ranks "
+        "must do so together. Use tf.train.MonitoredTrainingSession."
     )
 
 

@@ -171,6 +171,6 @@ def _distinct(hosts: list[tuple[str, int | None]], origin: str) -> list[tuple[st
     seen: set[str] = set()
     for name, _ in hosts:
         if name in seen:
-            raise UsageError(f"{origin}: host {name} stands there twice; add its ranks up")
+            raise UsageError(f"{origin}: host {name} is listed twice; add its ranks up")
         seen.add(name)
     return hosts

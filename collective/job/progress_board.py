@@ -103,7 +103,7 @@ class Board:
         """
         self._memory = mmap.mmap(descriptor, 0)
         if self._memory[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it is no board of a launcher")
+            raise ValueError("it isn't a launcher's board")
 
     @classmethod
     def open(cls, path: str) -> Board:

@@ -129,7 +129,7 @@ def _addresses(membership: Membership, environment: MutableMapping[str, str]) ->
     try:
         own = source_address(master)
     except OSError as error:
-        raise UsageError(f"no way leads to {name} ({master}): {error.strerror}") from None
+        raise UsageError(f"there is no route to {name} ({master}): {error.strerror}") from None
     return master, LOOPBACK if own == master and own.startswith("127.") else own
 
 

@@ -365,7 +365,7 @@ def _warn(iterator: str) -> None:
     ranks = collectives.size()
     warnings.warn(
         f"every rank trains on the same records: the first batches of '{iterator}' are the same "
-        f"on all {ranks} ranks. Training goes on, but each record counts {ranks} times in a pass "
+        f"on all {ranks} ranks. Training continues, but each record counts {ranks} times in a pass "
         "over the data, and no step is of more records than one rank's. Let each rank read a part "
         "of its own: dataset = strategy.shard(dataset), before shuffle() and batch(), and then "
         "dataset.batch(B // strategy.world_size()), where B is the batch of all ranks together. If "

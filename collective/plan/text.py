@@ -215,7 +215,7 @@ def legend(exchanges: Sequence[ExchangePlan]) -> list[str]:
     if any(exchange.bytes is None for exchange in exchanges):
         parts.append("?: it depends on the batch; scope(profile=DIR) measures it")
     if any(exchange.bytes is not None and not exchange.exact for exchange in exchanges):
-        parts.append("≤: at most, since ids that repeat travel once")
+        parts.append("≤: at most, since repeated ids are sent once")
     return [f"({'. '.join(parts)})"] if parts else []
 
 

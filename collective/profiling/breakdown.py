@@ -274,7 +274,7 @@ def text(breakdown: Breakdown, ranks: Sequence[int]) -> str:
     if breakdown.samples_per_s is not None:
         rates.append(f"{breakdown.samples_per_s:,.0f} samples/s")
     if breakdown.distinct_share is not None:
-        rates.append(f"{breakdown.distinct_share:.1%} of the ids looked up travelled as keys")
+        rates.append(f"{breakdown.distinct_share:.1%} of the ids looked up were sent as keys")
     keys_by_owner = [sum(keys) for keys in zip(*breakdown.keys_per_owner.values())]
     if len(keys_by_owner) > 1 and sum(keys_by_owner):
         rates.append(f"keys per owner max/mean {imbalance(keys_by_owner):.2f}")

@@ -98,7 +98,7 @@ class VersionWatch:
             return
         self._warned.add(path)
         warnings.warn(
-            f"'{path}' {problem.rstrip('.')}. It is skipped, and looked at again later; what "
+            f"'{path}' {problem.rstrip('.')}. It is skipped, and checked again later; what "
             "was served before goes on.",
             RuntimeWarning,
             stacklevel=4,
@@ -111,6 +111,6 @@ def watch(folder: Any, interval: float, timeout: float | None) -> VersionWatch:
         raise ValueError(f"interval={interval!r}: it must be a number of seconds above 0, as in 5.")
     if timeout is not None and (not isinstance(timeout, (int, float)) or not timeout >= 0):
         raise ValueError(
-            f"timeout={timeout!r}: it must be a number of seconds, or None to wait for ever."
+            f"timeout={timeout!r}: it must be a number of seconds, or None to wait forever."
         )
     return VersionWatch(tf.compat.as_str(os.fspath(folder)), interval, timeout)

@@ -179,7 +179,9 @@ def _check_membership(
     except UsageError as error:
         findings.append(Finding(str(error)))
     except OSError as error:
-        findings.append(Finding(f"no way leads to --master-addr {hosts.master}: {error.strerror}"))
+        findings.append(
+            Finding(f"there is no route to --master-addr {hosts.master}: {error.strerror}")
+        )
     why = (
         "by --network-interface" if hosts.interface else f"the way of --master-addr {hosts.master}"
     )

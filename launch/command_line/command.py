@@ -172,7 +172,7 @@ def _check_module(name: str) -> None:
         if folders is None:
             if part == "__main__":
                 return
-            raise UsageError(f"there is no module {name}: {spec.origin} is no package")
+            raise UsageError(f"there is no module {name}: {spec.origin} isn't a package")
         where = ", ".join(folders)
         spec = importlib.machinery.PathFinder.find_spec(part, list(folders))
     if spec is None:
@@ -212,7 +212,7 @@ def _check_syntax(script: str) -> None:
             if source.startswith(importlib.util.MAGIC_NUMBER):  # compiled already
                 return
             if b"\0" in source:
-                raise UsageError(f"{script} is no Python script: --no-python runs other programs")
+                raise UsageError(f"{script} isn't a Python script: --no-python runs other programs")
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         kind = type(error).__name__

@@ -6,24 +6,24 @@ _TEXT = """\
 usage: {prog} [options] {{script.py | python3 script.py | -m module}} [arguments]
        {prog} [options] --no-python program [arguments]
 
-Starts the ranks of a job, carries their output, and ends them together.
+Starts the ranks of a job, forwards their output, and ends them together.
 
 Ranks
-  -np N, -n N           how many on this host; auto (default): one a visible GPU, else one; gpu; cpu
-  --device WHAT         cpu: hide the GPUs; gpu: insist on them; auto (default)
-  --as FRAMEWORK        run a script of deeprec, hybridbackend, horovod or sok as it is
-  --embedding-scope auto  with --as: make tables of the script's embeddings, without marks in it
-  --no-python           run a program that is no Python script
-  --independent         let each rank train a model of its own, as in a sweep
+  -np N, -n N           how many here; auto (default): one per visible GPU, else one; gpu; cpu
+  --device WHAT         cpu: hide the GPUs; gpu: require them; auto (default)
+  --as FRAMEWORK        run an unchanged script of deeprec, hybridbackend, horovod or sok
+  --embedding-scope auto  with --as: make tables of the script's embeddings, without changes to it
+  --no-python           run a program that isn't a Python script
+  --independent         let each rank train its own model, as in a sweep
 Output
-  --log-dir FOLDER      keep it, as FOLDER/rank.N/stdout and stderr
-  --tee RANKS           show these ranks only: 0, 0,2-3, all (default), none
-  --verbose             show every line: warnings, stacks, and what ranks write alike
+  --log-dir FOLDER      also keep the output, as FOLDER/rank.N/stdout and stderr
+  --tee RANKS           show only these ranks: 0, 0,2-3, all (default), none
+  --verbose             show every line: warnings, stacks, and repeated output of ranks
 Failures
-  --max-restarts K      start all again, up to K times, from the latest checkpoint (default: 0)
-  --restart-pause TIME  before the first restart; then twice as long each time (default: 1)
-  --elastic, --min-np A  restart with the ranks that are left, at least A
-  --stall-timeout TIME  how long ranks may wait for one another (default: 10m; 0: for ever)
+  --max-restarts K      restart all ranks, up to K times, from the latest checkpoint (default: 0)
+  --restart-pause TIME  pause before the first restart; then twice as long each time (default: 1)
+  --elastic, --min-np A  restart with the remaining ranks, at least A
+  --stall-timeout TIME  how long ranks may wait for one another (default: 10m; 0: forever)
   --grace TIME          from TERM to KILL (default: 5, and 60 for ranks that save)
   --preempt-signal SIG  a signal at which all ranks save and stop, like TERM
 Several hosts
@@ -33,12 +33,12 @@ Several hosts
   --standalone          one host, whatever the environment says
   --network-interface NAME, --start-timeout TIME, --host-timeout TIME, --secret-file FILE
 Schedulers
-  --emit KIND           print a manifest: trainjob, mpijob, slurm, compose; made by --job-name,
+  --emit KIND           print a manifest: trainjob, mpijob, slurm, compose; with --job-name,
       --image, --replicas, --gpus-per-replica, --cpus-per-replica, --memory-per-replica,
       --volume, --volume-size, --secret, --own-runtime, --env NAME=VALUE
 Before the start
   --dry-run             print the plan, start nothing
-  --check               print what is installed, what is missing, and what is in the job's way
+  --check               print what is installed, what is missing, and what would stop the job
   --version             print the version of this package
   --help all            the manual: every option in full, environment, output, exit codes, restarts
 

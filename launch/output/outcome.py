@@ -262,12 +262,12 @@ class JobOutcome:
                 lines.append(
                     "  meant for  other versions than Python "
                     f"{sys.version_info[0]}.{sys.version_info[1]} and TensorFlow 2.15, which raise "
-                    "the same without this library: it is to be mended in the script"
+                    "the same without this library: fix the script"
                 )
             if cause.error.lacks_horovod:
                 lines.append(
-                    "  to mend    the script calls Horovod, which only jobs on several hosts need "
-                    "otherwise: `collective build-horovod` builds it against the installed "
+                    "  to fix     the script calls Horovod, which is otherwise needed only on "
+                    "several hosts: `collective build-horovod` builds it against the installed "
                     "TensorFlow"
                 )
         kind = "error on" if shown.is_error else "last lines of"

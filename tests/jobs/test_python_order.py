@@ -37,7 +37,7 @@ def test_a_model_that_is_built_along_a_set(tmp_path):
     done = launch(tmp_path, PYTHONHASHSEED="")
     lines = {line[4:] for line in done.stdout.splitlines() if line.endswith("True")}
     assert done.returncode == 0 and len(lines) == 1, "all ranks hash alike"
-    assert "Python hashes texts" not in done.stdout
+    assert "Python hashes strings" not in done.stdout
 
 
 @pytest.mark.timeout(200)
@@ -45,6 +45,6 @@ def test_ranks_that_hash_in_ways_of_their_own_are_told(tmp_path):
     """As other launchers start them."""
     done = launch(tmp_path, PYTHONHASHSEED="random")
     assert done.returncode == 1
-    assert "Python hashes texts in another way on each rank" in done.stdout
-    assert "All ranks have the same lookups, in another order: first comes" in done.stdout
+    assert "Python hashes strings differently on each rank" in done.stdout
+    assert "All ranks have the same lookups, in a different order: first comes" in done.stdout
     assert "sorted(names)" in done.stdout

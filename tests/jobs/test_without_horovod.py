@@ -43,7 +43,11 @@ def test_training_gives_the_same_numbers(without_horovod, tmp_path):
 @pytest.mark.parametrize(
     "script, environment, words",
     [
-        ("import horovod.tensorflow as hvd", {}, "the script calls Horovod, which only jobs on"),
+        (
+            "import horovod.tensorflow as hvd",
+            {},
+            "the script calls Horovod, which is otherwise needed",
+        ),
         (
             "from collective import CollectiveStrategy; CollectiveStrategy()",
             {"COLLECTIVE_CARRIER": "horovod"},

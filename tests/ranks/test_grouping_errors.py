@@ -226,7 +226,9 @@ def test_ranks_with_different_graphs_are_told_the_first_difference(
         assert (f"table '{named}'" if grouping else f"collective.{named}.keys") in told.partition(
             " is used by"
         )[0], told
-    assert ("in another order: first comes" in told) == (grouping and difference == "order"), told
+    assert ("in a different order: first comes" in told) == (grouping and difference == "order"), (
+        told
+    )
 
 
 @pytest.mark.grouped

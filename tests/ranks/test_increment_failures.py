@@ -46,7 +46,7 @@ def test_increments_go_on_behind_a_whole_save_that_failed(
 
 
 def test_a_folder_that_is_gone_is_a_failure_of_the_storage(strategy, rank, folder):
-    """Training goes on. Once it can be saved again, a whole checkpoint is, before its time."""
+    """Training continues. Once it can be saved again, a whole checkpoint is, before its time."""
     inner, saved = f"{folder}/a/b", []
     barrier.run_on_all_ranks(None, "a", lambda: rank or os.makedirs(f"{folder}/a"))
     for step in sessions_of(strategy, inner):

@@ -118,8 +118,8 @@ def test_the_same_lookups_in_another_order(form):
     told[1]["shared"][0] = "collective.gradients.2"  # of variables in that order
     error = verdict(header(RUNNING), header(RUNNING, B), header(RUNNING), reports=told)
     told_order = (
-        "All ranks have the same lookups, in another order: first comes \"table 'b', sum\" on rank "
-        "0, 2, \"table 'c', sum\" on rank 1."
+        "All ranks have the same lookups, in a different order: first comes \"table 'b', sum\" on "
+        "rank 0, 2, \"table 'c', sum\" on rank 1."
     )
     assert told_order in str(error) and "sorted(" in str(error) and "set" in str(error)
 

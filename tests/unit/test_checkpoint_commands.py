@@ -80,7 +80,7 @@ def contents():
         ("job/", "'job/' names a folder"),
         ("new/", "'new/' names a folder"),
         ("job/m-9", "a checkpoint 'job/m-9' already: job/m-9.index and 1 more file. Nothing is"),
-        ("job/m-5", "already: job/m-5.index and 6 more files. Nothing is written over it: give an"),
+        ("job/m-5", "already: job/m-5.index and 6 more files. Nothing is overwritten: give an"),
         ("job/m-5.increment-9", "'job/m-5.increment-9' is the name of an increment"),
         ("cut", "are files of a checkpoint 'cut' already: cut.data-00000-of-00001. Nothing is"),
         ("headless", "are files of a checkpoint 'headless' already: headless.increment-1.index"),

@@ -233,7 +233,7 @@ def test_a_folder_that_takes_no_mark_is_warned_of(base, job, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(ownership.os, "open", refuse)
-    with pytest.warns(RuntimeWarning, match="can't be written .*Saving goes on"):
+    with pytest.warns(RuntimeWarning, match="can't be written .*Saving continues"):
         job().hold(Session(), base)
     assert os.listdir(os.path.dirname(base)) == []
 
@@ -355,7 +355,7 @@ def test_a_mark_that_is_there_and_can_not_be_read_stops_nobody(base, job, monkey
     os.symlink("nowhere", base + ".owner")
     marks, session = job(), Session()
     waiting = threading.Thread(target=marks.hold, args=(session, base), daemon=True)
-    with pytest.warns(RuntimeWarning, match="can't be read.*Saving goes on"):
+    with pytest.warns(RuntimeWarning, match="can't be read.*Saving continues"):
         waiting.start()
         waiting.join(5)
     assert not waiting.is_alive()

@@ -124,7 +124,7 @@ def test_a_small_model_has_a_line_for_each_table_and_exchange():
         "rows            group  Alltoall      1       2         2        2  float32     ≤ 64.0 kB\n"
         "gradients       group  Alltoall      1       2         2        2  float32             ?\n"
         "(?: it depends on the batch; scope(profile=DIR) measures it. "
-        "≤: at most, since ids that repeat travel once)"
+        "≤: at most, since repeated ids are sent once)"
     )
 
 

@@ -514,7 +514,7 @@ def test_the_command_draws_one_and_two(tmp_path, capsys):
     "content, error",
     [
         (None, "there is no split.json. scope(profile="),
-        ("{", "this is no profile that scope(profile=…) has written (JSONDecodeError"),
+        ("{", "this isn't a profile that scope(profile=…) has written (JSONDecodeError"),
         ("{}", "(KeyError: 'first')"),
         ("[]", "(TypeError: "),
     ],

@@ -231,7 +231,7 @@ def check_new(target: str) -> None:
         more = f" and {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
         raise ValueError(
             f"There {'is' if files[0] == index else 'are'} {what} '{target}' already: {files[0]}"
-            f"{more}. Nothing is written over it: give another name, or delete it first."
+            f"{more}. Nothing is overwritten: give another name, or delete it first."
         )
 
 
@@ -265,7 +265,7 @@ def recover_all(base: str) -> None:
             if "shards" in record and not _has_become_latest(path, record):
                 raise  # it has to be undone first
             tf.logging.warning(
-                "'%s', which a save has left, can't be removed (%s: %s). Saves go on.",
+                "'%s', which a save has left, can't be removed (%s: %s). Saving continues.",
                 *(path, type(error).__name__, getattr(error, "message", error)),
             )
 

@@ -74,7 +74,7 @@ class BundleIndex:
             self.shards = self._parse(data)
         except Exception as error:
             raise tf.errors.DataLossError(
-                None, None, f"{path} is no index of a checkpoint, or is damaged: {error}"
+                None, None, f"{path} isn't the index of a checkpoint, or is damaged: {error}"
             ) from None
 
     def _parse(self, data: bytes) -> int:

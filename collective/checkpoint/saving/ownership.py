@@ -448,7 +448,7 @@ def _warn_of_others(folder: str, others: list[Owner]) -> None:
 def _warn_unmarked(path: str, error: Exception) -> None:
     warnings.warn(
         f"'{path}' can't be written ({type(error).__name__}: {error}), so another job that saves "
-        "under this name would not be noticed. Saving goes on.",
+        "under this name would not be noticed. Saving continues.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -344,7 +344,7 @@ def write_graph(
     """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
 
     It leaves a folder alone where another job may save. The save that follows finds out, and then
-    either tells the script or writes the graph. Training goes on where the storage fails, as it
+    either tells the script or writes the graph. Training continues where the storage fails, as it
     does without a checkpoint.
     """
     if collectives.rank() > 0:
@@ -361,7 +361,7 @@ def write_graph(
         if not storage.is_failure(error) or SCOPES.options.checkpoint_on_error == "stop":
             raise
         tf.logging.warning(
-            "the graph can not be written to '%s' (%s). Training goes on.", logdir, error
+            "the graph can not be written to '%s' (%s). Training continues.", logdir, error
         )
         return None
 

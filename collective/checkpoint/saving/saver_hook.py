@@ -104,7 +104,7 @@ def go_on_without(error: storage.CheckpointStorageError, saver: Any = None) -> N
         raise error
     if collectives.rank() == 0:
         tf.logging.warning(
-            "%s Training goes on, and the next save tries again. "
+            "%s Training continues, and the next save tries again. "
             "(scope(checkpoint_on_error='stop') makes this an error.)",
             error,
         )

@@ -149,6 +149,6 @@ def load(path: str, name: str | None = None) -> Profile:
         return from_record(name or path, record)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{file_name}: this is no profile that scope(profile=…) has written "
+            f"{file_name}: this isn't a profile that scope(profile=…) has written "
             f"({type(error).__name__}: {error})."
         ) from None

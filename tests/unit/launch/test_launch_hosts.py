@@ -99,7 +99,7 @@ def test_lists_of_hosts(text, hosts):
         ("h1:0", "give 1 to 4096 ranks"),
         ("h1:99999999", "give 1 to 4096 ranks"),
         ("h1:x", "isn't HOST or HOST:RANKS"),
-        ("h1,h1:2", "host h1 stands there twice"),
+        ("h1,h1:2", "host h1 is listed twice"),
         ("h1,,h2", "is no name or address of a host"),
     ],
 )
@@ -141,7 +141,7 @@ def test_host_files():
         ("h1\nh2 slot=8", "f, line 2: 'slot=8' isn't slots=N"),
         ("h1,h2", "line 1: 'h1,h2' isn't one host"),
         ("h1 slots=0", "give 1 to 4096 ranks"),
-        ("h1\nh1", "host h1 stands there twice"),
+        ("h1\nh1", "host h1 is listed twice"),
     ],
 )
 def test_host_files_that_are_none(text, words):
