@@ -1,1 +1,1 @@
-"""Keeps ranks together: they agree on every run, and end, leave, fail and meet alike."""
+"""Keeps ranks together: they agree on every run, and end, leave, fail and meet together."""

@@ -1,9 +1,9 @@
 """Lets ranks agree on a run before any of its collectives starts.
 
 Every rank contributes one header. In the normal case the exchange of headers is an operation of the
-run itself, and opens the gate. A rank that can't run (its data has ended, it leaves, it has failed)
-contributes its header from outside. Headers are a few integers. Only where they disagree do ranks
-exchange reports, too, in which each describes what it did.
+run itself, and opens the gate. A rank that can't run (its data have ended, it leaves, it has
+failed) contributes its header from outside. Headers are a few integers. Only if they disagree do
+ranks also exchange reports, in which each describes what it did.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collective.ops.communication.gate import TICKET, Check, Gate
 from collective.ops.graph import device_scopes
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
-# Stands in `Header.check` of a rank that is ENDED, and should have been IDLE.
+# The value of `Header.check` for a rank that is ENDED but should have been IDLE.
 EVALUATING = 1
 NAME = collectives.PREFIX + "agreement"
 # The channel on which ranks agree on keys that are exchanged a batch ahead.
@@ -48,15 +48,15 @@ class Header:
     Attributes:
         status: RUNNING, INVALID (an id outside its table), ENDED (out of data), CLOSING (at the end
             of the session, whose hooks may still run), LEFT (closed the session), FAILED or IDLE
-            (out of data in an evaluation, in which it answers the ranks that go on).
+            (out of data in an evaluation, in which it answers the ranks that continue).
         session: the number of the session, the same on every rank.
         signature: the signature of the collectives that the run will use; 0 for CLOSING, LEFT and
             FAILED.
-        check: for INVALID the lookup whose id failed: the number of its check in the graph times
-            CHECK_STRIDE, plus its place in the check; for ENDED it is EVALUATING if the rank only
+        check: for INVALID the lookup with the failed id: the number of its check in the graph times
+            CHECK_STRIDE, plus its position in the check; for ENDED EVALUATING if the rank only
             evaluates.
-        id: the invalid id, or another number that the check's message needs; for IDLE and ENDED a
-            digest of the data that have ended (`collective.coordination.dealt_input`).
+        id: the invalid id, or another number for the check's message; for IDLE and ENDED a digest
+            of the data that have ended (`collective.coordination.dealt_input`).
         clock: microseconds since 1970.
         wish: the signal by which the rank was told to stop; 0 if it wasn't
             (`collective.coordination.preemption`).
@@ -72,7 +72,7 @@ class Header:
 
 
 class SideChannel:
-    """Lets the ranks' Python programs exchange, outside any user's graph or session."""
+    """Lets the ranks' Python programs exchange data, outside of the user's graphs and sessions."""
 
     def __init__(self) -> None:
         with tf.Graph().as_default(), tf.device("/cpu:0"):
@@ -101,7 +101,7 @@ class SideChannel:
         return as_headers(self._session.run(self._headers[channel], {self._header: row}))
 
     def texts(self, text: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
-        """Returns the `text` of all ranks, which JSON can hold."""
+        """Returns the `text` of all ranks; JSON can hold it."""
         data = np.frombuffer(json.dumps(text).encode(), np.uint8)
         joined, sizes = self._session.run(
             self._texts[channel], {self._text: data, self._size: [len(data)]}
@@ -111,21 +111,21 @@ class SideChannel:
 
 
 def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns the ranks' `x` one below the other.
+    """Returns the ranks' `x`, stacked.
 
-    A header meets those of ranks that send theirs from outside of the run, or of any scope: they
-    all go by one carrier.
+    Some ranks may send their headers from outside of the run or of any scope, so all headers use
+    the same carrier.
     """
     return collectives.allgather(x, name, 0, carriers.of_agreement())
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:
-    """Returns the headers of which an exchange has given one row each."""
+    """Returns the headers from an exchange's rows."""
     return [Header(*(int(x) for x in row)) for row in rows]
 
 
 def ticket(session: int, signature: int) -> list[int]:
-    """Returns what the gates of a run are fed with: the part of its header that is known before.
+    """Returns the feed of a run's gates: the part of its header that is known before.
 
     Args:
         session: the number of the session.
@@ -135,12 +135,12 @@ def ticket(session: int, signature: int) -> list[int]:
 
 
 def clock_of(rows: np.ndarray) -> int:
-    """Returns rank 0's clock, in microseconds since 1970, as the rows of an exchange tell it."""
+    """Returns rank 0's clock, in microseconds since 1970, from the rows of an exchange."""
     return int(rows[0, _CLOCK])
 
 
 def wishes_of(rows: np.ndarray) -> list[int]:
-    """Returns each rank's wish, as the rows of an exchange tell it."""
+    """Returns each rank's wish, from the rows of an exchange."""
     wishes: list[int] = rows[:, _WISH].tolist()
     return wishes
 
@@ -153,7 +153,7 @@ def agree(
     first: bool,
     when_agreed: Callable[[], tf.Operation] = tf.no_op,
 ) -> tf.Tensor:
-    """Exchanges headers within a run, and opens `gate` if all ranks run the same.
+    """Exchanges headers within a run, and opens `gate` if all ranks run the same fetches.
 
     Some ranks may be idle while others run.
 
@@ -163,8 +163,8 @@ def agree(
         prerequisites: operations that must have succeeded first: the sources of the run's data.
         on_disagreement: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
-        when_agreed: makes an operation that is executed before the gate opens: of a run that has
-            failed after its gate TensorFlow cancels what then waits for a queue.
+        when_agreed: makes an operation that is executed before the gate opens: if a run fails after
+            its gate, TensorFlow cancels operations that wait for a queue.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.
@@ -176,8 +176,8 @@ def agree(
         tf.name_scope("collective/agreement"),
     ):
         header = _header(checks, gate.ticket)
-        # Not tf.control_dependencies, which marks what is waited for, and TensorFlow warns of a
-        # mark on what has run already.
+        # Not tf.control_dependencies, which marks the operations waited for: TensorFlow warns of a
+        # mark on one that has already run.
         header.op._add_control_inputs(list(prerequisites))
         if first:
             header = gate.counted(header)
@@ -205,7 +205,7 @@ def agree(
 
 
 def _switch(x: tf.Tensor, side: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (x if not `side`, x if `side`): what needs the other one is not executed."""
+    """Returns (x if not `side`, x if `side`): operations that need the other aren't executed."""
     out = tf.raw_ops.Switch(data=x, pred=side)
     return tf.identity(out.output_false), tf.identity(out.output_true)
 
@@ -288,11 +288,11 @@ def verdict(
 
 
 def report(description: str, shared: Iterable[str]) -> dict[str, Any]:
-    """Returns what a rank tells its peers where headers disagree.
+    """Returns what a rank tells its peers if headers disagree.
 
     Args:
         description: says what the rank does, for messages.
-        shared: the names of what all ranks must run alike (`RunFootprint.shared`).
+        shared: the names of what all ranks must run (`RunFootprint.shared`).
     """
     return {"description": description, "shared": list(shared)}
 
@@ -305,7 +305,7 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
     """Describes what each rank runs, and names the first collective that not all of them use."""
     used = [report["shared"] for report in reports]
     used_by_all = set(used[0]).intersection(*used[1:]) if used else set()
-    # Names that a user knows come first.
+    # Names that the user knows come first.
     different = sorted(
         {name for names in used for name in names} - used_by_all,
         key=lambda name: (name.startswith(collectives.PREFIX), name),
@@ -325,7 +325,7 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def _other_order(used: Sequence[Sequence[str]]) -> str:
-    """Says so where ranks have the same lookups in another order; '' if it isn't that.
+    """Explains that ranks have the same lookups in a different order; '' if that isn't the case.
 
     Args:
         used: by rank, names of what it runs; that of a lookup is its place, ': ', and what it is.
@@ -346,16 +346,17 @@ def _other_order(used: Sequence[Sequence[str]]) -> str:
         ranks.setdefault(lookup, []).append(str(r))
     first_on = ", ".join(f'"{lookup}" on rank {", ".join(r)}' for lookup, r in ranks.items())
     return (
-        f" All ranks have the same lookups, in a different order: first comes {first_on}. Probably the "
-        "code iterates over a set, or a dict or list made of one, whose order differs between "
-        "processes: iterate in an order that all ranks share, as in `for name in sorted(names)`."
+        f" All ranks have the same lookups, in a different order: first comes {first_on}. "
+        "Probably the code iterates over a set, or a dict or list made of one, whose order differs "
+        "between processes: iterate in an order that all ranks share, as in "
+        "`for name in sorted(names)`."
     )
 
 
 def needs_all_ranks(description: str, error: tf.errors.OutOfRangeError) -> RankError:
-    """Returns the error that takes the place of an end of data where nothing is about data.
+    """Returns the error to raise instead of an end of data if the operation takes no data.
 
-    A monitored session would take an end of data for its own end, and say nothing.
+    A monitored session would treat an end of data as its own end, silently.
     """
     return RankError(
         f"{description[:1].upper()}{description[1:]} takes all ranks, but {error.message}. Every "

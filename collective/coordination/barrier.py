@@ -1,7 +1,7 @@
 """Lets ranks do something together outside of a run: saving, restoring, exporting.
 
-Every step of it is one meeting: the ranks see that they do the same, then exchange payloads. A rank
-that does something else instead (runs, leaves, has failed) is found out there, on all of them.
+Each step is a meeting: the ranks check that they do the same, then exchange payloads. If a rank
+does something else (runs, leaves, has failed), all ranks find out there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
 
     Args:
         session: the `tf.Session` whose ranks meet, or None outside of any.
-        name: says what the ranks do; the same on every rank. It tells this meeting from others, and
-            stands in the error where it differs.
-        payload: what JSON can hold.
+        name: says what the ranks do; the same on every rank. It identifies this meeting, and
+            appears in the error if ranks differ.
+        payload: a value that JSON can hold.
 
     Raises:
         RankError: a rank does something else, has failed, or has left the session; on every rank.
@@ -39,15 +39,15 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
 
 
 def run_on_all_ranks(session: Any, name: str, step: Callable[[], T]) -> list[T]:
-    """Carries out `step` on every rank; an error on one is an error on all.
+    """Calls `step` on every rank; an error on one rank is an error on all.
 
     Args:
         session: see `exchange`.
         name: see `exchange`.
-        step: returns what JSON can hold.
+        step: returns a value that JSON can hold.
 
     Returns:
-        What `step` has returned on the ranks, in their order.
+        The results of `step` on the ranks, in their order.
 
     Raises:
         Exception: whatever `step` raised here, once the other ranks know.
@@ -74,7 +74,7 @@ def run_on_all_ranks(session: Any, name: str, step: Callable[[], T]) -> list[T]:
 
 
 class Steps:
-    """Carries out steps, after each of which the ranks meet.
+    """Runs steps with a meeting of the ranks after each.
 
     An error between two meetings, on any rank, is an error on all at the next.
 
@@ -83,7 +83,7 @@ class Steps:
             payloads = steps.meet({'files': files})     # then this raises on the others
 
     A meeting within `run_on_all_ranks` would leave out a rank that failed before it. Here every
-    rank comes to the same meetings until one brings an error, which is the last for all.
+    rank comes to the same meetings until a rank brings an error; that meeting is the last for all.
 
     Args:
         name: says what the ranks do; the same on every rank; for messages.
@@ -108,7 +108,7 @@ class Steps:
         return payloads
 
     def _post_progress(self) -> None:
-        # Peers may wait meanwhile, and the launcher shall know why.
+        # Peers may wait meanwhile, and the launcher should know why.
         if collectives.size() > 1:
             coordinator.instance().progress.works(self._name)
 
@@ -122,7 +122,7 @@ class Steps:
             try:
                 exchange(None, self._name, {"error": _described(error)})
             except Exception:
-                # A peer is elsewhere, and now knows where this one was.
+                # A peer is elsewhere, and now knows where this rank was.
                 pass
         if collectives.size() > 1:
             coordinator.instance().progress.leaves()

@@ -1,7 +1,7 @@
 """Lets a layer above count the batches that runs take from iterators, as a part of the runs.
 
-The coordination of runs knows a counter by these classes only (`collective.data.positions` is one).
-A graph without a counter has none of its runs changed.
+The coordination of runs knows a counter only by these classes (`collective.data.positions` is one).
+The runs of a graph without a counter are unchanged.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class BatchCounter(Protocol):
     def counted_run(
         self, operations: Set[tf.Operation], behind: list[tf.Operation]
     ) -> CountedRun | None:
-        """Returns what is to be counted of a run; None: nothing.
+        """Returns what to count in a run; None: nothing.
 
         Args:
-            operations: those that the run executes, or that were executed ahead for it.
+            operations: the operations that the run executes, or that were executed ahead for it.
             behind: those of its fetches.
 
         Raises:
@@ -50,13 +50,13 @@ def counter_of(graph: tf.Graph) -> BatchCounter | None:
 def counted_run(
     graph: tf.Graph, operations: Set[tf.Operation], leaves: Iterable[Any], fed: Iterable[Any]
 ) -> CountedRun | None:
-    """Returns what is counted of the batches that a run takes; None: nothing.
+    """Returns what to count of the batches that a run takes; None: nothing.
 
     Args:
         graph: the graph.
         operations: those that the run executes.
         leaves: its fetches.
-        fed: the tensors that it is fed with, or their names.
+        fed: the fed tensors, or their names.
 
     Raises:
         NotImplementedError: see `BatchCounter.counted_run`.
@@ -78,9 +78,9 @@ def counted_run(
 
 @contextlib.contextmanager
 def followed(session: Any, run: PreparedRun) -> Iterator[None]:
-    """Follows a run of `session`: which iterators have begun, and what is lost if the run fails.
+    """Tracks a run of `session`: which iterators have begun, and what is lost if the run fails.
 
-    A batch whose step failed counts as used, since its iterator is beyond it.
+    A batch whose step failed counts as used, because its iterator has passed it.
 
     Args:
         session: the session.

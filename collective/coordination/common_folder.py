@@ -1,7 +1,7 @@
-"""Settles on one folder for all ranks where a script names it on rank 0 alone, or one for each.
+"""Chooses one folder for all ranks if a script names it only on rank 0, or a different one on each.
 
-Scripts for Horovod give a folder to rank 0 only, which saves for all. Here every rank saves and
-restores its shards, in one folder, and rank 0's is the one that a script means.
+Scripts for Horovod name a folder only on rank 0, which saves for all. In this library every rank
+saves and restores its shards in one folder, and a script means rank 0's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collective.tensorflow_internals.checkpoints import checkpoint_management
 def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
     """Returns the folder that all ranks use: rank 0's, as every rank learns here.
 
-    Rank 0 warns if another rank named another one, or none. Every rank calls it.
+    Rank 0 warns if another rank named a different folder, or none. Every rank calls it.
 
     Args:
         doing: says what the ranks do; the same on every rank.
@@ -31,9 +31,9 @@ def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
         stacklevel: of the warning, as for `warnings.warn`, from the caller's view.
 
     Raises:
-        RankError: rank 0 has no folder though another rank has, or no checkpoint in its folder
-            though another rank has one in its own, or can't make its folder.
-        tf.errors.OpError: on rank 0, the reason why it can't.
+        RankError: rank 0 has no folder but another rank has, or no checkpoint in its folder but
+        another rank has one, or can't make its folder. tf.errors.OpError: on rank 0, the reason why
+        it can't.
     """
     own = os.fsdecode(folder) if folder else None
     folders = barrier.run_on_all_ranks(None, doing, lambda: _usable(own))
@@ -59,7 +59,7 @@ def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
 def _usable(folder: str | None) -> str | None:
     """Returns the folder, which rank 0 makes.
 
-    TensorFlow would make it later, on each rank by itself: an error would be that rank's alone.
+    TensorFlow would make it later, on each rank separately: an error would occur only on that rank.
     """
     if folder is not None and collectives.rank() == 0:
         tf.io.gfile.makedirs(folder)

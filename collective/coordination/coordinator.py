@@ -51,14 +51,14 @@ class _Broken:
 
 
 class Coordinator:
-    """Takes this rank's side in the agreement, over all of its sessions.
+    """Takes part in the agreement for this rank, over all of its sessions.
 
     Attributes:
         channel: exchanges headers and reports outside of runs.
         progress: tells the launcher what this rank does.
-        failure: the session in which a run failed, and a description: told to the peers when they
-            next wait for this rank.
-        broken: why peers can't be answered: describes a run that failed half-way, or a fork.
+        failure: the session in which a run failed, and a description; peers are told when they next
+            wait for this rank.
+        broken: why peers can't be answered: a run that failed half-way, or a fork.
         clock: seconds since 1970 on rank 0, as of the last exchange.
     """
 
@@ -72,7 +72,7 @@ class Coordinator:
         self._members: dict[Any, Membership] = {}
         self._sessions = 0
         self._dead = False
-        # Collectives of two threads would meet the peers' in no order.
+        # Collectives of two threads would meet the peers' in an undefined order.
         self._one_at_a_time = threading.RLock()
         atexit.register(self.leave_all)
         os.register_at_fork(after_in_child=self._note_fork)
@@ -100,7 +100,7 @@ class Coordinator:
         options: Any,
         metadata: Any,
     ) -> Any:
-        """Carries out a run on all ranks or on none, and returns the values of `fetches`.
+        """Executes a run on all ranks or on none, and returns the values of `fetches`.
 
         Every rank takes these steps:
 
@@ -114,9 +114,9 @@ class Coordinator:
             8  equalise    variables that the run has initialized become rank 0's
 
         Args:
-            original: TensorFlow's `Session.run`; so are `fetches`, `feeds` and what follows.
+            original: TensorFlow's `Session.run`; `fetches`, `feeds` and the rest are its arguments.
             session: the session.
-            run: the run, as it was prepared for these fetches and feeds.
+            run: the run that was prepared for these fetches and feeds.
         """
         fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
         description = "runs " + ", ".join(fetched)
@@ -168,8 +168,8 @@ class Coordinator:
             attempt.original(attempt.session, gate.start)
             member.count = 0
         if member.evaluation not in (None, attempt.signature):
-            # Before the run takes data: peers may still answer the evaluation that this rank has
-            # left.
+            # Before the run takes data, because peers may still answer the evaluation that this
+            # rank has left.
             self._agree_on(attempt)
 
     def _feed(self, attempt: RunAttempt) -> None:
@@ -189,10 +189,11 @@ class Coordinator:
     def _execute(
         self, attempt: RunAttempt, fetches: Any, options: Any, metadata: Any
     ) -> tuple[Any, list[Any]]:
-        """Runs TensorFlow, again while peers are idle, and fails as all ranks do (steps 5 and 6).
+        """Runs TensorFlow, again while peers are idle, and raises what all ranks raise (steps 5 and
+        6).
 
         Returns:
-            The values of the fetches, and those of the run's targets.
+            The values of the fetches and of the run's targets.
         """
         run, part = attempt.run, attempt.member.part
         while True:
@@ -215,7 +216,8 @@ class Coordinator:
                     continue
                 raise self._error_for_all(attempt, error, started) from None
             except Exception as error:
-                # TensorFlow never started the run: a feed of a wrong shape, for one.
+                # TensorFlow never started the run, for example because of a feed of the wrong
+                # shape.
                 if run.extended:
                     part.run_stopped()
                 self.failure = (attempt.member, f"failed with {type(error).__name__}: {error}")
@@ -227,7 +229,7 @@ class Coordinator:
                 raise
 
     def _has_started(self, attempt: RunAttempt) -> bool:
-        """Tells whether the run that has just failed had come as far as its collectives."""
+        """Tells whether the run that has just failed had reached its collectives."""
         gate, member = attempt.run.gate, attempt.member
         if gate is None:
             return bool(attempt.run.footprint.initialized)
@@ -237,7 +239,7 @@ class Coordinator:
     def _error_for_all(
         self, attempt: RunAttempt, error: tf.errors.OpError, started: bool
     ) -> BaseException:
-        """Returns what to raise for a run that failed, once the peers know of it (step 6)."""
+        """Returns the error of a failed run, after telling the peers (step 6)."""
         run, member, description = attempt.run, attempt.member, attempt.description
         if run.disagreement is not None:
             return self._judge(run.disagreement, member, run, description) or error
@@ -256,8 +258,8 @@ class Coordinator:
     ) -> BaseException:
         """Answers the peers' evaluation until they are out of data, too.
 
-        Returns:
-            What this rank then raises: `error`, its own end of data, if all goes well.
+        Returns: The error that this rank then raises: `error`, its own end of data, if all goes
+        well.
         """
         member, signature, dealt = attempt.member, attempt.signature, attempt.dealt
         member.evaluation = signature
@@ -281,13 +283,13 @@ class Coordinator:
                 if PREEMPTION.decided:  # so the peers ask no more
                     return PREEMPTION.error(state_of_session(attempt.session))
             elif all_well and len(running) == 1 and idle == {signature}:
-                # The others have finished early, and go on to something else.
+                # The others have finished early, and continue with something else.
                 return error
             else:
                 return self._end_or_verdict(attempt, headers, error)
 
     def _answer(self, attempt: RunAttempt) -> None:
-        """Takes part in one run of the peers without data of its own."""
+        """Takes part in one run of the peers without its own data."""
         idle_run = attempt.run.idle_run
         assert idle_run is not None
         attempt.run.begins()
@@ -345,7 +347,7 @@ class Coordinator:
     def agree(
         self, header: Header, member: Membership, run: PreparedRun | None, description: str
     ) -> None:
-        """Agrees with the peers outside of any run, once they have come out of an evaluation.
+        """Agrees with the peers outside of any run, after they have left an evaluation.
 
         Raises:
             Exception: what all ranks raise if they don't agree.
@@ -416,9 +418,9 @@ class Coordinator:
     def end(self, session: Any) -> None:
         """Waits for all ranks to come to the end of `session`.
 
-        The peers' runs there end as if out of data. What a session runs at its end, a last
-        checkpoint for one, all ranks then run. If the last run was an evaluation, this rank has no
-        more to evaluate, and first answers the ranks that have.
+        The peers' runs in it end as if out of data. All ranks then run what a session runs at its
+        end, such as a last checkpoint. If the last run was an evaluation, this rank has finished
+        it, and first answers the ranks that haven't.
         """
         member = self._members.get(session)
         if member is None or self.broken:
@@ -446,7 +448,7 @@ class Coordinator:
 
         Args:
             session: the session.
-            error: the error with which it is left, if any.
+            error: the error with which the session is left, if any.
         """
         state_of_session(session).has_left = True
         if session not in self._members or self.broken:
@@ -459,14 +461,14 @@ class Coordinator:
                 headers = self._exchange_headers(Header(LEFT, member.number))
                 self._judge(headers, member, None, "left its session")
                 return
-        # Most likely the end of this program. Should it go on, the peers hear of it when they next
+        # Most likely the end of this program. If it continues, the peers are told when they next
         # wait for this rank.
         description = f"left its session with {type(error).__name__}: {error}"
         self.failure = self.failure or (member, description)
         self._dead = self._dead or isinstance(error, SystemExit)
 
     def leave_all(self) -> None:
-        """Tells the peers at the end of the program, should they still wait for this rank."""
+        """Tells the peers at the end of the program, in case they still wait for this rank."""
         if self._dead or self.broken:
             return
         try:
@@ -494,8 +496,8 @@ class Coordinator:
             return
         (member, description), self.failure = self.failure, None
         if member.over is None and not self.broken:
-            # Peers that wait in that session get the error there. This rank goes on, as they do if
-            # they survive it.
+            # Peers that wait in that session get the error there. This rank continues, as they do
+            # if they survive it.
             self.progress.does(description)
             headers = self._exchange_headers(Header(FAILED, member.number))
             self._judge(headers, member, None, description)
@@ -524,7 +526,7 @@ def started() -> bool:
 def instance() -> Coordinator:
     """Returns the process's coordinator.
 
-    It is made at the first need, after the script's first session, whose thread counts TensorFlow
+    It is made when first needed, after the script's first session, whose thread counts TensorFlow
     keeps for all sessions.
     """
     if not _instance:

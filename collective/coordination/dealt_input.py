@@ -1,7 +1,7 @@
 """Lets a layer above compare what was dealt to the ranks, once all of them are out of data.
 
-The coordination of runs knows what is dealt by this class only (`collective.data.dealt_input` is
-one). What ranks have seen is compared by 63 bits in headers that they exchange at the end anyway.
+The coordination of runs knows dealt input only by this class (`collective.data.dealt_input` is
+one). Ranks compare 63 bits of what they have seen, in headers that they exchange at the end anyway.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def difference(
     headers: Sequence[Header],
     exchange: Callable[[dict[str, Any]], list[dict[str, Any]]],
 ) -> BaseException | None:
-    """Returns the error that every rank raises whose data have ended; None if all is well.
+    """Returns the error that every rank whose data have ended raises; None if all is well.
 
     Args:
         session: the session.

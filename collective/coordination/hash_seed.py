@@ -1,8 +1,8 @@
 """Notices that Python hashes strings differently on each rank.
 
-The launcher gives all ranks one PYTHONHASHSEED; another one, or none, may not. `hash(word)` is then
-another number on each rank, and a set of texts has another order. Each rank says at the first
-meeting of all (`barrier.exchange`), in what it says there anyway, what a text hashes to.
+The launcher gives all ranks the same PYTHONHASHSEED; other launchers may not. `hash(word)` then
+differs between ranks, and a set of strings has a different order. At the first meeting of all ranks
+(`barrier.exchange`), each rank adds the hash of a string to its payload.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _KEY = "hash"
 
 
 class HashCheck:
-    """Compares once in a process what ranks hash a text to."""
+    """Compares the ranks' hashes of a string, once per process."""
 
     def __init__(self) -> None:
         self._is_told = False
 
     def beside(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Returns what this rank says at a meeting: `payload`, and the hash at the first one."""
+        """Returns this rank's payload of a meeting: `payload`, and the hash at the first."""
         if self._is_told:
             return payload
         self._is_told = True
         return {**payload, _KEY: hash_of_text()}
 
     def compare(self, payloads: Sequence[dict[str, Any]]) -> None:
-        """Takes the hashes out of what ranks have said; rank 0 warns if they differ."""
+        """Removes the hashes from the ranks' payloads; rank 0 warns if they differ."""
         hashes = [payload.pop(_KEY, None) for payload in payloads]
         others = [rank for rank, each in enumerate(hashes) if each != hashes[0]]
         if not others or None in hashes or collectives.rank() != 0:
@@ -48,7 +48,7 @@ class HashCheck:
 
 
 def hash_of_text() -> int:
-    """Returns what a text hashes to in this process."""
+    """Returns the hash of a string in this process."""
     return hash(_TEXT)
 
 

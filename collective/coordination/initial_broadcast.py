@@ -16,7 +16,8 @@ from collective.tables.table import is_movable
 def broadcast_initial_values(original: Any, session: Any, variables: Sequence[Any]) -> None:
     """Gives every rank rank 0's values of `variables`.
 
-    Every rank calls it with the same variables. Variables that hold no numbers stay as they are.
+    Every rank calls it with the same variables. Variables that don't hold numbers are left
+    unchanged.
 
     Args:
         original: TensorFlow's `Session.run`.

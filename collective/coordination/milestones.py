@@ -1,4 +1,4 @@
-"""Tells the launcher how far this rank has trained, and which checkpoint it would go on from.
+"""Tells the launcher how far this rank has trained, and from which checkpoint it would resume.
 
 See `collective.job.milestones`.
 """
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 
 from collective.job.milestones import VARIABLE, MilestoneBoard, Milestones
 
-# The step in a checkpoint's name; of an increment's that of the whole checkpoint before it.
+# The step in a checkpoint's name; for an increment that of its whole checkpoint.
 _STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")
 
 
 class MilestonePoster:
-    """Posts this process's milestones, if a launcher wants to know.
+    """Posts this process's milestones if a launcher asks for them.
 
     Args:
-        environment: the process's, in which the launcher has put the place of its board.
+        environment: the process's, in which the launcher has put the location of its board.
     """
 
     def __init__(self, environment: Mapping[str, str]):
@@ -30,7 +30,7 @@ class MilestonePoster:
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether the launcher ends the job: there is nothing to be saved any more."""
+        """Tells whether the launcher is ending the job: nothing needs to be saved any more."""
         return self._board is not None and self._board.is_ending
 
     def trained(self) -> None:
@@ -44,7 +44,7 @@ class MilestonePoster:
 
         Args:
             path: its prefix.
-            step: its global step; None: as the name tells it, which an increment's doesn't.
+            step: its global step; None: the step in the name, which an increment's lacks.
         """
         if self._board is None or self._process != os.getpid():
             return
@@ -74,7 +74,7 @@ def _board(environment: Mapping[str, str], process: int) -> tuple[MilestoneBoard
             stacklevel=2,
         )
         return None, 0
-    # A process that a rank starts inherits its environment, and its number, but is no rank.
+    # A process that a rank starts inherits its environment and number, but isn't a rank.
     if record.pid not in (0, process) and os.path.exists(f"/proc/{record.pid}"):
         return None, 0
     board.post(rank, Milestones(process))
@@ -85,7 +85,7 @@ _posters: dict[int, MilestonePoster] = {}
 
 
 def poster() -> MilestonePoster:
-    """Returns the poster of this process; a fork is no rank, and posts nothing."""
+    """Returns the poster of this process; a fork isn't a rank and posts nothing."""
     made = _posters.get(os.getpid())
     if made is None:
         made = _posters[os.getpid()] = MilestonePoster({} if _posters else os.environ)

@@ -1,15 +1,15 @@
-"""Stops all ranks after the same step where one of them is told to: a job is preempted.
+"""Stops all ranks after the same step if one of them is told to stop: the job is preempted.
 
     a signal ──▶ this rank's wish ──▶ header of the next run ──▶ heard by all ranks: decided
                                                                           │
     the first run after that one which would train or take data: Preempted ◀┘
 
-The wish travels with the headers that ranks exchange anyway, so all of them hear it with the same
+The wish is sent with the headers that ranks exchange anyway, so all ranks learn of it in the same
 run or meeting, complete that, and stop. A MonitoredSession ends as if out of data: its hooks save a
-last checkpoint. A program with a plain session may catch `Preempted`, save, and raise it again. In
-a session that has raised it once more can be run, by all ranks alike.
+last checkpoint. A program with a plain session may catch `Preempted`, save, and raise it again.
+After a session has raised it once, all ranks may run more in it.
 
-A rank alone decides by itself, between two runs.
+A single rank decides by itself, between two runs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from collective.ops.communication import collectives
 
 
 class StoppableSession(Protocol):
-    """What is remembered of a session here (`collective.coordination.session_state`)."""
+    """The state of a session used here (`collective.coordination.session_state`)."""
 
     is_stopping: bool
 
 
 class StoppableRun(Protocol):
-    """What a run executes (`collective.coordination.run_analysis`)."""
+    """The part of a run used here (`collective.coordination.run_analysis`)."""
 
     @property
     def trains(self) -> bool: ...
@@ -41,10 +41,10 @@ class StoppableRun(Protocol):
 
 
 class Preemption:
-    """Holds this rank's wish, and what the ranks have decided.
+    """Holds this rank's wish, and the ranks' decision.
 
     Attributes:
-        decided: the signal for which all ranks stop; 0 while they go on.
+        decided: the signal for which all ranks stop; 0 while they continue.
     """
 
     def __init__(self) -> None:
@@ -58,22 +58,22 @@ class Preemption:
 
     @property
     def is_told(self) -> bool:
-        """Tells whether this rank stops before it trains any more, or takes data."""
+        """Tells whether this rank stops before it trains or takes data again."""
         return bool(self.decided) or bool(self.wish) and collectives.size() == 1
 
     def watch(self) -> None:
-        """Takes stop signals for wishes from now on: there is something to save."""
+        """From now on treats stop signals as wishes, because there is something to save."""
         self._signals.watch()
 
     def unwatch(self) -> None:
         """Leaves stop signals to the program again.
 
-        A wish that nobody has heard by then is no longer one to save something first.
+        A wish that hasn't been shared by then no longer asks to save first.
         """
         self._signals.unwatch(unheard=not self.decided)
 
     def hear(self, wishes: Iterable[int]) -> None:
-        """Takes note of all ranks' wishes, which all of them hear at the same time."""
+        """Notes all ranks' wishes, which all ranks learn of at the same time."""
         if self.decided:
             return
         self.decided = max(wishes, default=0)
@@ -83,10 +83,10 @@ class Preemption:
             print(f"collective: {name}: {ranks} after this step", file=sys.stderr, flush=True)
 
     def stop(self, session: StoppableSession, run: StoppableRun) -> None:
-        """Refuses a run that would train or take data once the ranks stop.
+        """Refuses a run that would train or take data after the ranks have decided to stop.
 
         Args:
-            session: the state of the session where it would run.
+            session: the state of the session in which it would run.
             run: what it would execute.
 
         Raises:
@@ -96,7 +96,7 @@ class Preemption:
             raise self.error(session)
 
     def raise_if_decided(self) -> None:
-        """Refuses to begin something that would take a while.
+        """Refuses to begin something that takes a while.
 
         Raises:
             Preempted: the ranks stop.
@@ -105,7 +105,7 @@ class Preemption:
             raise self._error()
 
     def error(self, session: StoppableSession) -> Preempted:
-        """Returns what to raise in `session`, which may run on afterwards."""
+        """Returns the error to raise in `session`, which may continue to run afterwards."""
         self.ends(session)
         return self._error()
 

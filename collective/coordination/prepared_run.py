@@ -1,4 +1,4 @@
-"""Keeps what a rank remembers of the runs and the sessions that all ranks share."""
+"""Keeps a rank's state of the runs and sessions that all ranks share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from collective.ops.graph.graph_state import state_of
 
 @dataclasses.dataclass(frozen=True)
 class CountedRun:
-    """Says what of a run is counted.
+    """Says what to count in a run.
 
     Attributes:
-        iterators: the names of the iterators of which it takes batches that are counted.
+        iterators: the names of the iterators whose batches it takes and counts.
         started: the names of the iterators that it restarts.
-        count: counts the batches once all that the run fetches is there.
+        count: counts the batches after everything that the run fetches is computed.
         count_alone: counts them without the run.
     """
 
@@ -44,31 +44,29 @@ class CountedRun:
 
 @dataclasses.dataclass
 class PreparedRun:
-    """Holds a way of running a graph, prepared once and used at every step.
+    """Holds one way of running a graph, prepared once and used at every step.
 
     Attributes:
         footprint: what it executes.
-        keep_alive: the fetches and feeds themselves: a run is found again by their identities,
-            which must not become those of other objects.
+        keep_alive: the fetches and feeds themselves: a run is identified by their identities, which
+            must not be reused by other objects.
         targets: run with the fetches: an agreement for each level, of which the first gives
             all ranks' headers; then exchanges of rows that gradients wait for, and the collectives
             that a rank out of data takes part in.
-        idle_run: how a rank that is out of data takes part in it; None if it can't.
+        idle_run: how a rank without data takes part in it; None if it can't.
         idle_targets: run with `idle_run`: an agreement for each level but the first.
-        repeatable: whether it can be tried again when ranks were found not to be ready: it has
-            taken no data.
+        repeatable: whether it can be tried again if ranks weren't ready: it has taken no data.
         tickets: the gates' placeholders.
-        gate: the first of the gates that it passes, if any.
-        disagreement: the headers for which a gate stayed closed, set while it runs.
-        disagreed_later: whether that was another gate than the first, so that collectives had been
-            executed.
-        label: what the launcher is told of it.
+        gate: the first gate that it passes, if any.
+        disagreement: the headers that kept a gate closed, set while it runs.
+        disagreed_later: whether that wasn't the first gate, so that collectives had been executed.
+        label: its description for the launcher.
         is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
-        kept: operations that take what the footprint feeds with nothing. TensorFlow's optimizer
-            would drop one that only has to be over before another, and make that one wait for all
-            inputs in its place: for what the fed ones come from, too.
-        counted: what of it is counted (`collective.coordination.batch_counter`); None: nothing.
+        kept: operations that use the tensors that the footprint feeds with nothing. TensorFlow's
+            optimizer would drop an operation that is only a control input, and make its consumer
+            wait for all of its inputs instead, including the sources of the fed tensors.
+        counted: what to count in it (`collective.coordination.batch_counter`); None: nothing.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
     """
@@ -91,11 +89,11 @@ class PreparedRun:
     recorder: Any = None
 
     def begins(self) -> None:
-        """Forgets how it went the time before."""
+        """Forgets the outcome of the previous time."""
         self.disagreement = None
 
     def refused(self, headers: list[Header], first: bool) -> None:
-        """Notes the headers for which a gate stayed closed: all ranks go on without this run.
+        """Notes the headers that kept a gate closed: all ranks continue without this run.
 
         Args:
             headers: of all ranks.
@@ -115,22 +113,22 @@ class PreparedRun:
 
     @property
     def wishes(self) -> list[int]:
-        """Returns each rank's wish to stop, as the headers tell for which a gate stayed closed."""
+        """Returns each rank's wish to stop, from the headers that kept a gate closed."""
         return [header.wish for header in self.disagreement or ()]
 
     def first_gate_opened(self, started: bool) -> bool:
         """Tells whether the first gate had opened in a run that failed.
 
         Args:
-            started: whether the run came as far as the agreement.
+            started: whether the run reached the agreement.
         """
         return started and (self.disagreement is None or self.disagreed_later)
 
     def end_of_data(self, error: tf.errors.OutOfRangeError, description: str) -> BaseException:
-        """Returns what to raise in the place of `error`, an end of data: `error` in most cases.
+        """Returns the error to raise instead of `error`, an end of data: `error` itself in most
+        cases.
 
-        A run that updates nothing and has no data but what it is fed can't be out of data: it
-        needs all ranks.
+        A run that updates nothing and has only fed data can't be out of data: it needs all ranks.
         """
         if self.footprint.trains or not self.repeatable or self.extended:
             return error
@@ -138,17 +136,17 @@ class PreparedRun:
 
 
 class Membership:
-    """Holds this rank's part in a session that all ranks have.
+    """Holds this rank's part in a session that all ranks share.
 
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
         checks: the checks of the session's graph.
         needs_all_data: why training must not end before all ranks are out of data; '' if it may.
         evaluation: the signature of the last run if that was an evaluation.
-        last_evaluation: that run, whose like this rank answers while it has no more to evaluate;
+        last_evaluation: that run; this rank answers runs like it after its own data have ended.
             None if it can't.
-        over: why nothing can be run in the session any more, once a peer or this rank has left.
-        count: how many runs came as far as the agreement; None before the first.
+        over: why nothing more can be run in the session, after a peer or this rank has left.
+        count: how many runs reached the agreement; None before the first.
         part: what the extension of the session's graph does in the session.
     """
 
@@ -168,19 +166,19 @@ class Membership:
         return Membership(number, gates_of(graph).checks, state_of(graph).needs_all_data)
 
     def note(self, headers: list[Header], verdict: BaseException | None) -> None:
-        """Notes what the ranks' headers, and the verdict on them, mean for the session."""
+        """Applies the ranks' headers, and the verdict on them, to the session."""
         if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(verdict, RankError):
             closed = tf.errors.OutOfRangeError(None, None, "this session is closed")
             self.over = verdict or closed
         if verdict is not None and not isinstance(verdict, tf.errors.OutOfRangeError):
-            # All ranks raise it, and none answers an evaluation any more. Those that had come to
-            # one and those that hadn't must agree on their next run alike.
+            # All ranks raise it, and none answers an evaluation any more. Ranks that had reached an
+            # evaluation and ranks that hadn't must agree on their next run.
             self.evaluation = None
 
 
 @dataclasses.dataclass
 class RunAttempt:
-    """Holds what the steps of one run share (`collective.coordination.coordinator`).
+    """Holds the state shared by the steps of one run (`collective.coordination.coordinator`).
 
     Attributes:
         original: TensorFlow's `Session.run`.
@@ -221,7 +219,7 @@ class RunAttempt:
 
 
 def peers_are_idle(headers: list[Header], signature: int) -> bool:
-    """Tells whether a rank that runs `signature` only has to try again.
+    """Tells whether a rank that runs `signature` just has to try again.
 
     All is well except for peers that still answer an earlier evaluation: they come to the run, too.
     """

@@ -1,4 +1,4 @@
-"""Tells the launcher what this rank does, so that a stall has an owner.
+"""Tells the launcher what this rank does, so that it can name the rank that causes a stall.
 
 See `collective.launch.progress.stall_detector`.
 """
@@ -18,9 +18,9 @@ _NOTHING = Label("nothing yet")
 
 
 class Progress:
-    """Posts what this process does, if a launcher wants to know.
+    """Posts what this process does if a launcher asks for it.
 
-    A post takes some two microseconds.
+    A post takes about two microseconds.
 
         with progress.does('runs loss'):
             progress.enters(Phase.AGREEING)     # from here on it may wait for its peers
@@ -51,7 +51,7 @@ class Progress:
             rank_stacks.answer(self._rank)
 
     def enters(self, phase: Phase) -> None:
-        """Posts that this rank is in `phase` of what it does from now on."""
+        """Posts that this rank enters `phase` of its current work."""
         if self._board is None or self._process != os.getpid():
             return
         record = (self._process, phase, self.passed, time.monotonic_ns())
@@ -59,7 +59,7 @@ class Progress:
         self._posted, self._phase = self._label, phase
 
     def does(self, description: str | Label) -> Progress:
-        """Describes what the phases to come belong to.
+        """Describes the work that the next phases belong to.
 
         As a context: afterwards this rank is AWAY.
         """
@@ -68,15 +68,15 @@ class Progress:
         return self
 
     def works(self, description: str) -> None:
-        """Posts that this rank works for all on its own, until it enters another phase or leaves.
+        """Posts that this rank works alone for all ranks, until it enters another phase or leaves.
 
-        The launcher waits for that more patiently.
+        The launcher allows more time for that.
         """
         self.does(description).enters(Phase.WORKING)
 
     def leaves(self) -> None:
-        """Posts that this rank does nothing that the ranks share from now on."""
-        # A rank that fails again and again before it enters anything must not seem to get on.
+        """Posts that from now on this rank does nothing that ranks share."""
+        # A rank that fails repeatedly before it enters anything must not appear to make progress.
         if self._phase != Phase.AWAY:
             self.enters(Phase.AWAY)
 

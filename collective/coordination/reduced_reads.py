@@ -1,6 +1,6 @@
-"""Fetches what all ranks have in the place of what is a rank's own.
+"""Replaces fetches of a rank's own values by those of all ranks.
 
-Layers above say which tensors these are (`collective.replication.metric_reads`: states of metrics;
+Higher layers say which tensors these are (`collective.replication.metric_reads`: states of metrics;
 `collective.gradients.rank_parts`: rows of tables' gradients), and what no run may need.
 """
 
@@ -19,7 +19,7 @@ from collective.tensorflow_internals.sessions import session as session_lib
 
 
 def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:
-    """Returns the fetches to run in the place of `fetches`; None: run them as they are."""
+    """Returns the fetches to run instead of `fetches`; None: run them unchanged."""
     reduced = state_of(graph).reduced_reads
     if not reduced:
         return None
@@ -37,7 +37,7 @@ def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:
 
 
 def refuse(graph: tf.Graph, operations: Iterable[tf.Operation], leaves: Iterable[Any]) -> None:
-    """Refuses a run that looks at what ranks can't have in common.
+    """Refuses a run that reads values that can't be combined over ranks.
 
     Args:
         graph: the graph.

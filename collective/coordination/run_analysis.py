@@ -1,4 +1,4 @@
-"""Reads off a graph what a session's run will use: pure, no ranks and no session involved."""
+"""Determines from a graph what a session's run will use: pure, without ranks or a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collective.strategies.grouped_exchange import groups_of
 from collective.strategies.required_operations import required_operations
 from collective.tables.table import Table
 
-# Operations that take a batch; the library's own queues are no data.
+# Operations that take a batch; the library's own queues don't count as data.
 _BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|Unstage")
 
 
@@ -28,12 +28,12 @@ _BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|
 class IdleRun:
     """Lets a rank without data take part in its peers' evaluation.
 
-    It asks for nothing, and gives the rows that they ask for.
+    It requests nothing, and sends the rows that they request.
 
     Attributes:
         operations: the collectives of the run.
-        feeds: no keys in place of the run's, and the first gate open: the ranks have agreed outside
-            of the run.
+        feeds: no keys instead of the run's, and an open first gate, because the ranks have agreed
+            outside of the run.
         states: pairs (x, state): x is fed with the value of `state`, too.
     """
 
@@ -48,16 +48,17 @@ class RunFootprint:
 
     Attributes:
         operations: everything that is executed.
-        shared: the names of what all ranks must run alike, sorted: collectives; the calls, branches
-            and loops that have some inside; the lookups of groups that the run needs; variables
-            that it initializes; operations named `collectives.ALIKE…`; options of scope().
-        signature: 63 bits of these names, by which ranks compare their runs.
+        shared: the names of everything that all ranks must run, sorted: collectives; the calls,
+            branches and loops that have some inside; the lookups of groups that the run needs;
+            variables that it initializes; operations named `collectives.ALIKE…`; options of
+            scope().
+        signature: 63 bits of these names, with which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. Other runs are evaluations.
-        empty_feeds: the values it is fed with for what shares its exchanges, and isn't needed:
-            lookups, values to be reduced over ranks, and ways that their sums don't take.
-        broadcasts: whether all that it writes are values that one rank has broadcast: it trains,
-            but is no step of training.
+        empty_feeds: the values fed for things that share its exchanges but aren't needed: lookups,
+            values to be reduced over ranks, and ways that their sums don't take.
+        broadcasts: whether it writes only values that one rank has broadcast: it trains, but isn't
+            a training step.
     """
 
     operations: frozenset[tf.Operation]
@@ -70,7 +71,7 @@ class RunFootprint:
 
     @property
     def is_step(self) -> bool:
-        """Tells whether it is a step of training."""
+        """Tells whether it is a training step."""
         return self.trains and not self.broadcasts
 
     @property
@@ -87,7 +88,7 @@ class RunFootprint:
         return any(op.type in ("RestoreV2", "Restore", "RestoreSlice") for op in self.operations)
 
     def comparing(self, names: Iterable[str]) -> RunFootprint:
-        """Returns the footprint with which ranks compare `names`, too."""
+        """Returns the footprint with which ranks also compare `names`."""
         shared = tuple(sorted([*self.shared, *names]))
         return dataclasses.replace(
             self, shared=shared, signature=_signature(shared, self.trains, self.broadcasts)
@@ -114,7 +115,7 @@ class RunFootprint:
         ]
 
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
-        """Returns what may end or fail before any collective, in the order of the names."""
+        """Returns the operations that may end or fail before any collective, ordered by name."""
         # A queue that this run fills after a gate can't be waited for before it.
         filled = {
             op.inputs[0].op
@@ -128,7 +129,7 @@ class RunFootprint:
         )
 
     def taking_nothing(self) -> list[tf.Operation]:
-        """Returns the operations that take what is fed for what the run doesn't need."""
+        """Returns the operations that use the feeds for what the run doesn't need."""
         return _by_name(
             {
                 op
@@ -167,7 +168,7 @@ class RunFootprint:
     def _idle_feeds(
         self, gates: GraphGates, exchanges: Iterable[tf.Operation]
     ) -> list[tuple[tf.Tensor, Any]]:
-        """Returns the feeds of a rank that asks for nothing."""
+        """Returns the feeds of a rank that requests nothing."""
         feeds: list[tuple[tf.Tensor, Any]] = [
             (gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]
         ]
@@ -185,11 +186,11 @@ class RunFootprint:
         )
 
     def exchanges_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
-        """Returns the collectives that must be over before ranks agree on the gate of `level`.
+        """Returns the collectives that must be finished before ranks agree on the gate of `level`.
 
-        These are the ones that don't wait for it, and the calls that have some inside: TensorFlow
-        may not begin the call of a function once the run has been refused. (Branches and loops it
-        carries to their end.)
+        These are the collectives that don't wait for it, and calls with such collectives inside:
+        TensorFlow may not begin the call of a function after the run has been refused. (It
+        completes branches and loops.)
         """
         return _by_name(
             op
@@ -205,7 +206,7 @@ class RunFootprint:
 
 
 def is_shared(graph: tf.Graph) -> bool:
-    """Tells whether ranks train `graph` together; they may run others by themselves."""
+    """Tells whether ranks train `graph` together; they may run other graphs separately."""
     return bool(gates_of(graph).gates) or any(
         isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
     )
@@ -258,7 +259,7 @@ def _shared_names(
     Args:
         graph: the graph.
         operations: those that a run executes.
-        not_needed: the names of tensors that are fed for what the run doesn't need.
+        not_needed: the names of tensors that are fed because the run doesn't need them.
     """
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
@@ -278,7 +279,7 @@ def _shared_names(
                 names.append(f"lookup {i:03} of {group_name}: {member.lookup}")
         used = {m.lookup.table.op.name for m in group.members if m.ids.op in operations}
         if used:
-            # Lookups of two groups may be alike: this tells which of the groups a rank runs.
+            # Lookups of two groups may be equal: this identifies the group that a rank runs.
             tables = ", ".join(f"'{name}'" for name in sorted(used))
             exchange = group.name.removeprefix(collectives.PREFIX).replace(".keys", "")
             kind = "tables" if len(used) > 1 else "table"
@@ -324,7 +325,7 @@ def _writes_one_of(holders: set[tf.Operation], graph: tf.Graph, op: tf.Operation
 
 
 def _assigns_broadcast(op: tf.Operation) -> bool:
-    """Tells whether `op` assigns a variable what one rank has broadcast, as it is."""
+    """Tells whether `op` assigns a variable an unchanged value that one rank has broadcast."""
     if op.type not in graph_analysis.ASSIGNS:
         return False
     value = op.inputs[1]

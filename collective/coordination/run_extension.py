@@ -1,7 +1,7 @@
 """Lets a layer above take part in the runs of a graph's sessions, in addition to the script.
 
-The coordination of runs knows extensions by these two classes only. As they stand here they do
-nothing: a graph without an extension has `NO_EXTENSION`, and a session of it `NO_PART`.
+The coordination of runs knows extensions only by these two classes. The base classes do nothing: a
+graph without an extension has `NO_EXTENSION`, and its sessions have `NO_PART`.
 (`collective.prefetch` exchanges keys a batch ahead that way.)
 """
 
@@ -16,11 +16,11 @@ from collective.ops.graph.graph_state import state_of
 
 
 class RewrittenFetches(NamedTuple):
-    """Holds the fetches to run in the place of those of a script.
+    """Holds the fetches to run instead of the script's.
 
     Attributes:
         fetches: a flat list.
-        restore: makes of their values the structure that the script expects.
+        restore: turns their values into the structure that the script expects.
     """
 
     fetches: list[Any]
@@ -33,7 +33,7 @@ class SessionPart:
     def feeds(
         self, trains: bool, gated: bool, feeds: dict[Any, Any], description: str
     ) -> dict[str, Any]:
-        """Returns what a run is fed with in addition, just before it starts.
+        """Returns additional feeds of a run, just before it starts.
 
         Args:
             trains: whether the run updates something.
@@ -44,19 +44,19 @@ class SessionPart:
         return {}
 
     def run_stopped(self) -> None:
-        """Takes note that the run ended before the ranks had agreed on it."""
+        """Notes that the run ended before the ranks had agreed on it."""
 
     def abandon(self) -> None:
-        """Takes note that this program is about to end."""
+        """Notes that this program is about to end."""
 
     def iterator_restarts(self) -> None:
-        """Takes note that an iterator of the session is about to start again."""
+        """Notes that an iterator of the session is about to start again."""
 
     def wait(self) -> None:
         """Waits until nothing of the extension runs in the session."""
 
     def leave(self) -> None:
-        """Comes to an end with the peers: this rank is about to leave the session."""
+        """Ends together with the peers, because this rank is about to leave the session."""
 
 
 class RunExtension:
@@ -77,11 +77,11 @@ class RunExtension:
     def executed_ahead(
         self, operations: Set[tf.Operation], fed: Iterable[str]
     ) -> Set[tf.Operation]:
-        """Returns what the extension has executed before a run, in the run's place.
+        """Returns what the extension has already executed on behalf of a run.
 
         Args:
             operations: those that the run executes.
-            fed: the names of what the script feeds.
+            fed: the names of the script's feeds.
         """
         return frozenset()
 

@@ -1,4 +1,4 @@
-"""Stands in for the ways in which a session ends inside scope() (see `patches`).
+"""Replaces the methods by which a session ends inside scope() (see `patches`).
 
 `original` is always TensorFlow's method itself.
 """
@@ -19,7 +19,7 @@ from collective.ops.communication import collectives
 def close(original: Any, session: Any) -> None:
     """Stands in for `Session.close`: tells the peers first.
 
-    A `with` statement of a monitored session or a `finally` may call it because of an error.
+    The `with` statement of a monitored session or a `finally` may call it because of an error.
     """
     error = _error_since_start(session)
     try:
@@ -36,9 +36,9 @@ def close(original: Any, session: Any) -> None:
 
 
 def _error_since_start(session: Any) -> BaseException | None:
-    """Returns the error that is being handled now, unless `session` was made while it was.
+    """Returns the error that is being handled now, unless `session` was made during its handling.
 
-    A session may be made in an `except`: for a first start, where there is no checkpoint.
+    A session may be made in an `except`, for example on a first start without a checkpoint.
     """
     error = sys.exc_info()[1]
     return None if id(error) == state_of_session(session).handled_error else error
@@ -66,7 +66,7 @@ def _end_background_work(session: Any, error: BaseException | None) -> None:
 
     Args:
         session: the session.
-        error: with which it is left; the other ranks then are elsewhere.
+        error: the error with which it is left; the other ranks are then elsewhere.
     """
     work = state_of_session(session).background_save
     if work is None:
@@ -83,12 +83,12 @@ def _end_background_work(session: Any, error: BaseException | None) -> None:
 def end(original: Any, session: Any, exception_type: Any = None) -> None:
     """Stands in for `_MonitoredSession._close_internal`: waits for all ranks at the end.
 
-    Hooks that run something there do so on all ranks together. Where the ranks are preempted they
-    do the same, and the program ends.
+    Hooks that run something at the end do so on all ranks together. If the ranks are preempted,
+    they do the same, and the program ends.
     """
     plain_session = session._coordinated_creator.tf_sess
     if plain_session is None:
-        # It is closed already, which TensorFlow's method says.
+        # It is already closed; TensorFlow's method says so.
         return original(session, exception_type)
     # In a `finally` it isn't told of the error.
     error = exception_type or _error_since_start(plain_session)
@@ -111,8 +111,8 @@ def end(original: Any, session: Any, exception_type: Any = None) -> None:
 def run_once(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `_RecoverableSession.run`: with several ranks an error ends the session.
 
-    After an AbortedError or an UnavailableError TensorFlow closes it, says nothing, and goes on in
-    a new one from the last checkpoint. Here the peers would still be in the old one.
+    After an AbortedError or an UnavailableError, TensorFlow silently closes it and continues in a
+    new session from the last checkpoint. The peers would still be in the old one.
     """
     if _goes_on_alone(session):
         return original(session, *args, **kwargs)
@@ -129,7 +129,7 @@ def step_once(
 
 
 def _goes_on_alone(session: Any) -> bool:
-    """Tells whether this rank may make a new session in the place of a `_RecoverableSession`'s."""
+    """Tells whether this rank may replace a `_RecoverableSession`'s session by a new one."""
     if collectives.size() == 1 or not session._sess:
         return True
     return not is_shared(session.graph)

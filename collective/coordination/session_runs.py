@@ -44,10 +44,10 @@ from collective.tensorflow_internals.graphs import context
 
 
 class Observer(Protocol):
-    """Sees training runs carried out (`collective.monitoring.run_observer`).
+    """Observes training runs (`collective.monitoring.run_observer`).
 
     Attributes:
-        measures: whether it wants to see the runs of one rank, too.
+        measures: whether it also observes the runs of a single rank.
         compared_options: options that ranks compare, too, before they train together.
     """
 
@@ -71,11 +71,11 @@ def run(
     options: Any = None,
     run_metadata: Any = None,
 ) -> Any:
-    """Stands in for `Session.run`: what ranks share they run together, the rest runs as it is.
+    """Replaces `Session.run`: ranks run shared operations together; everything else runs unchanged.
 
     Args:
         observer: carries training runs out.
-        original: `Session.run`; so are the others of its arguments.
+        original: `Session.run`; the other arguments are its own.
     """
     graph = session.graph
     flag = training_flag.existing(graph)
@@ -136,10 +136,10 @@ def _run_of_several(
     run_alone: Callable[[Any], Any],
     run_together: Callable[[Any], Any],
 ) -> Any:
-    """Carries a run out where there are several ranks."""
+    """Executes a run on several ranks."""
     graph, footprint = session.graph, prepared.footprint
     if not is_shared(graph):
-        # If an optimizer comes later, variables that are initialized now are made equal then.
+        # If an optimizer is added later, variables that are initialized now are made equal then.
         unequal = state_of_session(session).unequal_variables
         unequal.update({v.name: v for v in footprint.initialized})
         return run_alone(original)
@@ -162,9 +162,9 @@ def _stop_plain_run(session: Any, fetches: Any, feed_dict: Any) -> None:
 
 
 def _is_plain(graph: tf.Graph) -> bool:
-    """Tells whether the runs of `graph` are TensorFlow's alone.
+    """Tells whether the library changes nothing in the runs of `graph`.
 
-    They are so with one rank, if it has no dynamic table and no group of lookups.
+    That is the case on one rank, if the graph has no dynamic table and no group of lookups.
     """
     return (
         collectives.size() == 1 and training_flag.existing(graph) is None and not groups_of(graph)
@@ -172,7 +172,7 @@ def _is_plain(graph: tf.Graph) -> bool:
 
 
 def _with_feeds(footprint: RunFootprint, flag: Any, feed_dict: Any) -> Any:
-    """Returns `feed_dict` with what the library feeds to a run, with one rank, too.
+    """Returns `feed_dict` with the library's own feeds of a run, also on one rank.
 
     Args:
         footprint: what the run executes.
@@ -189,9 +189,9 @@ def _with_feeds(footprint: RunFootprint, flag: Any, feed_dict: Any) -> Any:
 def make_callable(
     original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
 ) -> Any:
-    """Stands in for `Session.make_callable`: the callable is a `run` in disguise.
+    """Replaces `Session.make_callable`: the callable calls `run`.
 
-    Where a graph's runs are TensorFlow's alone it is TensorFlow's callable.
+    If the library changes nothing in a graph's runs, it returns TensorFlow's callable.
     """
     if _is_plain(session.graph):
         return original(session, fetches, feed_list, accept_options)
@@ -214,7 +214,7 @@ def make_callable_from_options(original: Any, session: Any, options: Any) -> Any
     def call(*values: Any, run_metadata: Any = None) -> Any:
         feeds = dict(zip(options.feed, values))
         if connections:
-            # A dataset's next batch, for one, in the place of a placeholder.
+            # For example a dataset's next batch instead of a placeholder.
             batch = session.run([x.from_tensor for x in connections])
             feeds.update(zip((x.to_tensor for x in connections), batch))
         results = session.run([*fetches, *options.target], feeds, options.run_options, run_metadata)
@@ -224,7 +224,7 @@ def make_callable_from_options(original: Any, session: Any, options: Any) -> Any
 
 
 def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `Session.partial_run_setup`: refuses it where ranks agree on runs."""
+    """Replaces `Session.partial_run_setup`: refuses it if ranks agree on runs."""
     if collectives.size() > 1 and gates_of(session.graph).gates:
         raise NotImplementedError(
             "partial_run is not possible with several ranks, which agree on whole runs: use run()."
@@ -255,10 +255,10 @@ def with_own_gpu(
 ) -> None:
     """Stands in for `Session.__init__`: a process of several on a host sees one GPU.
 
-    The GPU's memory is taken as it is needed, and some of it is left to CUDA's libraries.
+    The GPU's memory is allocated as needed, and some of it is left to CUDA's libraries.
     """
     if config is None:
-        # What `tf.config` was told, which names all GPUs that the process may see.
+        # The settings of `tf.config`, which name all GPUs that the process may see.
         merged = tf.ConfigProto()
         merged.CopyFrom(context.context().config)
         merged.gpu_options.MergeFrom(_options_of_own_gpu(merged.gpu_options))
@@ -289,8 +289,8 @@ def _options_of_own_gpu(asked: tf.GPUOptions) -> tf.GPUOptions:
 def without_agreement(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a `MonitoredTrainingSession`: each of several ranks is its own process's chief.
 
-    That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
-    variables that it doesn't share with it.) A checkpoint_dir of rank 0 is everyone's.
+    That holds whatever the script says about rank 0. (A worker would wait for a chief to initialize
+    variables that they don't share.) All ranks use rank 0's checkpoint_dir.
 
     Raises:
         RuntimeError: it is called eagerly: there is no graph to run.
@@ -316,7 +316,7 @@ def without_agreement(original: Any, *args: Any, **kwargs: Any) -> Any:
 def wait_for_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `SessionManager.wait_for_session`: refuses it with several ranks.
 
-    It waits for a chief to initialize variables, of which this process would then see nothing.
+    It waits for a chief to initialize variables, which this process doesn't share.
     """
     if collectives.size() == 1:
         return original(manager, *args, **kwargs)
@@ -351,7 +351,7 @@ def _prepared_run(
         compared: names that ranks compare, too, if the run trains.
 
     Returns:
-        None if TensorFlow would refuse the fetches or feeds, which it then does itself.
+        None if TensorFlow would refuse the fetches or feeds; it then does so itself.
     """
     graph = session.graph
     leaves, fed = graph_analysis.flatten(fetches), list(feed_dict or {})
@@ -385,7 +385,7 @@ def _prepared_run(
 
 
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
-    """Refuses fetches that read a table's resource, by its name or made by hand: it is a shard."""
+    """Refuses fetches that read a table's resource, by its name or by hand: it is a shard."""
     tables = {
         v.handle.op: v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
@@ -416,12 +416,13 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
             run.targets.append(_agreement(graph, gates, run, level, awaited))
             run.tickets.append(gates.gates[level - 1].ticket)
             run.gate = run.gate or gates.gates[level - 1]
-        # The graph optimizer drops an exchange of which nothing is looked at: not what is awaited.
+        # The graph optimizer drops an exchange whose result isn't used, but not one that is
+        # awaited.
         run.targets += awaited
         run.idle_run = footprint.idle_run(gates) if collectives.size() > 1 else None
         if run.idle_run and run.targets:
-            # The graph optimizer drops an exchange of which nothing is looked at, but not where a
-            # rank answers it.
+            # The graph optimizer drops an exchange whose result isn't used, but not on a rank that
+            # answers it.
             run.targets += run.idle_run.operations
         if run.idle_run:
             run.idle_targets = [

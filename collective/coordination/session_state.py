@@ -1,4 +1,4 @@
-"""Keeps what the library knows of sessions: one record for each."""
+"""Keeps the library's state of sessions, one record for each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class BackgroundWork(Protocol):
         """Waits for it with all ranks, and raises its error on all alike. Every rank calls it."""
 
     def wait_alone(self) -> None:
-        """Waits for this rank's part of it, where the ranks can't meet any more; raises nothing."""
+        """Waits for this rank's part of it if the ranks can't meet any more; raises nothing."""
 
 
 @dataclasses.dataclass
 class SessionState:
-    """Holds everything that is remembered of one session.
+    """Holds all state of one session.
 
     Attributes:
         unequal_variables: by their names, the variables that were initialized before the graph had
@@ -34,26 +34,27 @@ class SessionState:
         dealt_runs: how many training runs the check of dealt input has counted.
         eviction_step: the global step at which rows were evicted last, or might have been; None if
             it isn't known.
-        runs_to_eviction: at least so many training runs come before rows are evicted.
-        steps_of_run: the most global steps that a run counts; None if it isn't known.
+        runs_to_eviction: the minimum number of training runs before rows are evicted.
+        steps_of_run: the largest number of global steps that a run counts; None if unknown.
         eviction_graph_version: the graph's version for `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
-        is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
-        has_left: whether this rank has closed it, or is about to: it runs nothing more.
+        is_stopping: whether it was told that all ranks are preempted, or is ending: it may continue
+            to run.
+        has_left: whether this rank has closed it or is about to; it runs nothing more.
         is_closed: whether this rank has closed it.
         number: which of the sessions that all ranks share it is; None before they do.
         begun_iterators: the names of the iterators of which batches were taken that are counted
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
-        at_close: what is called when the session has been closed, by names.
+        at_close: functions to call after the session is closed, by name.
         background_save: what writes a checkpoint of the session during its runs, if anything does.
-        save_failed: whether the last save of a hook failed, as training could go on without it.
+        save_failed: whether a hook's last save failed in a way that lets training continue.
         saver_hooks: the `CheckpointSaverHook`s that have saved it, by their folders.
         last_increments: what saves an increment where the session's last whole checkpoint can't be
             written, by folders: f(session, step) -> the prefix, or ''.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.saving.running_chain`).
-        followers: what follows the changes of tables, by the consumers' names
+        followers: the followers of tables' changes, by the consumers' names
             (`collective.checkpoint.saving.consumers`).
     """
 
@@ -81,12 +82,13 @@ class SessionState:
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def restored(self) -> None:
-        """Takes note that a checkpoint was restored: the global step may be another one now."""
+        """Notes that a checkpoint was restored: the global step may have changed."""
         self.eviction_step, self.runs_to_eviction = None, 0
         self.void_iterators |= self.begun_iterators
 
     def refuse_if_left(self) -> None:
-        """Refuses a session that this rank has left, which would count as one that no peer has.
+        """Refuses a session that this rank has left; it would otherwise count as a session without
+        peers.
 
         Raises:
             RuntimeError: TensorFlow's own error.
@@ -95,7 +97,7 @@ class SessionState:
             raise RuntimeError("Attempted to use a closed Session.")
 
     def close(self) -> None:
-        """Calls what is to be called when the session has been closed."""
+        """Calls the functions registered for the session's close."""
         self.is_closed = True
         while self.at_close:
             self.at_close.popitem()[1]()
@@ -118,7 +120,7 @@ def note_run(session: Any) -> None:
 
 
 def last_open_session() -> Any:
-    """Returns the session in which this process has run something last; None if it is closed."""
+    """Returns the session in which this process last ran something; None if it is closed."""
     session = _last_run[0]() if _last_run else None
     return None if session is None or state_of_session(session).is_closed else session
 

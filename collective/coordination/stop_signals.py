@@ -1,8 +1,8 @@
-"""Takes the signals by which a rank is told to stop, wherever the program is.
+"""Receives the signals that tell a rank to stop, wherever the program is.
 
-Python calls a signal's handler between two steps of the main thread's program, which may be far
-away: the thread waits in TensorFlow for data or for other ranks. So a thread of its own waits for
-the signals, by the pipe into which Python writes their numbers at once (`signal.set_wakeup_fd`).
+Python calls a signal's handler between two steps of the main thread's program, which may take long:
+the thread may wait in TensorFlow for data or for other ranks. So a separate thread waits for the
+signals, through the pipe into which Python writes their numbers at once (`signal.set_wakeup_fd`).
 
     the first one                 is noted, for later questions
     the same within SAME seconds  is the same: a scheduler signals launcher and ranks
@@ -11,7 +11,7 @@ the signals, by the pipe into which Python writes their numbers at once (`signal
     any, once the launcher ends   the same
     the job
 
-What a script has installed for a signal stays; so does what it installs later.
+A script's own signal handlers are kept, whether it installs them before or later.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class StopSignals:
         self._installed: list[int] = []
         self._pipe: tuple[int, int] | None = None
         self._listener: threading.Thread | None = None
-        # The same object at each look, by which a signal is known to be watched.
+        # Always the same object, by which a watched signal is recognised.
         self._handler = self._handle
 
     def watch(self) -> None:
-        """Begins to note signals, which only the main thread can."""
+        """Begins to note signals; only the main thread can."""
         if self._is_watching or threading.current_thread() is not threading.main_thread():
             return
         self._is_watching = True
@@ -62,7 +62,7 @@ class StopSignals:
         os.set_blocking(writing, False)
         others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if others != -1:
-            # An event loop of the script needs it. The handler then runs when Python gets to it.
+            # The script's event loop needs it. The handler then runs when Python gets to it.
             signal.set_wakeup_fd(others)
             os.close(reading)
             os.close(writing)
@@ -78,10 +78,10 @@ class StopSignals:
         _forget_in_forks(self)
 
     def unwatch(self, unheard: bool) -> None:
-        """Restores what there was before.
+        """Restores the previous state.
 
         Args:
-            unheard: whether a signal that was noted is to end the process now.
+            unheard: whether a noted signal ends the process now.
         """
         if not self._is_watching or threading.current_thread() is not threading.main_thread():
             return
@@ -98,7 +98,7 @@ class StopSignals:
             signal.raise_signal(self.received)
 
     def forget(self) -> None:
-        """Restores what there was before in a fork of the process, which is no rank."""
+        """Restores the previous state in a fork of the process, which isn't a rank."""
         if self._is_watching:
             with contextlib.suppress(ValueError):
                 self._restore()
@@ -143,7 +143,7 @@ class StopSignals:
 def _stop_signals() -> list[int]:
     """Returns the signals that tell this process to stop.
 
-    Ctrl-C is the launcher's; in a process by itself it interrupts, as always.
+    Under the launcher, Ctrl-C is the launcher's; otherwise it interrupts, as always.
     """
     numbers = [int(signal.SIGTERM)]
     chosen = os.environ.get(VARIABLE)
@@ -160,7 +160,7 @@ def _stop_signals() -> list[int]:
 
 
 def _is_untouched(number: int) -> bool:
-    """Tells whether a signal does what it does in a program that has installed nothing."""
+    """Tells whether a signal has its default effect."""
     defaults = _DEFAULTS.get(signal.Signals(number), (signal.SIG_DFL,))
     return signal.getsignal(number) in defaults
 
@@ -176,7 +176,7 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Holds signals back: one for a child would be noted here until the child is itself."""
+    """Holds back signals: a signal for a child would be noted here until the child is separate."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _stop_signals())
 
 
