@@ -1,4 +1,4 @@
-"""Carries out groups of lookups on sharded tables, by one of several backends."""
+"""Executes groups of lookups on sharded tables, by one of several backends."""
 
 from collective.strategies.base import Backend, Lookup, backend
 

@@ -29,7 +29,7 @@ class Lookup:
         table: a `collective.tables.table.Table`: `name`, `rows` V, `dim` D, `dtype`, `owners` of
             keys, `fetch` of rows.
         ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled.
-        unchecked: the ids are still to be checked: whether they are in [0, V).
+        unchecked: whether the ids must still be checked to be in [0, V).
         sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample;
             else None.
         sparse_weights: the weights of `sparse_ids`, or None.
@@ -48,7 +48,7 @@ class Lookup:
     weights_have_gradients: bool = False
 
     def __str__(self) -> str:
-        """Describes everything of the lookup that ranks must have alike."""
+        """Describes everything about the lookup that must be the same on all ranks."""
         rows = "any rows" if self.table.rows is None else counted(self.table.rows, "row")
         text = f"table '{self.table.op.name}' of {rows} of dimension {self.table.dim}"
         if self.combiner:
@@ -84,9 +84,9 @@ class GroupLayout:
     """Describes how a group's lookups share an exchange.
 
     Messages are ordered by section, and one row comes back for each *bag* of a section. A section
-    is of one table. Its bags are the distinct keys of all its lookups, whose rows the asker pools.
-    In a pooled section, of a single lookup, a bag has the keys of one sample on one owner, which
-    the owner pools.
+    is of one table. Its bags are the distinct keys of all its lookups, whose rows the requester
+    pools. In a pooled section, of a single lookup, a bag has the keys of one sample on one owner,
+    which the owner pools.
 
     Attributes:
         tables: the group's, each once.
@@ -100,16 +100,16 @@ class GroupLayout:
 
 
 class Backend(abc.ABC):
-    """Decides the layout of a group, and so the way of its exchange.
+    """Decides the layout of a group, and thereby how it is exchanged.
 
     `collective.strategies.grouped_exchange` carries the layout out.
     """
 
     @abc.abstractmethod
     def layout(self, group: Sequence[Lookup]) -> GroupLayout:
-        """Lays `group` out, so that it can share an exchange.
+        """Returns the layout with which `group` shares an exchange.
 
-        A pure function: every rank gets the same for the same group.
+        It is a pure function: every rank gets the same layout for the same group.
         """
 
 

@@ -1,8 +1,7 @@
-"""Takes in what the lookups of a group are given, flat, and checks it.
+"""Collects the inputs of a group's lookups, flattened, and checks them.
 
-The host has ids, samples and weights, checks them and hands them to who asks. On their way there
-TensorFlow would take them to a GPU and back. Only weights that the model learns are where it
-computes.
+Ids, samples and weights are in the host's memory, where they are checked; otherwise TensorFlow
+would copy them to a GPU and back. Only weights that the model learns are on the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exchanges a group of lookups by three all-to-alls: keys, rows, gradients.
 
-That is so however many tables and lookups there are.
+The number doesn't depend on how many tables and lookups there are.
 
     asker                                       owner
     1. request: its bags, by owner
@@ -10,8 +10,8 @@ That is so however many tables and lookups there are.
     4. rows            ◄── all-to-all ──
     5. pool: the result of each lookup
 
-Where ranks share memory, 2 to 4 may be one: each owner answers a rank as soon as its keys are
-there, and 5 begins while rows still come (`collective.ops.exchange.answered_exchange`).
+If ranks share memory, steps 2 to 4 may be one: each owner answers a rank as soon as its keys have
+arrived, and step 5 begins while rows still arrive (`collective.ops.exchange.answered_exchange`).
 
 The backend decides what a bag is (`collective.strategies.base.GroupLayout`).
 """
@@ -44,7 +44,7 @@ COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
 @dataclasses.dataclass(frozen=True)
 class GroupMember:
-    """Records a lookup of a group, as the exchange takes it in.
+    """Records a lookup of a group and its inputs in the exchange.
 
     Attributes:
         lookup: the lookup.
@@ -101,7 +101,7 @@ def exchange_group(
     provisional: bool = False,
     answers: bool = True,
 ) -> Group:
-    """Builds one exchange for `group`, none of whose inputs depends on another's rows.
+    """Builds one exchange for `group`; none of its inputs depends on another's rows.
 
     Kernels compute for all of its tables, or for none (`collective.ops.placement.on_device`). It is
     none of the graph's `groups_of` yet.
@@ -111,7 +111,7 @@ def exchange_group(
         group: lookups of float32 tables, in the same order on every rank.
         level: the level of the gate that the exchange waits for.
         wire: the types in which rows and gradients travel.
-        provisional: it gives way to another group; no run leaves any of its lookups out.
+        provisional: whether another group will replace it; no run leaves out any of its lookups.
         answers: owners may answer keys as they come, in the run that exchanges them.
     """
     layout, on_device = backend.layout(group), placement.on_device(group[0].table.hashed)

@@ -1,21 +1,21 @@
-"""Accumulates gradients: runs add theirs to those before, and every k-th applies the mean.
+"""Accumulates gradients: each run adds its gradients, and every k-th run applies the mean.
 
     batch ──► gradient ──► sum ──► mean ──► proxy ──► clipping, … ──► optimizer       in every k-th
                             run
                             └──► kept for the next run                                in the others
 
-A proxy is what a script gets for a gradient. `apply_gradients` puts the mean over the batches since
-the last update in front of it: what the script makes of the gradient, clipping say, it makes of the
-mean, as it would of the gradient of a k times larger batch. A fetch of it returns the mean so
-far; only a run of the update counts as a batch.
+A script gets a proxy instead of a gradient. `apply_gradients` makes the proxy show the mean over
+the batches since the last update: what the script does with the gradient, such as clipping, applies
+to the mean, as it would to the gradient of a batch k times as large. A fetch of it returns the mean
+so far; only a run of the update counts as a batch.
 
 Gradients are reduced over ranks before they are added, in every run: the collectives of all runs
 are the same, and none of them is inside a `tf.cond`. A table's sums stay with the owner of the
-rows, as `IndexedSlices` of those that the batches touched, each once.
+rows, as `IndexedSlices` of the distinct rows that the batches touched.
 
-Sums are kept in variables that no collection and no checkpoint knows. They need no initializer:
-nothing is kept at first in a session, after a checkpoint was restored into it, and where an updated
-variable has been initialized again.
+Sums are kept in variables that are in no collection and no checkpoint. They need no initializer:
+they are empty at first in a session, after a checkpoint was restored into it, and after an updated
+variable was initialized again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SCOPE = "collective/local_steps"
 
 @dataclasses.dataclass
 class GradientProxy:
-    """Stands for a gradient in a script's hands.
+    """Stands in for a gradient in a script.
 
     Attributes:
-        gradient: the gradient as it was computed, a tensor or `IndexedSlices`.
-        shown: what the script was given.
-        accumulator: gives the mean that it shows, once an update is there.
+        gradient: the computed gradient, a tensor or `IndexedSlices`.
+        shown: what the script received.
+        accumulator: computes the mean that it shows, once there is an update.
     """
 
     gradient: Any
@@ -55,15 +55,15 @@ class GradientProxy:
 def proxy_of(gradient: Any) -> Any:
     """Returns a proxy for `gradient`, a tensor or `IndexedSlices`.
 
-    In a function or a branch it is `gradient` itself: there, nothing could be put in front of a
-    proxy later.
+    In a function or a branch it is `gradient` itself, because nothing could be inserted there
+    later.
     """
     graph = tf.get_default_graph()
     if not graphs.is_outside(graph):
         return gradient
     with library_operations.noted(graph), tf.name_scope(f"{SCOPE}/gradient"):
         if isinstance(gradient, tf.IndexedSlices):
-            # Not an identity: the number of slices may be known, and is another one in the mean.
+            # Not an identity: the number of slices may be known, and differs in the mean.
             values, indices = (
                 tf.placeholder_with_default(x, tf.TensorShape([None]).concatenate(x.shape[1:]))
                 for x in (gradient.values, gradient.indices)
@@ -82,17 +82,17 @@ def accumulate(
     optimizer: tf.train.Optimizer,
     grads_and_vars: Sequence[Any],
 ) -> tuple[Sequence[Any], Callable[..., Any]]:
-    """Sums up gradients, of which every `steps`-th run applies the mean.
+    """Sums up gradients; every `steps`-th run applies their mean.
 
     Args:
-        steps: k. With 1 there is nothing to sum up.
+        steps: k. With 1 there is nothing to sum.
         original: `Optimizer.apply_gradients`.
         optimizer: the optimizer.
         grads_and_vars: its gradients and their variables.
 
     Returns:
-        The gradients of which an update is made, and their variables; and the function that makes
-        it of them, called as `original`.
+        The gradients to apply, and their variables; and the function that applies them, called like
+        `original`.
 
     Raises:
         NotImplementedError: inside a branch, a loop or a function.
@@ -150,7 +150,8 @@ class GradientAccumulator:
 
     def __init__(self, proxies: Sequence[GradientProxy], steps: int):
         gradients = [proxy.gradient for proxy in proxies]
-        # Without what a script makes updates wait for, which may be downstream of a proxy.
+        # Without the control inputs that a script adds to updates, which may be downstream of a
+        # proxy.
         graph = graphs.outermost(tf.get_default_graph())
         with (
             library_operations.noted(graph),
@@ -178,9 +179,9 @@ class GradientAccumulator:
             state.kept_batches.append(self._batches_before([]))
 
     def _batches_before(self, gradients: Sequence[Any]) -> tf.Tensor:
-        """Returns how many batches are kept; it is known when the gradients are there.
+        """Returns how many batches are kept; it is known once the gradients are computed.
 
-        Whatever may refuse the run so comes first.
+        So everything that may refuse the run comes first.
         """
         with tf.control_dependencies(_flat(map(_tensors, gradients))):
             started = tf.raw_ops.VarIsInitializedOp(resource=self._count)
@@ -213,9 +214,9 @@ class GradientAccumulator:
         return self._assign_count(tf.constant(0, tf.int64))
 
     def restart_with(self, variables: Sequence[Any]) -> None:
-        """Drops the sums where one of `variables` is initialized: they are of its old value."""
+        """Drops the sums when one of `variables` is initialized: they are of its old value."""
         for variable in variables:
-            # TensorFlow takes no change of an operation that a session has seen.
+            # TensorFlow accepts no change of an operation that a session has seen.
             if variable.initializer._id > state_of(variable.initializer.graph).seen_by_session:
                 variable.initializer._add_control_input(self.restart)
 
@@ -241,8 +242,8 @@ def _apply_every_kth(
         applied = original(optimizer, grads_and_vars, global_step, name)
         return tf.group(applied, accumulator.forget())
 
-    # All sums first: where a branch is part of the graph, its operations don't wait for each
-    # other's inputs.
+    # All sums first: if a branch is part of the graph, its operations don't wait for each other's
+    # inputs.
     with tf.control_dependencies(accumulator.sums), device_scopes.anywhere():
         done = tf.cond(accumulator.last, update, accumulator.keep, name="local_steps")
     with tf.control_dependencies([done]):
@@ -256,7 +257,8 @@ def _accumulator_of(
 ) -> GradientAccumulator:
     """Returns the accumulator of all `proxies`.
 
-    It is a new one, or another optimizer's, which shares the gradients by a norm of all, say.
+    It is a new one, or that of another optimizer that shares the gradients, for example by a global
+    norm.
     """
     if all(proxy.accumulator is None for proxy in proxies):
         return GradientAccumulator(proxies, steps)
@@ -280,12 +282,12 @@ def _proxies_of(graph: tf.Graph) -> dict[tf.Operation, GradientProxy]:
 def _proxies_upstream(gradient: Any, graph: tf.Graph) -> list[GradientProxy]:
     """Returns the proxies that `gradient` is computed from.
 
-    Those that these are computed from, in a penalty say, are left out.
+    Proxies from which these are computed, for example in a penalty, are left out.
     """
     proxies, seen_by_session = _proxies_of(graph), state_of(graph).seen_by_session
 
     def is_usable(op: tf.Operation) -> bool:
-        # A session has seen the other ones as they are.
+        # A session has already seen the other ones.
         proxy = proxies.get(op)
         return proxy is not None and (proxy.accumulator is not None or op._id > seen_by_session)
 
@@ -306,7 +308,7 @@ def _tensors(gradient: Any) -> list[tf.Tensor]:
 def _slices_like(
     gradient: tf.IndexedSlices, values: tf.Tensor, indices: tf.Tensor
 ) -> tf.IndexedSlices:
-    """Returns `IndexedSlices` of which the library knows what it knows of `gradient`."""
+    """Returns `IndexedSlices` with everything the library knows about `gradient`."""
     if shard_gradients.is_distinct(gradient.indices):
         shard_gradients.mark_distinct(indices)
     kind = ShardGradient if isinstance(gradient, ShardGradient) else tf.IndexedSlices
@@ -333,7 +335,7 @@ def _added(gradient: Any, kept: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if not isinstance(gradient, tf.IndexedSlices):
         return [tf.add(*old, *new)]
     both = [tf.concat(pair, 0) for pair in zip(old, new)]
-    # A replicated variable's slices stay apart, as they do in one larger batch.
+    # A replicated variable's slices stay separate, as in one larger batch.
     return list(shard_gradients.summed(*both)) if isinstance(gradient, ShardGradient) else both
 
 

@@ -1,10 +1,10 @@
 """Clips and checks tables' gradients as those of the whole table, never of one rank's shard.
 
-Repeated ids are summed first: a norm is that of the gradient as a matrix. Plain TensorFlow takes
-each occurrence of a repeated id for a row of its own: a named difference.
+Repeated ids are summed first, so a norm is that of the gradient as a matrix. Plain TensorFlow
+treats each occurrence of a repeated id as a separate row, which is a documented difference.
 
-A table's gradient is known by its `indices`, which stay the same tensor when a script scales or
-clips it, or by what these are computed from.
+A table's gradient is recognised by its `indices`, which stay the same tensor when a script scales
+or clips it, or by what these are computed from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -
 
 
 def _sum_of_squares(gradient: tf.IndexedSlices) -> tf.Tensor:
-    # A row's owner has all of its occurrences, whichever rank they come from.
+    # A row's owner has all of its occurrences, from all ranks.
     return tf.reduce_sum(tf.square(table_gradients.distinct(gradient).values))
 
 
@@ -78,10 +78,11 @@ def clip_by_average_norm(original: Any, t: Any, *args: Any, **kwargs: Any) -> An
 
 
 def is_all_finite(original: Any, gradients: Sequence[Any]) -> tf.Tensor:
-    """Stands in for what optimizers that scale a loss decide by: all ranks decide alike.
+    """Replaces the check by which loss-scaling optimizers decide, so that all ranks decide the
+    same.
 
-    A row's gradient overflows on its owner alone. A rank that decided by its own shards would skip
-    the step, and lower the scale, while others take it.
+    A row's gradient overflows only on its owner. If a rank decided by its own shards, it would skip
+    the step and lower the scale while others take the step.
     """
     if collectives.size() == 1 or not any(rank_parts.is_part(gradient) for gradient in gradients):
         return original(gradients)

@@ -1,9 +1,9 @@
-"""Brings rows that a script names by ids to the ranks that have them.
+"""Sends rows that a script names by ids to the ranks that own them.
 
     ids, rows of each rank ── allgather ── those of all ranks ── each keeps what it owns
 
 A script may make a gradient by itself (`tf.IndexedSlices` of a batch's ids), or compute ids of a
-table's gradient (`ids // 2`): which rank has such a row, only its id tells.
+table's gradient (`ids // 2`): only its id tells which rank owns such a row.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from collective.tables.table import Sharded
 
 
 def owns(part: rank_parts.Part | None, table: Sharded) -> bool:
-    """Tells whether this rank has the rows of `table` that a part of a gradient names."""
+    """Tells whether this rank owns the rows of `table` that a part of a gradient names."""
     return part is not None and part.kind is Kind.IDS and part.owners == rank_parts.owners_of(table)
 
 
 def of_owners(table: Sharded, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what all ranks give for the rows of a static table that this rank has.
+    """Returns what all ranks pass for the rows of a static table that this rank owns.
 
     Args:
         table: the table.
@@ -59,13 +59,13 @@ def of_owners(table: Sharded, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tenso
 
 
 def shard_gradient(gradient: Any, table: Sharded) -> Any:
-    """Returns what a script gives an optimizer for a table as the gradient of the shard.
+    """Converts the gradient that a script passes to an optimizer for a table to that of the shard.
 
-    A gradient that a script has made by itself counts as those that TensorFlow takes: as the mean
-    over ranks, or their sum with `scope(embedding_gradients='sum')`.
+    A gradient that a script has made itself is treated like TensorFlow's: as the mean over ranks,
+    or the sum with `scope(embedding_gradients='sum')`.
 
     Raises:
-        TableError: only the script knows which rows it is of.
+        TableError: only the script knows to which rows it belongs.
     """
     if gradient is None or collectives.size() == 1:
         return to_shard(gradient, table)

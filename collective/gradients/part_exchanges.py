@@ -1,4 +1,4 @@
-"""Exchanges what ranks make of their parts of tables' gradients.
+"""Exchanges what ranks compute from their parts of tables' gradients.
 
 rows of this rank ── reduction ── one row ── allgather ── a row for each rank ── reduction
 """
@@ -21,7 +21,7 @@ def independent(
 ) -> Iterator[list[tuple[tf.Operation, Part]]]:
     """Yields reductions that can share an exchange.
 
-    They are of the same gradients, of one type, and none waits for another.
+    They have the same gradients and type, and none waits for another.
 
     Args:
         reductions: the operations.
@@ -53,9 +53,9 @@ def _travels_as(dtype: tf.DType) -> tf.DType:
 
 
 def reduce_over_ranks(reductions: Sequence[tuple[tf.Operation, Part]]) -> None:
-    """Gives reductions, in the place of this rank's rows, one row for each rank.
+    """Replaces the input of reductions, this rank's rows, by one row for each rank.
 
-    It is what the reduction makes of that rank's rows. All travel by one exchange.
+    It is the reduction of that rank's rows. One exchange carries all of them.
     """
     sent: list[tf.Tensor] = []
     for op, _ in reductions:
@@ -71,7 +71,7 @@ def reduce_over_ranks(reductions: Sequence[tuple[tf.Operation, Part]]) -> None:
     numbers = iter(sent)
     for op, _ in reductions:
         x = next(numbers)
-        # [N, …]: each rank's, one below the other.
+        # [N, …]: the ranks' rows, stacked.
         ranks = tf.reshape(next(pieces), tf.concat([[-1], tf.shape(x)[1:]], 0))
         if op.type == "Mean":
             next(numbers)
@@ -107,7 +107,7 @@ _REDUCE = {
 
 
 def allgather(x: tf.Tensor, tables: Sequence[str]) -> tf.Tensor:
-    """Returns the rows of all ranks, one rank's below the other's.
+    """Returns the rows of all ranks, concatenated.
 
     Args:
         x: this rank's.

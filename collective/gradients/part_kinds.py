@@ -1,4 +1,4 @@
-"""Says what a tensor has of this rank's part of a table's gradient, and what is made of it.
+"""Defines how a tensor relates to this rank's part of a table's gradient.
 
 values [K, D] ── * 2 ──► ROWS [K, D] ── tf.reduce_sum ──► a number: of all ranks, once exchanged
 indices [K] ──────────► IDS [K] ── tf.size ────────────► COUNT: of all ranks, once exchanged
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 
 class Kind(enum.Enum):
-    """Tells what a tensor says of this rank's rows.
+    """Tells how a tensor relates to this rank's rows.
 
     Attributes:
         ROWS: its first dimension is of them.
@@ -38,14 +38,14 @@ SIZES = frozenset({Kind.COUNT, Kind.SHAPE})
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Says what an operation makes of parts.
+    """Describes the result of an operation on parts.
 
     Attributes:
         outputs: the kinds of its outputs, by their numbers; the others are the same on all ranks.
         reduces: it reduces the rows of its first input.
-        gathered: the inputs in whose place the rows of all ranks come.
-        counted: the inputs in whose place the sum over ranks comes.
-        refused: why it can't be told what it makes; '' if it can.
+        gathered: the inputs to replace by the rows of all ranks.
+        counted: the inputs to replace by the sum over ranks.
+        refused: why the result can't be determined; '' if it can.
     """
 
     outputs: Mapping[int, Kind] = dataclasses.field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""Says what TensorFlow's operations make of this rank's part of a table's gradient.
+"""Determines what TensorFlow's operations compute from this rank's part of a table's gradient.
 
-A table's gradient is in parts: each rank has the rows that it owns. Of a tensor that is computed
-from one, its `Kind` says what its first dimension counts and what its numbers mean.
+A table's gradient is in parts: each rank has the rows that it owns. The `Kind` of a tensor computed
+from one says what its first dimension counts and what its numbers mean.
 
-An operation keeps its inputs' rows apart (then its outputs are parts, too), or puts them together
-(then all ranks' rows must come in), or can't be told (then a run that needs it is refused). All of
-this is read off single operations: pure, nothing is changed here.
+An operation either keeps its inputs' rows separate (its outputs are then parts, too), or combines
+them (all ranks' rows are then needed), or is unknown (a run that needs it is then refused). Single
+operations determine all of this: the functions are pure and change nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collective.gradients.part_kinds import BY_ROW, MIXES, NOTHING, SIZES, Kind,
 from collective.ops.graph import graph_analysis
 from collective.tensorflow_internals.graphs import tensor_util
 
-# Operations whose output has for each element of their inputs one that depends on it alone.
+# Operations whose output has one element for each element of their inputs, which depends only on
+# that.
 ELEMENTWISE = frozenset(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh Bitcast Cast Ceil CheckNumerics CheckNumericsV2 Cos Cosh
@@ -36,7 +37,7 @@ ELEMENTWISE = frozenset(
     SoftplusGrad SoftsignGrad SqrtGrad TanhGrad FakeQuantWithMinMaxArgs
     """.split()
 )
-# Elementwise operations that leave numbers as they are.
+# Elementwise operations that don't change numbers.
 _SAME_NUMBERS = frozenset(
     "Bitcast Cast Identity StopGradient PreventGradient Snapshot DeepCopy EnsureShape Print "
     "PlaceholderWithDefault Enter Exit CheckNumerics CheckNumericsV2".split()
@@ -66,7 +67,7 @@ _UNORDERED: dict[str, tuple[int, ...]] = {
     "Bincount": (0,),
     "DenseBincount": (0,),
 }
-# Operations that look at rows and give nothing on to the script's numbers.
+# Operations that use rows, but don't affect the script's numbers.
 SUMMARIES = frozenset(
     "HistogramSummary TensorSummary TensorSummaryV2 WriteHistogramSummary".split()
 )
@@ -74,7 +75,7 @@ _ONLOOKERS = SUMMARIES | frozenset("StringFormat PrintV2 Assert NoOp".split())
 
 
 def verdict(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
-    """Says what `op` makes of its inputs.
+    """Determines what `op` computes from its inputs.
 
     Args:
         op: an operation of a script.
@@ -126,10 +127,10 @@ def _elementwise(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
 
 
 def axes_of(op: tf.Operation) -> list[int] | None:
-    """Returns over which axes `op` reduces its first input, counted from 0; None for all.
+    """Returns the axes over which `op` reduces its first input, counted from 0; None for all.
 
     Raises:
-        ValueError: only a run will tell.
+        ValueError: they are known only in a run.
     """
     # tf.reduce_sum(x) is over a range, where the rank is known in a run only.
     if op.type == "L2Loss" or op.inputs[1].op.type == "Range":
@@ -161,7 +162,7 @@ def _unordered(op: tf.Operation, kinds: Mapping[int, Kind]) -> Verdict:
     index = kinds.get(with_rows[-1] if where else with_rows[0])
     if index in (Kind.LOCAL, Kind.PLACES):
         if graph_analysis.WRITES.match(op.type) and op.type != "ScatterNd":
-            # A slot of the shard, in an optimizer's hands.
+            # A slot of the shard, in an optimizer.
             return NOTHING if index is Kind.LOCAL else MIXES
         return by_row(Kind.ROWS)
     parts = [i for i, kind in kinds.items() if kind in BY_ROW]

@@ -1,16 +1,16 @@
-"""Makes what a script computes of tables' gradients that of all ranks.
+"""Extends what a script computes from tables' gradients to all ranks.
 
-A rank has its part of a table's gradient: the rows that it owns. What a script computes row by row
-(scaling, clipping by value, the decay of the same rows) is right as it is. Where it puts rows
-together (a norm, a count, a matrix of all rows), the rows of all ranks are to come in. This is read
-off the graph (`collective.gradients.part_rules`), from the gradients downward, whatever functions
-of TensorFlow have made it:
+A rank has its part of a table's gradient: the rows that it owns. Computations row by row (scaling,
+clipping by value, the decay of the same rows) are correct as they are. Where a script combines rows
+(a norm, a count, a matrix of all rows), the rows of all ranks are needed. The graph shows this
+(`collective.gradients.part_rules`), from the gradients downwards, whichever TensorFlow functions
+built it:
 
     part ── reduction                  part ── reduction of this rank ── allgather ── reduction
     part ── scatter of rows by id      part ── allgather ── scatter
     part ── what can't be told         a run that needs it is refused
 
-It happens before gradients are taken or applied, and before a session runs.
+This happens before gradients are taken or applied, and before a session runs.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ ADVICE = (
 
 
 def owners_of(table: Sharded) -> str:
-    """Returns what is the same for tables of which a rank owns the same keys."""
+    """Returns a value that is the same for tables of which a rank owns the same keys."""
     return str(table.op.name) if table.rows is None else "key mod N"
 
 
 class GradientParts:
-    """Knows what a graph computes of tables' gradients.
+    """Tracks what a graph computes from tables' gradients.
 
     Attributes:
-        settled: operations into which the rows of all ranks come.
-        warned: summaries of which it was said that they are of one rank's rows.
+        settled: operations that already use the rows of all ranks.
+        warned: summaries with a warning that they show one rank's rows.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -69,14 +69,14 @@ class GradientParts:
         self._same: set[tf.Operation] = set()
 
     def part_of(self, tensor: Any) -> Part | None:
-        """Returns what is known of a tensor that is a part; None if it is none."""
+        """Returns what is known about a tensor that is a part; None if it isn't a part."""
         if not isinstance(tensor, tf.Tensor) or tensor.graph is not self._graph:
             return None
         self._read()
         return self._parts.get(tensor.name)
 
     def _read(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
-        """Follows the parts through the graph; returns what is to be done where."""
+        """Follows the parts through the graph; returns what has to be done where."""
         gradients = state_of(self._graph).table_gradients
         given = state_of(self._graph).shard_gradients
         version = (self._graph.version, len(gradients) + len(given))
@@ -108,7 +108,7 @@ class GradientParts:
                 whole[x.name] = of_all(x, part)
 
     def check_function(self) -> None:
-        """Refuses rows that come together in the graph of a function, where no exchange can be.
+        """Refuses rows that are combined in the graph of a function, where no exchange is possible.
 
         Raises:
             TableError: it has an operation that would need the rows of all ranks.
@@ -139,7 +139,7 @@ class GradientParts:
                 self._is_changing = False
 
     def settle(self) -> None:
-        """Lets the rows of all ranks come in wherever a script puts rows together."""
+        """Adds the rows of all ranks wherever a script combines rows."""
         while work := self._read():
             with self._changing():
                 self._check_changeable(work)
@@ -157,7 +157,7 @@ class GradientParts:
         self._refuse_rank_local()
 
     def _refuse_rank_local(self) -> None:
-        """Refuses what puts parts together with what this rank alone knows.
+        """Refuses operations that combine parts with values that only this rank knows.
 
         By now what was reduced over ranks can be told from that.
         """
@@ -194,7 +194,7 @@ class GradientParts:
                 )
 
     def _of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
-        """Returns the rows of all ranks, one rank's below the other's."""
+        """Returns the rows of all ranks, concatenated."""
         if x.name not in self._gathered:
             self._gathered[x.name] = part_exchanges.allgather(x, [part.table])
         return self._gathered[x.name]
@@ -213,7 +213,7 @@ class GradientParts:
 
 
 def parts_of(graph: tf.Graph) -> GradientParts:
-    """Returns what `graph`, which a session runs, computes of tables' gradients."""
+    """Returns what `graph`, which a session runs, computes from tables' gradients."""
     state = state_of(graph)
     if state.gradient_parts is None:
         state.gradient_parts = GradientParts(graph)
@@ -226,10 +226,10 @@ def _has_gradients(graph: tf.Graph) -> bool:
 
 
 def settle(graph: tf.Graph) -> None:
-    """Makes what a script computes of tables' gradients that of all ranks.
+    """Extends what a script computes from tables' gradients to all ranks.
 
     Raises:
-        TableError: a session has run it already, or rows come together inside a function.
+        TableError: a session has already run it, or rows are combined inside a function.
     """
     if collectives.size() == 1:
         return
@@ -243,11 +243,11 @@ def settle(graph: tf.Graph) -> None:
 def gather_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
     """Has a session fetch the rows of all ranks in the place of this rank's.
 
-    One rank's rows come below the other's, so the values and the ids of a gradient fit.
+    The ranks' rows are concatenated in order, so the values and the ids of a gradient match.
 
     Args:
         graph: the session's.
-        leaves: what a run fetches.
+        leaves: the run's fetches.
 
     Raises:
         TableError: one of them has places among this rank's rows.
@@ -257,7 +257,7 @@ def gather_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
 
 
 def part_of(tensor: Any) -> Part | None:
-    """Returns what `tensor` says of this rank's rows of a table's gradient; None if it doesn't."""
+    """Returns how `tensor` relates to this rank's rows of a table's gradient, if it does."""
     if collectives.size() == 1 or not isinstance(tensor, tf.Tensor):
         return None
     if not tf.is_symbolic_tensor(tensor) or not _has_gradients(tensor.graph):
@@ -275,7 +275,7 @@ def is_part(gradient: Any) -> bool:
 
 
 class _Reading:
-    """Follows parts downward through a graph, once."""
+    """Follows parts downwards through a graph, once."""
 
     def __init__(self, graph: tf.Graph, known: GradientParts) -> None:
         self.parts: dict[str, Part] = {}
@@ -321,7 +321,7 @@ class _Reading:
 
     @property
     def work(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
-        """Returns the operations into which the rows of all ranks are to come."""
+        """Returns the operations that need the rows of all ranks."""
         return [
             (op, verdict, parts)
             for op, (verdict, parts) in sorted(self._verdicts.items(), key=lambda x: x[0]._id)
@@ -365,7 +365,7 @@ class _Reading:
                 heapq.heappush(self._waiting, (op._id, op))
 
     def _note_own_optimizers_reads(self) -> None:
-        """Notes what optimizers of a script's own read of tables and slots: this rank's rows."""
+        """Notes what a script's own optimizers read from tables and slots: this rank's rows."""
         for op in self._graph.get_operations() if self._noted.own_optimizers else ():
             if op.type != "ReadVariableOp" or not self._noted.is_own_optimizers(op):
                 continue
@@ -456,10 +456,11 @@ def _refusal(op: tf.Operation, part: Part, why: str) -> str:
 
 
 def check_gradient(gradient: Any, variable: Any) -> Any:
-    """Returns the gradient of a replicated variable, which a script may have made of a table's.
+    """Returns the gradient of a replicated variable, which a script may have computed from a
+    table's.
 
     Raises:
-        TableError: it is this rank's rows, which no replica could be updated by.
+        TableError: it is this rank's rows, which can't update a replica.
     """
     if isinstance(gradient, tf.IndexedSlices):
         parts = [part_of(gradient.values), part_of(gradient.indices)]

@@ -1,10 +1,10 @@
 """Reduces gradients over ranks, once, where they are taken.
 
 TensorFlow's `tf.gradients` and `compute_gradients` end in one function. With respect to a
-replicated variable the gradient becomes the mean over ranks, with respect to a table the sum that
-its exchange gives divided by N; with respect to anything else it stays as it is. Training thus
-minimises the mean of the ranks' losses. The means are differentiable, so a penalty on a gradient
-sees, and differentiates, the global one.
+replicated variable the gradient becomes the mean over ranks, with respect to a table the sum from
+its exchange, divided by N; other gradients are unchanged. Training thus minimises the mean of the
+ranks' losses. The means are differentiable, so a penalty on a gradient uses, and differentiates,
+the global gradient.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _is_variable(x: Any) -> bool:
 def refuse_eager_gradients(xs: Sequence[Any]) -> None:
     """Refuses gradients with respect to variables that are taken eagerly.
 
-    Each rank would train a model of its own. Gradients with respect to anything else are a rank's
-    own in graphs, too.
+    Each rank would train a separate model. Gradients with respect to anything else are a rank's own
+    in graphs, too.
 
     Args:
         xs: with respect to what gradients are about to be taken.
 
     Raises:
-        RuntimeError: a variable is among them, and what is written now is executed eagerly.
+        RuntimeError: a variable is among them, and execution is eager.
     """
     names = [str(x.name).partition(":")[0] for x in xs if isinstance(x, variables.Variable)]
     if names:
@@ -84,8 +84,8 @@ def reduce_gradients(
         take: computes this rank's gradients with respect to `xs`; None for an x that isn't
             connected.
         xs: variables, tables, tensors.
-        taped: whether a tape takes them, which knows nothing of the gradients that the library's
-            operations have.
+        taped: whether a tape takes them, which doesn't know the gradients of the library's
+            operations.
     """
     options, tables = SCOPES.options, [_table_of(x) for x in xs]
     gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
@@ -159,7 +159,7 @@ def _take(
 
 def _shard_gradient(gradient: Any) -> tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):
-        # A loop's: TensorFlow adds up whole matrices there, here the shard's.
+        # In a loop: TensorFlow adds up whole matrices there, and this the shard's.
         rows = tf.range(tf.shape(gradient, out_type=tf.int64)[0])
         return table_gradients.of_rows(gradient, shard_gradients.mark_distinct(rows))
     return table_gradients.of_rows(gradient.values, gradient.indices)
@@ -170,7 +170,7 @@ def deduplicated(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Stands in for `optimizer._deduplicate_indexed_slices`.
 
-    The gradient of an exchange names each row once already.
+    The gradient of an exchange already has each row only once.
     """
     return (values, indices) if shard_gradients.is_distinct(indices) else original(values, indices)
 
@@ -225,10 +225,10 @@ def _of_rows(optimizer: tf.train.Optimizer, grads_and_vars: Any) -> list[Any]:
 
 
 def of_shards(grads_and_vars: Any) -> list[Any]:
-    """Returns what an optimizer is to apply, of what a script has made of gradients.
+    """Returns the gradients for an optimizer to apply, from those that a script passes.
 
     Raises:
-        TableError: a gradient has this rank's rows, where that of all ranks is needed.
+        TableError: a gradient has this rank's rows, but those of all ranks are needed.
     """
     rank_parts.settle(tf.get_default_graph())
     return [
@@ -244,10 +244,10 @@ def of_shards(grads_and_vars: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
-    """Lets tables present themselves as their shards, for an optimizer to make slots and updates.
+    """Makes tables look like their shards, so that an optimizer makes slots and updates.
 
-    No update starts before everything that can refuse the step, upstream of any of the gradients,
-    has let it pass: a step that can't be taken leaves nothing half-applied.
+    No update starts until everything that can refuse the step, upstream of any gradient, has let it
+    pass: a refused step leaves nothing half-applied.
 
     Raises:
         RuntimeError: a table has a constraint.

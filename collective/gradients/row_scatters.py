@@ -1,8 +1,8 @@
 """Changes single rows of tables by their ids: `tf.scatter_update` and its like.
 
-Every rank gives the same ids and rows, of which each changes those that it owns; or ids of a
+Every rank passes the same ids and rows, and changes those that it owns; or it passes ids of a
 table's gradient, which are its own (`collective.gradients.rank_parts`). Before anything changes,
-ranks compare what they were given.
+ranks compare them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _written(table: Sharded, how: str, rows: tf.Tensor, updates: tf.Tensor) -> t
 
 
 def _checked(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    """Returns what exists once ranks agree that they were given the same rows, and valid ids."""
+    """Makes an operation that runs after ranks agree on equal rows and valid ids."""
     table_name, gates = str(table.op.name), gate.gates_of(tf.get_default_graph())
     name = collectives.unique_name(f"{table_name}/scatter")
     bounds = tensorflow_lookup.bounds(ids)[None]

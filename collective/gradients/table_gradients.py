@@ -1,4 +1,4 @@
-"""Presents a table's gradient by ids, and takes it back as that of the shard.
+"""Shows a table's gradient by ids, and converts it back to that of the shard.
 
     gradient of the shard ──► (values, rows of the shard)
                                  │  present
@@ -6,8 +6,8 @@
                                  │  to_shard
     what an optimizer gets ─► (values, rows of the shard)
 
-A script may look the table up by the ids, count them, or leave them alone: then an optimizer is
-given the rows of the shard as they were, and no run translates anything.
+A script may look up the table by the ids, or count them. If it doesn't use them, an optimizer gets
+the original rows of the shard, and no run translates anything.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from collective.tensorflow_internals.graphs import indexed_slices, tensor_conver
 class TableGradient(tf.IndexedSlices):
     """Holds this rank's part of the gradient of a table: the rows that it owns, by their ids.
 
-    The operations that give the ids are made when somebody asks for them.
+    The operations that compute the ids are made only when the ids are used.
 
     Args:
         values: [K, D].
-        rows: says of which rows they are.
+        rows: says to which rows they belong.
         dense_shape: [2] int64, that of the table; None of a dynamic one.
     """
 
@@ -56,7 +56,7 @@ class ShardGradient(tf.IndexedSlices):
 
 
 class GradientRows:
-    """Says of which rows of a shard a gradient is.
+    """Says to which rows of a shard a gradient belongs.
 
     Attributes:
         table: the table.
@@ -71,7 +71,7 @@ class GradientRows:
 
     @property
     def made_ids(self) -> tf.Tensor | None:
-        """Returns `ids`, if anybody has asked for them."""
+        """Returns `ids` if they are used."""
         return self._ids
 
     @property
@@ -109,7 +109,7 @@ def of_rows(values: tf.Tensor, rows: tf.Tensor) -> ShardGradient:
 
 
 def present(gradient: tf.IndexedSlices, table: Sharded, call: int = 0) -> TableGradient:
-    """Returns the gradient of a table as a script is to see it.
+    """Returns the gradient of a table in the form that a script sees.
 
     Args:
         gradient: of the shard.
@@ -127,7 +127,7 @@ def present(gradient: tf.IndexedSlices, table: Sharded, call: int = 0) -> TableG
 
 
 def rows_of(gradient: tf.IndexedSlices) -> GradientRows | None:
-    """Returns of which rows a gradient is, if it is a table's by the indices that it came with."""
+    """Returns the rows of a gradient, if it is a table's with its original indices."""
     return gradient.rows if isinstance(gradient, TableGradient) else known_rows(gradient.indices)
 
 
@@ -139,7 +139,7 @@ def with_values(gradient: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlic
 
 
 def distinct(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns a gradient with each row once; a table's has it so as it was taken."""
+    """Returns a gradient with each row once; a table's original gradient already has."""
     if isinstance(gradient, TableGradient) and shard_gradients.is_distinct(gradient.rows.rows):
         return gradient
     return tf.IndexedSlices(

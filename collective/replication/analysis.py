@@ -1,7 +1,7 @@
 """Finds out which values of a graph are the same on all ranks, and which are a rank's own.
 
-Rank-local are a rank's data, its random numbers, its local variables, and what is computed of
-these. All of this is read off the graph: pure, no session involved.
+A rank's data, random numbers and local variables, and everything computed from them, are
+rank-local. The graph determines all of this: the functions are pure and need no session.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ AGGREGATES = frozenset(
 def has_replicas(graph: tf.Graph) -> bool:
     """Tells whether several ranks have replicas of a graph's variables, and keep them equal.
 
-    A graph that is built to be served has none, nor have variables that are made eagerly.
+    A graph that is built for serving has none, and neither have variables that are made eagerly.
     """
     return (
         collectives.size() > 1
@@ -93,7 +93,7 @@ def has_replicas(graph: tf.Graph) -> bool:
 def replicated_variables(graph: tf.Graph) -> list[Any]:
     """Returns the global variables of `graph` that are the same on every rank.
 
-    They are neither tables and their slots, nor what a script says is each rank's own.
+    They don't include tables and their slots, or variables that a script marks as each rank's own.
     """
     rank_local = {id(v) for v in _rank_local_variables(graph)}
     return [
@@ -118,14 +118,14 @@ def _rank_local_variables(graph: tf.Graph) -> list[Any]:
 
 
 class ReplicationAnalysis:
-    """Tells, for many values of a graph, which are rank-local.
+    """Tells which values of a graph are rank-local.
 
     Args:
         graph: a graph that a session runs.
         synced: operations whose results are, or will be, the same on all ranks.
-        drifting: the memory of replicated variables that ranks have changed apart.
-        averaged: the memory of variables that are the same on all ranks, whatever their script says
-            of them.
+        drifting: the memory of replicated variables that ranks have changed differently.
+        averaged: the memory of variables that are the same on all ranks, whatever the script says
+            about them.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class ReplicationAnalysis:
         self._replicated: set[tf.Operation] = set()
 
     def is_rank_local(self, values: Iterable[tf.Tensor]) -> bool:
-        """Tells whether any of `values` comes from what is rank-local, other than by a mean.
+        """Tells whether any of `values` depends on rank-local values, other than by a mean.
 
-        A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so
-        is one without a shape.
+        A placeholder of a single number is a setting (a rate, a switch), for which all ranks feed
+        the same; so is one without a shape.
         """
         return self._reaches_source([x.op for x in values], per_sample=False)
 
@@ -198,8 +198,8 @@ class ReplicationAnalysis:
             is_librarys = str(op.name).startswith("collective/")
             return op not in self._replicated_memory and not is_librarys
         if op.type == "Merge":
-            # That of a loop which is still being built: nobody has seen where its later values
-            # come from.
+            # That of a loop which is still being built: the source of its later values isn't known
+            # yet.
             context = op._get_control_flow_context()
             return (
                 context is not None
@@ -209,7 +209,7 @@ class ReplicationAnalysis:
         if op.type in FED and not op.outputs[0].shape.rank:
             return False
         if RANDOM.match(op.type):
-            # Of a seed all ranks draw the same.
+            # With a seed all ranks draw the same.
             has_seed = "seed" in op.node_def.attr and (op.get_attr("seed") or op.get_attr("seed2"))
             return not has_seed
         if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
@@ -241,7 +241,7 @@ def takes_data(op: tf.Operation) -> bool:
 
 
 def is_fed(value: tf.Tensor) -> bool:
-    """Tells whether `value` is what a script feeds, at most put into another form.
+    """Tells whether `value` is fed by a script, at most in another form.
 
     Such a value is the script's to choose.
     """

@@ -1,14 +1,14 @@
-"""Keeps replicated variables equal: what a rank alone would assign becomes the mean over ranks.
+"""Keeps replicated variables equal: rank-local values that are assigned become means over ranks.
 
 Optimizers write gradients, which are reduced already. Everything else that changes a replicated
 variable (batch normalisation, averages of a loss, a script's own `tf.assign`, a gradient with noise
-added) may depend on this rank's data or random numbers. Such a value is noted where it is written;
-before updates are made, or a session runs, what was noted gets as few allreduces as its dependences
-allow.
+added) may depend on this rank's data or random numbers. Such a value is noted where it is written.
+Before updates are made, or a session runs, the noted values get as few allreduces as their
+dependences allow.
 
-In a branch a value gets an allreduce on the spot: nothing can be put in front of it later. Many
-scripts keep the averages of a batch normalisation of their own in a `tf.cond` on a switch that they
-feed. Where ranks may take different branches there is no mean, and a warning says so.
+In a branch a value gets an allreduce immediately, because nothing can be inserted before it later.
+Many scripts keep the averages of their own batch normalisation in a `tf.cond` on a fed switch. If
+ranks may take different branches, there is no mean, and a warning says so.
 
 Variables that a script says are each rank's own (local variables, those of
 `VariableSynchronization.ON_READ`) are left alone, as is a value fed directly, which is the script's
@@ -70,10 +70,10 @@ DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 
 
 def mean_over_ranks(variable: Any, value: Any) -> Any:
-    """Returns what is to be written to `variable` in the place of `value`.
+    """Returns the value to write to `variable` instead of `value`.
 
     That is the mean over ranks, or a tensor that will be the mean once `sync_assignments` was
-    called. A value that takes no mean is returned as it is.
+    called. A value that needs no mean is returned unchanged.
     """
     graph = graphs.outermost(tf.get_default_graph())
     if not has_replicas(graph) or not is_replicated(variable):
@@ -115,7 +115,7 @@ def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
 def assign_table(original: Any, table: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for a table's `assign`, `assign_add` and `assign_sub`: warns of rank-local values.
 
-    All ranks give the same whole value, of which each keeps its rows.
+    All ranks pass the same whole value, and each keeps its rows.
     """
     graph = graphs.outermost(tf.get_default_graph())
     is_constant = isinstance(value, (np.ndarray, list, float, int))
@@ -127,7 +127,7 @@ def assign_table(original: Any, table: Any, value: Any, *args: Any, **kwargs: An
 
 
 def sync_gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
-    """Returns gradients, of which those of replicated variables are the same on all ranks.
+    """Returns gradients; those of replicated variables are made the same on all ranks.
 
     A gradient that was reduced may have become rank-local since (a script adds noise), or it never
     was reduced: it becomes the mean over ranks. A sparse one whose rows are each rank's own does so
@@ -203,7 +203,7 @@ def _value_inside(variable: Any, value: Any) -> Any:
 
 
 def _mean_on_the_spot(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over ranks in a branch, a loop or a function, if all ranks come by.
+    """Returns the mean over ranks in a branch, a loop or a function, if all ranks execute it.
 
     If they don't, or if there is no mean, it warns and returns `value`, as it does without a
     warning where `value` is the same on all ranks.
@@ -254,7 +254,8 @@ def _ranks_may_diverge(analysis: ReplicationAnalysis) -> bool:
 
 
 def sync_assignments(graph: tf.Graph, training: bool = False) -> None:
-    """Finds what was assigned since the last time, and exchanges all that is to become a mean.
+    """Finds what was assigned since the last call, and exchanges everything that must become a
+    mean.
 
     Args:
         graph: the graph, to which a session or an optimizer comes.
@@ -317,7 +318,7 @@ def _refuse_update_op(graph: tf.Graph, op: tf.Operation, variable: Any) -> None:
 
 
 def _note_assignments(graph: tf.Graph, pending: PendingSyncs) -> None:
-    """Notes what was assigned since the last time; in branches `assign` has seen to it."""
+    """Notes what was assigned since the last call; in branches `assign` has already handled it."""
     # Before nearly every step the graph is as it was.
     if graph.version == pending.scanned_version or not is_shared(graph):
         return
@@ -394,7 +395,7 @@ def _rank_local_writes(
     """
     variables_by_memory = {graph_analysis.memory(v): v for v in replicated_variables(graph)}
     initializers = {v.initializer for v in variables_by_memory.values()}
-    # Those that others were put in the place of, too.
+    # Also those that others have replaced.
     initializer_names = {f"{v.op.name}/Assign" for v in variables_by_memory.values()}
     analysis, writes = analysis_of(graph), []
     candidates = [op for op in operations if op.inputs and graph_analysis.WRITES.match(op.type)]

@@ -7,9 +7,9 @@ A script reads a state to compute the metric's value, and to update it:
              ▲                     │
              └──────── read ◄──────┘
 
-Before a session runs the graph, what computes a value is given the reduced states in the place of
-this rank's. What updates the state keeps taking this rank's. Where ranks' states can't become one,
-whatever looks at them is refused when it is run.
+Before a session runs the graph, operations that compute a value get the reduced states instead of
+this rank's. Operations that update the state still use this rank's. If ranks' states can't be
+combined, operations that read them are refused when they are run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEEDS = (
 
 
 class _Use(NamedTuple):
-    """Stands for an operation that computes something of a state.
+    """Stands for an operation that computes something from a state.
 
     Attributes:
         op: the operation.
@@ -66,7 +66,7 @@ class MetricReads:
 
 
 def reduce_reads(graph: tf.Graph) -> None:
-    """Finds what looks at states of metrics, and gives it those of all ranks."""
+    """Finds the operations that read metrics' states, and gives them those of all ranks."""
     if not has_replicas(graph) or not metric_states.metric_variables(graph):
         return
     state = state_of(graph)
@@ -101,7 +101,7 @@ def reduce_reads(graph: tf.Graph) -> None:
 
 
 def reduce_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
-    """Reduces the states that are fetched as they are."""
+    """Reduces the states that are fetched directly."""
     known: MetricReads | None = state_of(graph).metric_reads
     if known is None or not known.by_name:
         return
@@ -147,7 +147,7 @@ def _is_ours(op: tf.Operation) -> bool:
 
 
 def _uses(each: MetricState) -> list[_Use]:
-    """Returns what computes something of a state, other than to update it."""
+    """Returns the operations that compute something from a state, other than to update it."""
     found = []
     for read in each.reads:
         is_reference = bool(read.dtype._is_ref_dtype)
@@ -283,9 +283,9 @@ def _warn_of_reads_inside(known: MetricReads, each: MetricState, uses: Sequence[
 
 
 def _refuse(refused: dict[Any, str], each: MetricState, uses: Iterable[_Use]) -> None:
-    """Refuses whatever computes something of a state that can't become one.
+    """Refuses operations that compute something from a state that can't be combined.
 
-    Updates may go on; what they compute of the state must not be looked at.
+    Updates are allowed; what they compute from the state must not be read.
     """
     updates = _updates(each)
     seen: set[tf.Operation] = set()

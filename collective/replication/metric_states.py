@@ -1,8 +1,8 @@
-"""Finds out how the states that a metric has on several ranks become one.
+"""Finds out how to combine a metric's states of several ranks.
 
-A state is a metric's variable. What writes it says what it is: a sum over records if it is only
-added to, a largest or smallest value if each update keeps the larger or smaller one. All of this is
-read off the graph: pure, no session involved.
+A state is a metric's variable. The operations that write it determine what it is: a sum over
+records if it is only added to, a largest or smallest value if each update keeps the larger or
+smaller one. The graph shows all of this: the functions are pure and need no session.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class MetricState:
 
     Attributes:
         variable: the metric's variable.
-        reduction: by what the ranks' states become one; None if nothing updates the variable, or if
-            they can't become one.
+        reduction: how to combine the ranks' states; None if nothing updates the variable, or if
+            they can't be combined.
         obstacle: why they can't, as in "metric variable 'x', which …"; '' if they can.
         is_final: whether no later operation of the graph can change that.
         reads: tensors with the state as this rank has it, before or after an update.
         own_updates: the operations of updates that take the state as this rank has it.
         compared: tensors with which an assigned value was compared, or to which it was added.
-        set_alike: assignments of what is alike on all ranks (fed, constant), except for zero.
+        set_alike: assignments of values equal on all ranks (fed, constant), except for zero.
         read_inside: whether a branch, a loop or a function gives something computed of it.
     """
 
@@ -286,7 +286,7 @@ class _Kept:
         obstacles: updates that keep nothing that ranks could reduce.
         own_updates: the operations that take the variable's value as it is here.
         compared: tensors with which an assigned value was compared, or to which it was added.
-        set_alike: assignments of what is alike on all ranks (fed, constant), except for zero.
+        set_alike: assignments of values equal on all ranks (fed, constant), except for zero.
         is_last: whether one of them isn't constant.
     """
 

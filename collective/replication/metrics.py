@@ -1,6 +1,6 @@
-"""Makes `tf.metrics` those of all ranks.
+"""Makes `tf.metrics` cover all ranks.
 
-A metric's value, and what its update returns, come of the ranks' states added up.
+A metric's value, and the result of its update, are computed from the sum of the ranks' states.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def add_weight(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
 def without_sums(update: tf.Operation) -> tf.Operation:
     """Returns an operation that updates metrics as `update` does, without sums over ranks.
 
-    It is for those who look at no sum.
+    It is for callers that don't read the sums.
     """
     return tf.group(*sorted(_own_updates(update), key=lambda op: op._id))
 

@@ -1,9 +1,9 @@
 """Keeps moving averages, for which TensorFlow has functions of its own.
 
-Those of variables need no exchange: replicated variables are the same on all ranks already, and the
-average of a table is sharded as the table is. Those of tensors (a loss; the mean of a batch, in
-batch normalisation, where each rank normalises by its own) are of the mean of the ranks' tensors,
-so that the averages stay the same on all ranks, too.
+Averages of variables need no exchange: replicated variables are already the same on all ranks, and
+the average of a table is sharded like the table. Averages of tensors (a loss; the mean of a batch
+in batch normalisation, where each rank normalises by its own batch) use the mean of the ranks'
+tensors, so that they stay the same on all ranks, too.
 """
 
 from __future__ import annotations

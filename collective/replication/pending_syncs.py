@@ -1,7 +1,8 @@
-"""Remembers rank-local values on their way to replicated variables, until they become means.
+"""Keeps track of rank-local values that are written to replicated variables, until they become
+means.
 
-Such a value is noted where it is written. `sync_pending` then puts the mean over ranks in its
-place, by as few allreduces as the values' dependences allow.
+Such a value is noted where it is written. `sync_pending` then replaces it by the mean over ranks,
+with as few allreduces as the values' dependences allow.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class PendingSyncs:
     """Remembers what is written to the replicated variables of one graph.
 
     Attributes:
-        values: what is still to become a mean.
-        synced: the operations that take a mean, or will.
+        values: the values that must still become means.
+        synced: the operations that use a mean, or will.
         drifting: the memory of variables that a script was warned of: their replicas drift apart.
         averaged: the memory of variables that hold averages over all ranks.
         scanned_version: the graph's version when assignments were last looked for.
@@ -89,9 +90,9 @@ def analysis_of(
 
 
 def sync_pending(graph: tf.Graph) -> None:
-    """Puts means over ranks in the place of all that was noted.
+    """Replaces all noted values by means over ranks.
 
-    What comes from the same data shares an allreduce; what depends on that takes one more.
+    Values from the same data share an allreduce; values that depend on these need another one.
 
     Raises:
         NotImplementedError: a session has run the operations already, which then can't wait for
