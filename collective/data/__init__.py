@@ -1,4 +1,5 @@
-"""Reads data: files dealt to the ranks, places in checkpoints, items of work, Criteo's click logs.
+"""Reads data: files dealt to the ranks, positions in checkpoints, items of work, Criteo's click
+logs.
 
     resumable    deals global batches of any dataset, and goes on where a checkpoint was saved
     parquet      makes a dataset of this rank's batches of the records of Parquet files
@@ -33,7 +34,7 @@ _MODULES = {
     "resumable": "resumable_dataset",
 }
 
-# Type checkers find the names above; with this function, they would take any other for one, too.
+# Type checkers find the names above; with this function, they would accept any other name, too.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "collective data") 
 
 
 def _criteo(files: list[str], folder: str | None) -> list[str]:
-    """Converts files; of a job's ranks each some. Only these need TensorFlow and Horovod."""
+    """Converts files; a job's ranks share them. Only these need TensorFlow and Horovod."""
     if scheduled_ranks.is_in_job():
         from collective.data.criteo_logs import criteo
 

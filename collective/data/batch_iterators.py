@@ -1,8 +1,8 @@
 """Finds the iterators of a graph that give batches of resumable datasets.
 
-A dataset is known by a function that reads its position, wherever the dataset is made: by
-operations of the graph, whose result MakeIterator gives to an iterator, or in the function of a
-one-shot one.
+A dataset is recognised by a function that reads its position, wherever the dataset is made: by
+operations of the graph, whose result MakeIterator passes to an iterator, or in the function of a
+one-shot iterator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.graph import graph_analysis
 
-# Datasets that give an element for each of theirs.
+# Datasets with exactly one element for each input element.
 ONE_FOR_ONE = frozenset(
     {
         "AssertCardinalityDataset",
@@ -43,8 +43,8 @@ def positions_read(iterator: tf.Operation, handles: Set[str]) -> frozenset[str]:
         handles: the names of all positions' variables, by which functions find them.
 
     Raises:
-        NotImplementedError: batches pass through a dataset that doesn't give one for each, or the
-            iterator is given several datasets.
+        NotImplementedError: batches pass through a dataset that isn't one-to-one, or the iterator
+            gets several datasets.
     """
     graph = iterator.graph
     if iterator.type == "OneShotIterator":

@@ -1,4 +1,4 @@
-"""Reads batches of records by their numbers, and the row groups that come next ahead."""
+"""Reads batches of records by number, and reads the next row groups ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collective.data.record_order import Batch
 
 
 class BatchOrder(Protocol):
-    """Says which records a batch has, and in which order a row group's are."""
+    """Determines which records a batch has, and the order of a row group's records."""
 
     @property
     def shuffles(self) -> bool: ...
@@ -27,10 +27,10 @@ Order = TypeVar("Order", bound=BatchOrder)
 
 
 class BatchReader(Generic[Order]):
-    """Reads batches, of which numbers may come in any order; it is fast where they ascend.
+    """Reads batches by number in any order; it is fast if numbers ascend.
 
-    In memory are the row groups of the batch's window that this reader has come to, and those that
-    come next.
+    It keeps in memory the row groups of the batch's window that this reader has reached, and the
+    next ones.
     """
 
     def __init__(self, files: ParquetFiles, order: Order, last: int | None, step: int = 1):
@@ -40,12 +40,12 @@ class BatchReader(Generic[Order]):
             files: the files.
             order: of their records.
             last: the number after the last batch; None: no end.
-            step: what lies between the numbers of two batches that follow each other.
+            step: the difference between the numbers of consecutive batches.
         """
         self.files, self.order = files, order
         self._last, self._step = last, step
         self._groups: dict[tuple[int, int], Future[Any]] = {}
-        # The window for which the row groups that come next are being read.
+        # The window whose next row groups are being read.
         self._prepared: frozenset[tuple[int, int]] | None = None
         self._lock = threading.Lock()
 
@@ -76,7 +76,7 @@ class BatchReader(Generic[Order]):
         return parts
 
     def _prepare(self, number: int, batch: Batch, is_last: bool) -> None:
-        """Drops the row groups that are done with, and begins to read those that come next."""
+        """Drops the row groups that are finished, and begins to read the next ones."""
         self._prepared = batch.window
         kept = {self._key(epoch, group) for epoch, group in batch.window}
         for following in (number + self._step, self._next_beyond(number, batch)):
@@ -90,7 +90,7 @@ class BatchReader(Generic[Order]):
                 del self._groups[key]
 
     def _next_beyond(self, number: int, batch: Batch) -> int:
-        """Returns the next number of this reader whose batch lies beyond the window."""
+        """Returns the next number of this reader whose batch is beyond the window."""
         steps = -(-(batch.following - int(number)) // self._step)
         return int(number) + max(steps, 1) * self._step
 

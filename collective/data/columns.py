@@ -35,8 +35,8 @@ class Column:
 
     Attributes:
         name: its name.
-        dtype: the type of its values, those in lists too.
-        depth: how many lists are around a value; 0 for a value a record.
+        dtype: the type of its values, also inside lists.
+        depth: how many lists enclose a value; 0 for one value per record.
         width: how many values a list of fixed size has; None for any other column.
         form: of its tensors. 'dense': [B] (lists of fixed size: [B, width]; other lists are padded
             with zeros or empty strings); 'ragged'; 'sparse'.
@@ -50,7 +50,7 @@ class Column:
 
     @property
     def part_types(self) -> list[Any]:
-        """Returns the types of the arrays that a batch of it consists of: values, row splits."""
+        """Returns the types of the arrays of a batch: values, row splits."""
         return [self.dtype] + [tf.int64] * self.depth
 
     @property
@@ -61,7 +61,7 @@ class Column:
         return "lists of " * self.depth + str(self.dtype.name)
 
     def in_form(self, form: str | None) -> Column:
-        """Returns the column with another form; None is its own one.
+        """Returns the column in another form; None keeps its own.
 
         Raises:
             ValueError: there is no such form.
@@ -76,7 +76,7 @@ class Column:
         return dataclasses.replace(self, form=form)  # type: ignore[arg-type]
 
     def fill_value(self, value: Any) -> Any:
-        """Returns what stands for missing values, as pyarrow takes it; None is none.
+        """Returns the replacement of missing values as pyarrow expects it; None if there is none.
 
         Raises:
             ValueError: it isn't of the column's type.
@@ -105,26 +105,26 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Tells whether a record has one number, or a fixed size of them: a row of an array."""
+        """Tells whether a record has one number, or a fixed number of them: a row of an array."""
         return self.depth == 0 and self.dtype != tf.string
 
     def prepared(self, array: Any) -> Any:
-        """Returns a row group's records, of which `joined` takes slices.
+        """Returns a row group's records in a form of which `joined` takes slices.
 
-        Numbers become an array once a row group, not once a batch; strings once a batch, as they
-        take more memory outside of Arrow's.
+        Numbers become an array once per row group, not once per batch; strings once per batch,
+        because they take more memory outside of Arrow.
         """
         return self.parts(array)[0] if self.is_number else array
 
     def joined(self, slices: list[Any]) -> list[np.ndarray]:
-        """Returns the parts of records that lie in slices of what `prepared` returned."""
+        """Returns the parts of records in slices of what `prepared` returned."""
         if self.is_number:
             return [slices[0] if len(slices) == 1 else np.concatenate(slices)]
         one = slices[0] if len(slices) == 1 else arrow.module().concat_arrays(slices)
         return self.parts(one)
 
     def parts(self, array: Any) -> list[np.ndarray]:
-        """Returns the values, and the row splits from the outermost list on.
+        """Returns the values, and the row splits from the outermost list inwards.
 
         Numbers are views of the Arrow array's memory; booleans and strings are copied.
 
@@ -147,7 +147,7 @@ class Column:
         return [values, *splits]
 
     def tensor(self, parts: list[tf.Tensor]) -> Any:
-        """Returns the tensor of a batch, of its parts as tensors."""
+        """Returns the tensor of a batch from its parts."""
         values, *splits = parts
         of_a_record: list[int | None] = [] if self.width is None else [self.width]
         values.set_shape([None, *of_a_record])
@@ -165,8 +165,8 @@ class Column:
 
         Args:
             array: as it was read; one chunk.
-            fill: stands for missing values, see `fill_value`; a missing list is then empty. None:
-                there may be none.
+            fill: replaces missing values, see `fill_value`; a missing list becomes empty. None:
+                missing values are an error.
 
         Raises:
             ValueError: a value is missing.
@@ -205,7 +205,7 @@ class Column:
 
 
 def _plain(array: Any) -> Any:
-    """Returns values without a dictionary, and strings as bytes, as TensorFlow has them."""
+    """Returns values without a dictionary, and strings as bytes, as TensorFlow stores them."""
     pyarrow = arrow.module()
     kinds = pyarrow.types
     if kinds.is_dictionary(array.type):

@@ -16,7 +16,7 @@ from collective.ops.counting import counted
 LABEL = "label"
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
 KEYS = tuple(f"C{i}" for i in range(1, 27))
-# Records in a row group: about 14 MB in 40 columns, once it is read.
+# Records in a row group: about 14 MB in 40 columns after reading.
 ROWS_OF_A_GROUP = 1 << 16
 _BLOCK = 1 << 24  # Bytes of text that are parsed at once.
 _DIGITS = 8  # Hexadecimal digits of a key.
@@ -30,7 +30,7 @@ def plan(path: Any, folder: str | None = None) -> tuple[list[str], list[str]]:
         folder: where new files go; None: next to their sources.
 
     Raises:
-        ValueError: there is no such file, or two would become one.
+        ValueError: there is no such file, or two would get the same name.
     """
     given = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     sources: list[str] = []
@@ -46,7 +46,7 @@ def plan(path: Any, folder: str | None = None) -> tuple[list[str], list[str]]:
 
 
 def convert_new(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Converts the files that aren't converted yet, or have changed since.
+    """Converts files that haven't been converted yet, or have changed since.
 
     Raises:
         ValueError: see `convert`.
@@ -60,8 +60,8 @@ def convert(source: str, target: str) -> int:
     """Converts one file, and returns the number of its records.
 
     Raises:
-        ValueError: a line isn't as it should be; the message names the file, and the line's number
-            where pyarrow gives it.
+        ValueError: a line is malformed; the message names the file, and the line's number if
+            pyarrow reports it.
     """
     pyarrow, parquet = arrow.module(), arrow.module("parquet")
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -72,7 +72,7 @@ def convert(source: str, target: str) -> int:
             writer = None
             for block in _blocks(source):
                 if writer is None:
-                    # LZ4 takes as much room as Snappy, the default, and is read twice as fast.
+                    # LZ4 takes as much space as Snappy, the default, and is read twice as fast.
                     writer = files.enter_context(
                         parquet.ParquetWriter(unfinished, block.schema, compression="lz4")
                     )
@@ -124,7 +124,7 @@ def _parsed(source: str) -> Iterator[Any]:
     with pyarrow.input_stream(source, compression="gzip" if _is_gzip(source) else None) as stream:
         yield from csv.open_csv(
             stream,
-            # One thread: its errors have the number of the line.
+            # One thread, because its errors have the number of the line.
             csv.ReadOptions(column_names=names, block_size=_BLOCK, use_threads=False),
             csv.ParseOptions(delimiter="\t", quote_char=False),
             csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=False),

@@ -1,4 +1,4 @@
-"""Converts Criteo's click logs to Parquet, each rank some of the files."""
+"""Converts Criteo's click logs to Parquet; ranks share the files."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def criteo(path: Any, folder: str | None = None) -> list[str]:
         files = collective.data.criteo("criteo/day_*.gz", "criteo-parquet")
         dataset = collective.data.parquet(files, batch_size=512)
 
-    A line has a label, 13 whole numbers and 26 keys of 8 hexadecimal digits, with tabs between;
-    fields may be empty. So are the files of the Kaggle challenge and the terabyte's. Columns are
-    'label', 'I1' … 'I13' (int32) and 'C1' … 'C26' (int64: the digits' value). An empty field is 0.
-    Lines of 39 fields have no label (the challenge's test.txt), nor has their file.
+    A line has a label, 13 whole numbers and 26 keys of 8 hexadecimal digits, separated by tabs;
+    fields may be empty. This is the format of the Kaggle challenge and of the terabyte logs.
+    Columns are 'label', 'I1' … 'I13' (int32) and 'C1' … 'C26' (int64: the digits' value). An empty
+    field is 0. Lines of 39 fields have no label (the challenge's test.txt), nor has their file.
 
-    Each file becomes one, of the same name with '.parquet'; it is there only when it is whole. A
-    file that is there already, and isn't older than its source, stays. Ranks share the files, and
-    wait for each other; every rank calls it, alike.
+    Each file becomes one of the same name with '.parquet', which appears only when it is complete.
+    An existing file is kept if it isn't older than its source. Ranks share the files and wait for
+    each other; call it with the same arguments on every rank.
 
     Args:
-        path: a path, a pattern, or a list of them; what ends in .gz is unpacked.
+        path: a path, a pattern, or a list of them; names that end in .gz are unpacked.
         folder: where new files go, on a file system of this machine; None: next to their sources.
 
     Raises:
         ImportError: pyarrow isn't installed.
-        ValueError: there is no such file, or a line isn't as it should be; the message names the
-            file, and the line's number where pyarrow gives it. Other files stay converted.
+        ValueError: there is no such file, or a line is malformed; the message names the file, and
+            the line's number if pyarrow reports it. Other files stay converted.
         RankError: another rank had such an error.
     """
     sources, targets = criteo_files.plan(path, folder)

@@ -1,4 +1,4 @@
-"""Reads off datasets how they were made: whether they are dealt, and whether alike on all ranks."""
+"""Determines how datasets were made: whether they are dealt, and whether the same on all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_WORK_QUEUE = "collective/data/work_queue/"
 
 
 def is_dealt_by_reader(dataset: Any) -> bool:
-    """Tells whether what a dataset is made of is dealt: batches of `parquet`, items of work."""
+    """Tells whether the source of a dataset is dealt: batches of `parquet`, items of work."""
     dealt = (DEALT_BY_READER, OF_WORK_QUEUE)
     if any(op.name.startswith(dealt) for op in operations(dataset)):
         return True
@@ -52,7 +52,7 @@ def is_sharded(dataset: Any) -> bool:
 
 
 def shuffles_differently(dataset: Any) -> bool:
-    """Tells whether every rank would shuffle the dataset in an order of its own."""
+    """Tells whether every rank would shuffle the dataset in a different order."""
     seed_pairs = [op.inputs[2:4] for op in operations(dataset) if op.type.startswith("Shuffle")]
     for part in _eager_parts(dataset):
         if type(part).__name__.startswith("_Shuffle"):
@@ -71,7 +71,7 @@ def is_shuffled(dataset: Any) -> bool:
 
 @contextlib.contextmanager
 def drawn_seeds() -> Iterator[None]:
-    """Notes that the seeds of datasets made inside may be other ones in another job."""
+    """Notes that the seeds of datasets made inside may differ in another job."""
     _drawing.append(True)
     try:
         yield
@@ -88,10 +88,10 @@ _drawing: list[bool] = []
 
 
 def unordered(dataset: Any) -> str | None:
-    """Returns the name of an operation that needn't keep the order, whatever its dataset's options.
+    """Returns the name of an operation that may change the order, whatever its dataset's options.
 
-    None if there is none, or if TensorFlow is told to be deterministic, which overrides it. Of a
-    dataset that was made eagerly an `interleave()` isn't known: it doesn't keep what it is told.
+    None if there is none, or if TensorFlow is told to be deterministic, which overrides it. In a
+    dataset that was made eagerly, `interleave()` is unknown, because it doesn't keep its arguments.
     """
     if config.is_op_determinism_enabled():
         return None
@@ -134,7 +134,7 @@ def _is_eager(dataset: Any) -> bool:
 
 
 def digest(dataset: Any) -> int:
-    """Returns 63 bits of what a graph's dataset is made of: operations and their constants.
+    """Returns 63 bits of a graph's dataset: of its operations and their constants.
 
     File names, seeds, sizes and arrays are constants. The bodies of functions don't count.
     """

@@ -1,12 +1,12 @@
-"""Tells whether ranks deal from the same elements in the same order, and what differs if not.
+"""Checks whether ranks deal from the same elements in the same order, and reports what differs.
 
-Each rank follows a dataset that is dealt (`order_digest`). Of the numbers of elements that all of
-them have seen, the highest counts; what comes later stays different once something has been.
+Each rank follows a dataset that is dealt (`order_digest`). Ranks compare at the highest number of
+elements that all of them have seen, because after a difference everything stays different.
 
-Not every difference is one of order: random numbers that each rank draws for itself, or a last bit
-of floats, differ in records that are the same. Where one tensor has the same records in the same
-order on all ranks, the others of its element are warned of. That it is the same by chance is less
-likely than exp(-n) after n changes of its value from one record to the next.
+Not every difference is one of order: random numbers that each rank draws, or the last bits of
+floats, can differ in the same records. If one tensor has the same records in the same order on all
+ranks, the other tensors of its element only cause a warning. The probability that it is the same by
+chance is below exp(-n) after n changes of its value from one record to the next.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Dealer:
     Attributes:
         dataset: the dataset, for one.
         element: what is dealt.
-        way_out: what else can be done.
+        way_out: what else the user can do.
     """
 
     dataset: str
@@ -61,7 +61,7 @@ class Difference:
 
     Attributes:
         text: says what differs.
-        tensors: those that differ in records that are the same; none if records differ.
+        tensors: the tensors that differ in the same records; none if records differ.
     """
 
     text: str
@@ -70,11 +70,11 @@ class Difference:
 
 @dataclasses.dataclass
 class DealtInput:
-    """Knows the datasets of a graph that are dealt (`coordination.dealt_input.DealtInput`).
+    """Holds the datasets of a graph that are dealt (`coordination.dealt_input.DealtInput`).
 
     Attributes:
-        digests: of each dataset, with what deals it, in the order of the script.
-        warned: of which of them it was said that tensors differ.
+        digests: the digest and the dealer of each dataset, in the script's order.
+        warned: the datasets with a warning that tensors differ.
     """
 
     digests: list[tuple[Dealer, OrderDigest | SourceDigest]] = dataclasses.field(
@@ -93,9 +93,9 @@ class DealtInput:
         return int.from_bytes(digest, "little") >> 1
 
     def judge(self, reports: Sequence[Any]) -> BaseException | None:
-        """Returns the error that every rank raises for what the ranks have seen; None: all is well.
+        """Returns the error that every rank raises for the ranks' reports; None if they agree.
 
-        Rank 0 warns of tensors that differ in records that are the same.
+        Rank 0 warns of tensors that differ in the same records.
 
         Args:
             reports: of `report`, by rank, maybe by way of JSON.
@@ -122,10 +122,10 @@ def input_of(graph: tf.Graph) -> DealtInput | None:
 
 
 def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
-    """Returns `dataset`, which is followed in each session of the graph.
+    """Returns `dataset`, followed in each session of the graph.
 
     Args:
-        dataset: is about to be dealt.
+        dataset: the dataset that is about to be dealt.
         dealer: says what deals it.
         by_record: see `order_digest.with_digest`.
     """
@@ -170,7 +170,7 @@ def note_source(dealer: Dealer, digest: int, elements: int) -> None:
 def difference(
     tensors: Sequence[str], element: str, readings: Sequence[Reading]
 ) -> Difference | None:
-    """Returns how a dataset differs between ranks; None if it doesn't, as far as can be told yet.
+    """Returns how a dataset differs between ranks; None if no difference is known yet.
 
     Args:
         tensors: the names of its tensors.

@@ -1,4 +1,4 @@
-"""Says which records a rank has of a global batch; batches go on over the ends of epochs."""
+"""Determines which records of a global batch a rank gets; batches may span the ends of epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collective.data.record_order import Batch, Piece, RecordOrder
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatches:
-    """Cuts the records of all epochs into global batches, and these into parts for the ranks.
+    """Divides the records of all epochs into global batches, and these into parts for the ranks.
 
         epochs      |     0     |     1     |     2     |
         batches     | 0   | 1   | 2   | 3   | 4   | 5   |    of B records; the last may have fewer

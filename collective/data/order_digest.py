@@ -1,16 +1,17 @@
-"""Follows what is dealt: digests of a dataset's elements, by which ranks find that theirs differ.
+"""Computes digests of a dealt dataset's elements, with which ranks detect that theirs differ.
 
     dataset ──► digest of all elements so far ──► shard(N, rank) ──► this rank's elements
                             │
                             └──► a table of the session:  how many elements ──► digest
                                  at 1, 2, 3, … 8, 10, 12, 15, … elements, and at the end
 
-Each rank reads the whole dataset, and drops what is not its own. So all ranks must see the same
-elements in the same order: where Python has shuffled them, each rank by itself, some are used twice
-and others never. TensorFlow's own operations make the digest, in the thread that reads the dataset.
+Each rank reads the whole dataset and drops other ranks' elements. So all ranks must see the same
+elements in the same order: if Python has shuffled them differently on each rank, some are used
+twice and others never. TensorFlow's own operations compute the digest, in the thread that reads the
+dataset.
 
 It is a sample: of an element's tensors at most `MOST_TENSORS`, from all over it, and of a record
-the first `MOST_VALUES` values. A record that moves takes all of its values along.
+the first `MOST_VALUES` values. A record that moves takes all of its values with it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Mark(NamedTuple):
         records: how many records these had.
         order: for each tensor a digest of its records in their order.
         content: for each tensor a digest of its records in any order.
-        changes: for each tensor how often a record was another one than that in front of it.
+        changes: for each tensor how often a record differed from the previous one.
     """
 
     number: int
@@ -78,7 +79,7 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OrderDigest:
-    """Knows the digest of one dataset, in any session of its graph.
+    """Holds the digest of one dataset, in any session of its graph.
 
     Attributes:
         tensors: the names of the tensors that count.
@@ -89,7 +90,7 @@ class OrderDigest:
     exported: tuple[tf.Tensor, tf.Tensor]
 
     def read(self, session: Any) -> Reading:
-        """Returns what was seen in `session` on this rank; no other one is asked."""
+        """Returns what this rank has seen in `session`, without asking other ranks."""
         keys, rows = run_unpatched(session, list(self.exported))
         marks = {int(key): self._mark(row.tolist()) for key, row in zip(keys, rows)}
         end, latest = marks.pop(_END, None), marks.pop(_LATEST, None)
@@ -146,12 +147,12 @@ def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDi
 def with_digest_of_arrays(
     dataset: Any, table: str, arrays: dict[str, tf.Tensor]
 ) -> tuple[Any, OrderDigest]:
-    """Returns `dataset` with a digest of what it is made of, taken when an iterator starts.
+    """Returns `dataset` with a digest of its sources, computed when an iterator starts.
 
     Args:
         dataset: is about to be dealt.
         table: a name of the graph's.
-        arrays: what it is made of, by names; it isn't known before.
+        arrays: its sources by name, which aren't known before.
     """
     width = _COUNTS + _FIELDS * len(arrays)
 
@@ -214,7 +215,7 @@ def _names(spec: Any, outside: str = "") -> Iterator[str]:
 
 
 class _State(NamedTuple):
-    """Holds what is known of the elements so far.
+    """Holds the state after the elements so far.
 
     Attributes:
         counts: [3] int64, number of the pass, elements, records.
@@ -239,7 +240,7 @@ def _following(
     Args:
         handle: the table.
         width: of its rows.
-        state: of the elements in front of it.
+        state: of the previous elements.
         hashes: for each tensor those of the element's records.
     """
     number, elements, _ = tf.unstack(state.counts)

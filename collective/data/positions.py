@@ -1,14 +1,14 @@
-"""Keeps how many global batches of a dataset the runs of a session have used: its position.
+"""Counts how many global batches of a dataset the runs of a session have used: its position.
 
     dataset ──► iterator ──► get_next ──► the run that takes the batch ──► position + 1
        ▲                                                                       │
        └── first batch: skips as many ◄── checkpoint, restored at any N ◄──────┘
 
-The position is a variable of the session, which a Saver saves and restores with all others, so
-that it is that of the weights. The run that takes a batch from the iterator counts it, once
-everything is there that the run fetches: what TensorFlow, or `scope(prefetch_keys=True)`, reads
-ahead doesn't count, nor does a step that no rank has taken. The dataset looks it up when its first
-batch is asked for, which is after the restore.
+The position is a variable of the session, which a Saver saves and restores with all others, so that
+it matches the weights. The run that takes a batch from the iterator counts it, after everything
+that the run fetches is computed: batches that TensorFlow or `scope(prefetch_keys=True)` reads ahead
+don't count, and neither does a step that no rank has taken. The dataset reads the position when its
+first batch is requested, which is after the restore.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from collective.ops.graph.graph_state import state_of
 OnChange = Literal["error", "restart", "continue"]
 ON_CHANGE = ("error", "restart", "continue")
 _ITERATORS = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
-# Operations on an iterator that give no batch.
+# Operations on an iterator that return no batch.
 _OTHERS = STARTS | {"IteratorToStringHandle", "SerializeIterator"}
 _UNKNOWN = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSource:
-    """Describes data, as far as it matters to what a position means.
+    """Describes data as far as a position depends on it.
 
     Attributes:
         batch_size: records of a global batch.
@@ -69,8 +69,8 @@ class DataPosition:
     Args:
         name: of the dataset; the variables are '<name>/position' and '<name>/source'.
         source: describes the data.
-        on_change: says what is done with the position of other data.
-        first: the position where none is restored.
+        on_change: what to do with the position of other data.
+        first: the position if none is restored.
     """
 
     def __init__(self, name: str, source: DataSource, on_change: OnChange, first: int):
@@ -216,10 +216,11 @@ class DataPositions:
         )
 
     def _takes(self, op: tf.Operation, iterator: tf.Operation) -> bool:
-        """Tells whether `op` takes a batch that is counted.
+        """Tells whether `op` takes a batch to be counted.
 
         Raises:
-            NotImplementedError: it takes batches that may have to be, in a way that can't be.
+            NotImplementedError: it may take batches to be counted, but in a way that can't be
+                counted.
         """
         source = iterator
         while source.type in ("Enter", "Switch", "RefEnter", "RefSwitch", "Identity"):
@@ -273,7 +274,7 @@ def position_of(
 
 @contextlib.contextmanager
 def without_positions() -> Iterator[None]:
-    """Lets resumable datasets made inside begin at their start, and count nothing: to evaluate."""
+    """Makes resumable datasets inside begin at their start and count nothing, for evaluation."""
     _without.append(True)
     try:
         yield
@@ -290,7 +291,7 @@ def _handle_name(variable: tf.Variable) -> str:
 
 
 def _read_by_name(variable: tf.Variable) -> tf.Tensor:
-    """Reads a variable in a function that may capture none: that of a one-shot iterator."""
+    """Reads a variable in a function that can't capture any: that of a one-shot iterator."""
     handle = tf.raw_ops.VarHandleOp(
         dtype=variable.dtype.base_dtype, shape=variable.shape, shared_name=_handle_name(variable)
     )

@@ -21,7 +21,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\x78\x9c": "zlib", b"
 
 
 class RecordFiles:
-    """Knows where each record of some files is, and reads any of them.
+    """Holds the location of each record of some files, and reads any of them.
 
     Attributes:
         paths: of the files.
@@ -29,7 +29,7 @@ class RecordFiles:
     """
 
     def __init__(self, paths: Sequence[str], format: Format, skip_lines: int = 0):
-        """Looks for the records, once through all files.
+        """Finds the records by reading all files once.
 
         Args:
             paths: local files.
@@ -38,7 +38,8 @@ class RecordFiles:
 
         Raises:
             OSError: a file can't be read.
-            ValueError: it is compressed, or no whole file of this format. The message names it.
+            ValueError: it is compressed, or not a complete file of this format. The message names
+                it.
         """
         self.paths, self._format = list(paths), format
         find = functools.partial(_find_lines, skip=skip_lines)
@@ -59,7 +60,7 @@ class RecordFiles:
         """Returns records by their numbers, those of the first file first.
 
         Raises:
-            ValueError: a file isn't any more as it was. The message names it.
+            ValueError: a file has changed. The message names it.
         """
         files = np.searchsorted(self._firsts, numbers, "right") - 1
         out = []

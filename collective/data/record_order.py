@@ -1,9 +1,10 @@
-"""Says which records a batch has: a pure function of its number, the same for any number of ranks.
+"""Determines which records a batch has: a pure function of its number, for any number of ranks.
 
-The files' row groups are put in a row: as the files have them, or in another order each epoch. Then
-`interleave` row groups at a time, a window, are read side by side: the first `batch_size` records
-of each, then the next `batch_size` of each, and so on. Batches are cut from the records in this
-order. With interleave=3, row groups a, b, c of two batches each, and d, e, f after them:
+The files' row groups are put in a sequence: in the files' order, or in a different order each
+epoch. Then `interleave` row groups at a time, a window, are read in parallel: the first
+`batch_size` records of each, then the next `batch_size` of each, and so on. Batches are cut from
+the records in this order. With interleave=3, row groups a, b, c of two batches each, and d, e, f
+after them:
 
     window        | a b c          | d e f          |
     batches       | a0 b0 c0 a1 b1 c1 | d0 e0 f0 d1 … |

@@ -30,16 +30,16 @@ def records(
     epochs: int | None = 1,
     skip_lines: int = 0,
 ) -> tf2.data.Dataset:
-    """Makes a dataset of the records of files, which `resumable` takes up anywhere at once.
+    """Makes a dataset of the records of files, in which `resumable` can seek.
 
         records = collective.data.records("train-*.tfrecord", shuffle=True, seed=7, epochs=3)
         dataset = collective.data.resumable(records, batch_size=4096)
         batch = dataset.map(lambda lines: tf.io.parse_example(lines, features)).prefetch(2)
 
-    Where each record is, is found once through all files on every rank, when the dataset is made:
-    16 bytes of memory a record. Shuffled, the records of all files come in another order each
-    epoch, which depends on seed and epoch alone; none of them is kept in memory for it. They are
-    read one by one: files should lie on a disk of the machine, or fit its memory.
+    When the dataset is made, every rank reads all files once to find where each record is, which
+    takes 16 bytes of memory per record. With shuffling, the records of all files come in a
+    different order each epoch, which depends only on seed and epoch; no records are kept in memory
+    for it. Records are read one by one, so files should be on a local disk, or fit in memory.
 
     An element is a record, a string scalar; after `resumable` it is a batch [n] of them.
 
@@ -54,9 +54,9 @@ def records(
 
     Raises:
         OSError: a file can't be read.
-        ValueError: there are no files or no records; a file is remote, compressed or not whole; an
-            option can't be. The message names the file.
-        tf.errors.InvalidArgumentError: while reading: a file has become shorter.
+        ValueError: there are no files or no records; a file is remote, compressed or incomplete; an
+        option is invalid. The message names the file. tf.errors.InvalidArgumentError: while
+        reading: a file has become shorter.
     """
     _check_options(format, seed, epochs, skip_lines)
     paths = list_files(files, "files", in_folder="*")

@@ -26,13 +26,13 @@ Batch = Callable[[tf2.data.Dataset, int], tf2.data.Dataset]
 
 
 class SeekableRecords(Protocol):
-    """Gives any range of a dataset's records at once (the attribute `collective_records` of one).
+    """Gives random access to a dataset's records (the attribute `collective_records` of one).
 
     Attributes:
         records: how many an epoch has.
         epochs: how often they are read; None: without end.
         seed: of their order; None: they aren't shuffled.
-        digest: 63 bits of what else their order depends on.
+        digest: 63 bits of everything else that their order depends on.
     """
 
     records: int
@@ -56,54 +56,54 @@ def resumable(
     batch: Batch | None = None,
     on_change: OnChange = "error",
 ) -> tf2.data.Dataset:
-    """Makes a dataset of this rank's part of global batches, which goes on where a job stopped.
+    """Makes a dataset of this rank's part of global batches, which resumes where a job stopped.
 
         records = tf.data.TFRecordDataset(files).shuffle(10000, seed=7).repeat(3)
         dataset = collective.data.resumable(records, batch_size=4096).map(parse).prefetch(2)
         batch = tf.data.make_one_shot_iterator(dataset).get_next()
 
     Global batch k has the records k B to (k + 1) B - 1 of `dataset`, whatever N is, and each of N
-    ranks has B / N of them. How many global batches the runs of a session have taken, the position,
-    is a variable, '<name>/position', which a `tf.train.Saver` saves and restores with the others. A
-    session that restores it, on any number of ranks, goes on with the next batch: it repeats none
-    and skips none. A batch counts when a run takes it from the iterator (inside `strategy.scope()`
-    only), not when it is read ahead.
+    ranks has B / N of them. The position, the number of global batches that the runs of a session
+    have taken, is a variable, '<name>/position', which a `tf.train.Saver` saves and restores with
+    the others. A session that restores it, on any number of ranks, continues with the next batch:
+    no batch is repeated or skipped. A batch counts when a run takes it from the iterator (only
+    inside `strategy.scope()`), not when it is read ahead.
 
-    `dataset` is of records, all of them, the same on every rank: `shuffle()` with a seed,
-    `repeat()`, `filter()` come in front of `resumable`; `map()`, `prefetch()`, `take()` and `zip()`
-    may follow it. Going on at batch k skips k B records, which TensorFlow reads, and drops;
-    `collective.data.parquet` and `collective.data.records` go there at once, and are given as they
-    are. Their epochs follow each other without a gap: a global batch may have records of two.
+    `dataset` has all records, the same on every rank. Call `shuffle()` with a seed, `repeat()` and
+    `filter()` before `resumable`; `map()`, `prefetch()`, `take()` and `zip()` may follow it. To
+    resume at batch k, TensorFlow reads and drops k B records; datasets of `collective.data.parquet`
+    and `collective.data.records` that are passed directly seek instead. Their epochs follow each
+    other without a gap: a global batch may have records of two.
 
-    An Estimator's input_fn may return it, and doesn't deal it again. Where it evaluates or
-    predicts, and in a graph without a checkpoint, the data begin at their start. A warm start takes
-    weights, not the position.
+    An Estimator's input_fn may return it; the Estimator doesn't deal it again. For evaluation and
+    prediction, and in a graph without a checkpoint, the data begin at their start. A warm start
+    takes weights, not the position.
 
     Args:
         dataset: The records.
-        batch_size: B, how many records a global batch has. Where N doesn't divide it, the first
-            ranks have one record more. The last batch of all may have fewer than B; with fewer than
-            N there is no step.
-        name: Names the variables; the same in every job that goes on with the data.
-        start: How many global batches are left out where no position is restored.
-        drop_remainder: Leaves out the last batch if it has fewer than B records.
+        batch_size: B, how many records a global batch has. If N doesn't divide it, the first ranks
+            have one more record. The very last batch may have fewer than B; with fewer than N it
+            isn't trained.
+        name: Name of the variables; the same in every job that continues with the data.
+        start: How many global batches to skip if no position is restored.
+        drop_remainder: Whether to drop the last batch if it has fewer than B records.
         batch: Makes batches of records: called with a dataset and the number of records of a batch,
-            it returns a dataset of batches. None: `dataset.batch(n)`. Of `parquet`, which gives
-            batches, there is no other.
-        on_change: What to do where the restored position is of other data: of another batch size,
-            seed or files, or of a pipeline with other operations or constants. 'error' refuses to
-            read them, 'restart' begins at `start`, 'continue' skips as many batches. With
-            the latter two a checkpoint needn't have the position; it is then `start`.
+            it returns a dataset of batches. None: `dataset.batch(n)`. `parquet`, which makes
+            batches itself, allows no other.
+        on_change: What to do if the restored position is of other data: of another batch size, seed
+            or files, or of a pipeline with other operations or constants. 'error' refuses to read
+            them, 'restart' begins at `start`, 'continue' skips as many batches. With the latter two
+            a checkpoint needn't have the position; it is then `start`.
 
     Raises:
         TypeError: it is no `tf.data.Dataset`.
-        ValueError: `dataset` is dealt already, or differs between the ranks (see
-            `strategy.shard`); an option can't be; a rank would have no record of a batch; the graph
-            has a resumable dataset of this name.
+        ValueError: `dataset` is already dealt, or differs between the ranks (see `strategy.shard`);
+            an option is invalid; a rank would have no record of a batch; the graph already has a
+            resumable dataset of this name.
         RuntimeError: it is made eagerly.
         tf.errors.InvalidArgumentError: while reading: the position is of other data.
-        NotImplementedError: in a session: the batches pass through something else after it, or an
-            iterator is given several datasets.
+        NotImplementedError: in a session: the batches pass through another operation after it, or
+            an iterator gets several datasets.
     """
     graphs.refuse_eager("collective.data", "resumable() is called")
     collectives.init()
@@ -180,7 +180,7 @@ def _check_options(
 
 
 def _check_records(dataset: Any) -> None:
-    """Refuses what isn't the same dataset of records on every rank."""
+    """Refuses a dataset that isn't one of records, or differs between ranks."""
     if not isinstance(dataset, tf2.data.Dataset):
         raise TypeError(f"resumable() takes a tf.data.Dataset, not {type(dataset).__name__}.")
     if dataset_analysis.is_of_work_queue(dataset):

@@ -1,10 +1,10 @@
-"""Compares what a dataset of single records is made of: arrays in memory, and names of files.
+"""Compares the sources of a dataset of single records: arrays in memory, and names of files.
 
 A function for each record would cost more than reading it (`order_digest` is for batches). What
 Python has ordered is in the graph: the arrays of `from_tensor_slices`, lists of files. Their values
-are known when the dataset is made; where they are fed, or variables, they are looked at when an
-iterator starts. Of an array with more than `MOST_ROWS` rows some count, from all over it. Of a
-file's path its last part counts: each host may have a folder of its own.
+are known when the dataset is made; if they are fed, or variables, they are read when an iterator
+starts. Arrays with more than `MOST_ROWS` rows are sampled. Of a file's path only the last part
+counts, because each host may have its own folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class SourceDigest:
 
 
 def has_cheap_elements(dataset: Any) -> bool:
-    """Tells whether elements of a graph's dataset are records that no function of Python makes.
+    """Tells whether elements of a graph's dataset are records that aren't made by a Python
+    function.
 
     Batches of records, by their shapes, are not such; each of them has many records.
     """
@@ -64,7 +65,7 @@ def has_cheap_elements(dataset: Any) -> bool:
 
 
 def of_sources(dataset: Any) -> tuple[list[SourceDigest], dict[str, tf.Tensor]]:
-    """Returns what a graph's dataset is made of.
+    """Returns the sources of a graph's dataset.
 
     Returns:
         The digests of what is known; and by name what isn't, as it is fed or in a variable.

@@ -1,4 +1,4 @@
-"""Deals items of work to the ranks, and goes on where a checkpoint was saved."""
+"""Deals items of work to the ranks, and resumes where a checkpoint was saved."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from collective.tensorflow_internals.checkpoints import saveable_object
 
 
 class WorkQueue(GatheredState):
-    """Deals items of work, such as file names, to the ranks: each item to one of them, each epoch.
+    """Deals items of work, such as file names, to the ranks: in each epoch every item to one rank.
 
         files = collective.data.WorkQueue(["a.csv", "b.csv", "c.csv", "d.csv"], num_epochs=2)
         dataset = tf.data.TextLineDataset(files.input_dataset()).batch(512)
 
     Item i of the queue goes to rank i mod N. DeepRec's goes to the rank that asks first; here ranks
     take steps together, none is faster, and a job is the same each time. Training ends when the
-    first rank is out of data: let items be of one size, and N divide their number.
+    first rank runs out of data: use items of equal size, and a number of items that N divides.
 
-    Of fewer items than ranks every rank reads all, and their records are dealt: record i to rank
-    i mod N, where `TextLineDataset`, `TFRecordDataset` or `ParquetDataset` reads them, or
-    `flat_map` or `interleave` of the items' dataset.
+    If there are fewer items than ranks, every rank reads all items, and their records are dealt:
+    record i to rank i mod N, where `TextLineDataset`, `TFRecordDataset` or `ParquetDataset` reads
+    them, or `flat_map` or `interleave` of the items' dataset.
 
     The queue is part of checkpoints: a `tf.train.Saver` (of all that is to be saved, as that of
     `MonitoredTrainingSession`) saves the items that no rank has taken. A job that restores it, on
-    any number of ranks, deals those. An item that was being read isn't read again, as in DeepRec.
-    With other items than the checkpoint's, and if it has no queue, the queue starts again.
+    any number of ranks, deals those. As in DeepRec, an item that was being read isn't read again.
+    If the checkpoint has other items, or no queue, the queue starts again.
 
-    Another session of the process, without a checkpoint, goes on where the queue is.
+    Another session of the process, without a checkpoint, continues where the queue is.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class WorkQueue(GatheredState):
         num_slices: int | None = None,
         name: str = "work_queue",
     ):
-        """Makes a queue, alike on all ranks.
+        """Makes a queue, the same on all ranks.
 
         Args:
             works: the items.
-            num_epochs: how often all of them are dealt, from 1.
+            num_epochs: how often to deal all of them, from 1.
             shuffle: reorders them for each epoch, the same on all ranks.
             seed: of that order; None is 0.
-            prefix: is put before each item.
-            num_slices: no effect: DeepRec slices tables of a database by it, no files.
+            prefix: prepended to each item.
+            num_slices: no effect; DeepRec slices database tables by it, not files.
             name: of its entries in checkpoints; a second queue of this name in a graph gets a
                 number.
 
@@ -107,14 +107,14 @@ class WorkQueue(GatheredState):
         return len(self._works)
 
     def input_dataset(self) -> tf2.data.Dataset:
-        """Returns a dataset of this rank's items, which takes them as they are needed."""
+        """Returns a dataset of this rank's items, which takes items as they are needed."""
         # An Estimator and strategy.shard() know by this name that the items have been dealt.
         scope = "" if self._deals_records else dataset_analysis.OF_WORK_QUEUE
         with tf.name_scope(scope or "work_queue_items"):
             dataset = tf2.data.Dataset.from_generator(
                 self._taken_items, output_signature=tf2.TensorSpec([], tf.string)
             )
-        # TensorFlow would take an item ahead by itself; a checkpoint would count it as used.
+        # TensorFlow would take an item ahead; a checkpoint would count it as used.
         options = tf2.data.Options()
         options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
@@ -122,7 +122,7 @@ class WorkQueue(GatheredState):
             _deal_records(dataset, self._ranks, self._rank)
         else:
             dataset.collective_is_dealt = True
-        # So that a file can be looked at for its columns.
+        # So that the columns of a file can be read.
         dataset.collective_files = [self._prefix + item for item in self._all_items]
         return dataset
 
@@ -164,11 +164,11 @@ class WorkQueue(GatheredState):
             return self._taken
 
     def gather(self, contributions: list[Any]) -> None:
-        """Takes the ranks' numbers of items taken, of which the items that remain follow."""
+        """Takes the ranks' numbers of items taken, which determine the remaining items."""
         self._gathered = [int(taken) for taken in contributions]
 
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns the operation that goes on with the items of a checkpoint.
+        """Returns the operation that continues with the items of a checkpoint.
 
         Args:
             restored_tensors: the digest of its queue's items, and the items that remained.
@@ -209,7 +209,7 @@ class WorkQueue(GatheredState):
         return np.array([item.encode() for item in left], object)
 
     def _remaining_part(self) -> np.float32:
-        """Returns about how much is left, as this rank sees it."""
+        """Returns approximately how much is left, as this rank sees it."""
         with self._lock:
             share = 1 if self._deals_records else self._ranks
             left = max(len(self._items) - self._taken * share, 0)
@@ -229,7 +229,7 @@ class WorkQueue(GatheredState):
 
 
 def _deal_records(items: Any, ranks: int, rank: int) -> None:
-    """Has a dataset of items deal the records that are read of them.
+    """Makes a dataset of items deal the records that are read from them.
 
     Args:
         items: the dataset. TensorFlow's datasets of files call its flat_map.

@@ -3,10 +3,10 @@
     train = collective.train.RowWiseAdagradOptimizer(0.1).minimize(loss)
 
 All of them train static tables, dynamic tables and replicated variables, by the same rule on any
-number of ranks. They are optimizers of TensorFlow: `minimize`, `compute_gradients`,
-`apply_gradients` and `get_slot` are those of `tf.compat.v1.train.Optimizer`, and checkpoints hold
-their slots. A row that a batch names several times gets the sum of its gradients, once. All
-calculations are in the type of the variable.
+number of ranks. They are TensorFlow optimizers: `minimize`, `compute_gradients`, `apply_gradients`
+and `get_slot` are those of `tf.compat.v1.train.Optimizer`, and checkpoints hold their slots. A row
+that occurs several times in a batch is updated once, by the sum of its gradients. All calculations
+use the variable's type.
 
 | class | what it does |
 |---|---|

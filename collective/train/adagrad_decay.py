@@ -10,10 +10,11 @@ from collective.train.rows import RowOptimizer, Rows
 
 
 class AdagradDecayOptimizer(RowOptimizer):
-    """Updates by Adagrad, and lets accumulators decay every `accumulator_decay_step` steps.
+    """Updates by Adagrad with accumulators that decay every `accumulator_decay_step` steps.
 
-    Plain Adagrad's accumulators only grow, until nothing moves any more. Here, in the update that
-    makes the global step s, for an element w with the gradient g of a row that has decayed p times:
+    Plain Adagrad's accumulators only grow, until weights no longer move. This optimizer, in the
+    update that leads to global step s, for an element w with the gradient g of a row that has
+    decayed p times:
 
         if s div accumulator_decay_step > p:
             a ← max(a · accumulator_decay_rate, initial_accumulator_value)
@@ -21,8 +22,8 @@ class AdagradDecayOptimizer(RowOptimizer):
         a ← a + g²
         w ← w − learning_rate · g / √a
 
-    A row decays when it has a gradient, at most once an update: one that was away for many periods
-    catches up one decay at a time. Other rows stay as they are.
+    A row decays when it has a gradient, at most once per update: a row without gradients for many
+    periods catches up one decay at a time. Other rows are unchanged.
 
     The slot `accumulator` has the variable's shape, `accumulator_decay_power` (p) one integer for
     each row. DeepRec's `AdagradDecayOptimizer` takes an integer for each element, of which it uses
@@ -38,15 +39,16 @@ class AdagradDecayOptimizer(RowOptimizer):
     Args:
         learning_rate: a float, a tensor, or a function that returns one.
         global_step: the variable, or a tensor, that counts updates from 0: an integer. Updates must
-            count it up (`minimize(…, global_step=…)`), or nothing decays.
-        initial_accumulator_value: what accumulators start from, and don't decay below; positive.
+            increment it (`minimize(…, global_step=…)`), or nothing decays.
+        initial_accumulator_value: initial value of accumulators, below which they don't decay;
+            positive.
         accumulator_decay_step: the number of steps between decays; positive.
         accumulator_decay_rate: the factor of a decay, between 0 and 1, both excluded.
         use_locking: must be false.
         name: of the optimizer and its slots.
 
     Raises:
-        ValueError: an argument has none of the values above.
+        ValueError: an argument has an invalid value.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class AdagradDecayOptimizer(RowOptimizer):
 
     def _prepare(self) -> None:
         super()._prepare()
-        # The update counts the global step up, after it has read it.
+        # The update increments the global step after it has read it.
         self._periods = (tf.convert_to_tensor(self._global_step) + 1) // self._decay_step
 
     def _update(self, rows: Rows) -> Any:
@@ -114,6 +116,7 @@ class AdagradDecayOptimizer(RowOptimizer):
 class AdagradDecayOptimizerV2(AdagradDecayOptimizer):
     """Is `AdagradDecayOptimizer`, under the name of DeepRec's second version.
 
-    There it differs in the memory of one slot only: an integer for each row, as both have here.
-    Either restores the other's checkpoints. `AdagradDecayV2Optimizer` is the same class.
+    DeepRec's differ only in the memory of one slot: an integer for each row, which both have in
+    this library. Each restores the other's checkpoints. `AdagradDecayV2Optimizer` is the same
+    class.
     """

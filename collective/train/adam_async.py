@@ -11,18 +11,18 @@ from collective.train.rows import RowOptimizer, Rows
 
 
 class AdamAsyncOptimizer(RowOptimizer):
-    """Updates by Adam, of a table the rows of the batch only; each variable counts its own steps.
+    """Updates by Adam, but only the rows of the batch; each variable counts its own steps.
 
-    In the t-th update of a variable, for every element of a dense gradient, and of a sparse one for
-    the rows that it names:
+    In the t-th update of a variable, for every element of a dense gradient, or every row in a
+    sparse gradient:
 
         m ← beta1 · m + (1 − beta1) · g
         v ← beta2 · v + (1 − beta2) · g²
         w ← w − learning_rate · √(1 − beta2ᵗ) / (1 − beta1ᵗ) · m / (√v + epsilon)
 
-    Rows without a gradient, and their moments, stay as they are, while `tf.train.AdamOptimizer`
-    moves them all. With `apply_sparse_rmsprop=True` a sparse gradient gets RMSProp with momentum
-    instead, which doesn't count steps:
+    Rows without a gradient, and their moments, are unchanged, whereas `tf.train.AdamOptimizer`
+    moves all rows. With `apply_sparse_rmsprop=True`, sparse gradients are applied by RMSProp with
+    momentum instead, which doesn't count steps:
 
         v ← beta2 · v + (1 − beta2) · g²
         m ← beta1 · m + learning_rate · g / √(v + epsilon)
@@ -42,13 +42,13 @@ class AdamAsyncOptimizer(RowOptimizer):
         learning_rate: a float, a tensor, or a function that returns one.
         beta1, beta2: the decays of the moments, in [0, 1): a float, a constant tensor, or a
             function that returns one.
-        epsilon: is added to the root, with RMSProp under it: a float, a tensor or a function.
+        epsilon: added to the root, or with RMSProp under the root: a float, a tensor or a function.
         use_locking: must be false.
-        apply_sparse_rmsprop: updates sparse gradients by RMSProp.
+        apply_sparse_rmsprop: whether to apply sparse gradients by RMSProp.
         name: of the optimizer and its slots.
 
     Raises:
-        ValueError: locks are wanted.
+        ValueError: use_locking is true.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AdamAsyncOptimizer(RowOptimizer):
         powers = [whole.read(slot) for slot in slots]
         rate = adam_rule.corrected_rate(rate, *powers)
         updated = adam_rule.update_rows(rows, m, v, rate, beta1, beta2, epsilon)
-        # A reference variable is overwritten where it was read.
+        # A reference variable is overwritten in place.
         with tf.control_dependencies([updated]):
             return tf.group(
                 *(

@@ -1,4 +1,4 @@
-"""Updates rows by Adam's rule, without a change of any other row."""
+"""Updates rows by Adam's rule, without changing other rows."""
 
 from __future__ import annotations
 

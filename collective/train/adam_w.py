@@ -12,7 +12,7 @@ from collective.train.rows import Rows, refuse_locking
 
 
 class AdamWOptimizer(tf.train.AdamOptimizer):
-    """Updates by Adam after a decay of the weights, which no moment sees.
+    """Updates by Adam after a decay of the weights that doesn't affect the moments.
 
     In the t-th update of a variable w with the gradient g:
 
@@ -21,10 +21,10 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         v ← beta2 · v + (1 − beta2) · g²
         w ← w − learning_rate · √(1 − beta2ᵗ) / (1 − beta1ᵗ) · m / (√v + epsilon)
 
-    `weight_decay` is not multiplied by the learning rate: a schedule of the one must be given to
-    the other, too. Of a sparse gradient the rows that it names decay. The rest is
-    `tf.train.AdamOptimizer`, which lets all rows of a table move in every step, static or dynamic.
-    (DeepRec moves the rows of the batch alone where the table is an embedding variable.)
+    `weight_decay` is not multiplied by the learning rate: a schedule of one must also be applied to
+    the other. With a sparse gradient, only its rows decay. The rest is `tf.train.AdamOptimizer`,
+    which moves all rows of a static or dynamic table in every step. (For embedding variables,
+    DeepRec moves only the rows of the batch.)
 
     The slots `m` and `v` have the variable's shape.
 
@@ -34,16 +34,16 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         train = collective.train.AdamWOptimizer(1e-4, 0.001).minimize(loss, decay_var_list=[table])
 
     Args:
-        weight_decay: the part of a weight that an update takes away: a float, a tensor, or a
+        weight_decay: the fraction of a weight that an update removes: a float, a tensor, or a
             function that returns one.
         learning_rate: a float, a tensor, or a function that returns one.
         beta1, beta2: the decays of the moments: a float, a constant tensor, or a function.
-        epsilon: is added to the root: a float, a tensor or a function.
+        epsilon: added to the root: a float, a tensor or a function.
         use_locking: must be false.
         name: of the optimizer and its slots.
 
     Raises:
-        ValueError: locks are wanted.
+        ValueError: use_locking is true.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         grad_loss: Any = None,
         decay_var_list: Sequence[Any] | None = None,
     ) -> Any:
-        """Makes the update that minimizes `loss`, as `tf.train.Optimizer.minimize` does.
+        """Makes the update that minimizes `loss`, like `tf.train.Optimizer.minimize`.
 
         Args:
             loss, global_step, var_list, gate_gradients, aggregation_method: as there.
@@ -101,7 +101,7 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         name: str | None = None,
         decay_var_list: Sequence[Any] | None = None,
     ) -> Any:
-        """Makes the update by gradients, as `tf.train.Optimizer.apply_gradients` does.
+        """Makes the update by gradients, like `tf.train.Optimizer.apply_gradients`.
 
         Args:
             grads_and_vars, global_step, name: as there.
@@ -113,7 +113,7 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
 
     @contextlib.contextmanager
     def _decaying(self, variables: Sequence[Any] | None) -> Iterator[None]:
-        """Lets only `variables` decay inside; None lets it be as it is."""
+        """Restricts decay to `variables` inside the context; None changes nothing."""
         previous = self._decayed
         if variables is not None:
             self._decayed = list(variables)
@@ -133,16 +133,16 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         return self._decayed is None or any(variable is other for other in self._decayed)
 
     def _decay(self, rows: Rows) -> tf.Tensor:
-        """Returns the part of `rows` that an update takes away."""
+        """Returns the part of `rows` that an update removes."""
         return rows.cast(self._weight_decay_tensor)
 
     @contextlib.contextmanager
     def _after_decay(self, rows: Rows) -> Iterator[None]:
-        """Lets the operations inside wait until `rows` have decayed."""
+        """Makes the operations inside wait until `rows` have decayed."""
         if not self._decays(rows.variable):
             yield
             return
-        # Nobody may still have to read the weights as they were.
+        # No operation may still have to read the old weights.
         with tf.control_dependencies([rows.gradient]):
             decayed = rows.subtract(self._decay(rows) * rows.read(rows.variable))
         with tf.control_dependencies([decayed]):

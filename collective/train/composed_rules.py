@@ -1,7 +1,7 @@
 """Updates tables on a GPU by rules for which TensorFlow has kernels on CPUs only.
 
-A rule is composed of TensorFlow's operations for rows, which a GPU has kernels of. Numbers are
-those of TensorFlow's one operation, except for rounding.
+A rule is composed of TensorFlow's row operations, which have kernels for GPUs. The numbers equal
+those of TensorFlow's single operation, except for rounding.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _adagrad_da(optimizer: Any, rows: Rows) -> tf.Operation:
 
 
 def _shrunk(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
-    """Returns `x`, nearer to 0 by a number, but not beyond."""
+    """Returns `x`, moved towards 0 by a number, but not beyond it."""
     return tf.sign(x) * tf.maximum(tf.abs(x) - by, 0)
 
 

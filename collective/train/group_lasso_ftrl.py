@@ -1,4 +1,4 @@
-"""Defines FTRL whose regularization is of whole rows."""
+"""Defines FTRL with regularization of whole rows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):
             −z · (1 − l1 / ‖z‖) / (n'^−p / learning_rate + 2 · l2 + beta / learning_rate)  else
         n ← n'
 
-    ‖z‖ is the Euclidean norm of the row: l1 decides about the row as a whole, and rows of features
-    that don't help become zero. With rows of one element it is `tf.train.FtrlOptimizer`. Rows
-    without a gradient stay as they are. A dense gradient, which has no rows of features, is applied
-    as `tf.train.FtrlOptimizer` does, element by element.
+    ‖z‖ is the Euclidean norm of the row: l1 acts on the row as a whole, so rows of features that
+    don't help become zero. With rows of one element it equals `tf.train.FtrlOptimizer`. Rows
+    without a gradient are unchanged. A dense gradient, which has no rows of features, is applied
+    element by element, as by `tf.train.FtrlOptimizer`.
 
     The slots are those of `tf.train.FtrlOptimizer`, whose checkpoints it restores: `accum` and
     `linear`, of the variable's shape.
@@ -41,17 +41,17 @@ class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):
     Args:
         learning_rate: a float, or a tensor.
         learning_rate_power: p, at most 0: the learning rate of an element is learning_rate · n^p.
-        initial_accumulator_value: what `accum` starts from, at least 0.
-        l1_regularization_strength: l1, at least 0, of the norm of a row.
+        initial_accumulator_value: initial value of `accum`, at least 0.
+        l1_regularization_strength: l1, at least 0, applied to the norm of a row.
         l2_regularization_strength: l2, at least 0.
         use_locking: must be false.
         name: of the optimizer and its slots.
         accum_name, linear_name: of the slots, instead of `name`.
         l2_shrinkage_regularization_strength: l2_shrinkage, at least 0: an l2 penalty on the loss.
-        beta: is added, divided by 2 · learning_rate, to l2.
+        beta: added to l2 after division by 2 · learning_rate.
 
     Raises:
-        ValueError: an argument has none of the values above.
+        ValueError: an argument has an invalid value.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):
         )
 
     def _seen(self, gradient: tf.Tensor, shrunk: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient whose square the update sees, of that and the one with shrinkage."""
+        """Returns the gradient whose square the update uses, with shrinkage or without."""
         del shrunk
         return gradient
 

@@ -11,7 +11,7 @@ from collective.train.rows import Rows, refuse_locking
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):
-    """Updates by Adam, of a sparse gradient the rows that it names only.
+    """Updates by Adam, but only the rows in a sparse gradient.
 
     In the t-th update, for the rows w of a sparse gradient g and their moments m and v:
 
@@ -19,9 +19,9 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
         v ← beta2 · v + (1 − beta2) · g²
         w ← w − learning_rate · √(1 − beta2ᵗ) / (1 − beta1ᵗ) · m / (√v + epsilon)
 
-    Other rows and their moments stay as they are, while `tf.train.AdamOptimizer` goes over all rows
-    of a table in every step. A dense gradient is applied as `tf.train.AdamOptimizer` does. Steps
-    are counted for all variables together.
+    Other rows and their moments are unchanged, whereas `tf.train.AdamOptimizer` updates all rows of
+    a table in every step. A dense gradient is applied as by `tf.train.AdamOptimizer`. Steps are
+    counted for all variables together.
 
     The slots `m` and `v` have the variable's shape. With the same name ('Adam') they are those of
     `tf.train.AdamOptimizer`, whose checkpoints it restores.
@@ -34,12 +34,12 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
     Args:
         learning_rate: a float, a tensor, or a function that returns one.
         beta1, beta2: the decays of the moments: a float, a constant tensor, or a function.
-        epsilon: is added to the root: a float, a tensor or a function.
+        epsilon: added to the root: a float, a tensor or a function.
         use_locking: must be false.
         name: of the optimizer and its slots.
 
     Raises:
-        ValueError: locks are wanted.
+        ValueError: use_locking is true.
     """
 
     def __init__(

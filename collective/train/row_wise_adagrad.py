@@ -18,9 +18,9 @@ class RowWiseAdagradOptimizer(RowOptimizer):
         a ← a + (g₁² + … + g_D²) / D
         w ← w − learning_rate · g / (√a + epsilon)
 
-    The slot `accumulator` is [rows, 1]: a table takes (D + 1) / (2 D) of the memory that it takes
-    with Adagrad. Rows without a gradient stay as they are. Of a variable that isn't a matrix, a row
-    is everything after the first dimension; a vector and a scalar get plain Adagrad.
+    The slot `accumulator` is [rows, 1]: a table takes (D + 1) / (2 D) of its memory with Adagrad.
+    Rows without a gradient are unchanged. In a variable that isn't a matrix, a row is everything
+    after the first dimension; vectors and scalars use plain Adagrad.
 
     Source: Duchi, Hazan, Singer: "Adaptive subgradient methods", JMLR 2011. It is TorchRec's and
     FBGEMM's `EXACT_ROWWISE_ADAGRAD`, with `initial_accumulator_value=0, epsilon=1e-8` there.
@@ -29,14 +29,14 @@ class RowWiseAdagradOptimizer(RowOptimizer):
 
     Args:
         learning_rate: a float, a tensor, or a function that returns one.
-        initial_accumulator_value: what a row's accumulator starts from, at least 0.
-        epsilon: is added to the root, at least 0; a float, a tensor or a function. With an initial
+        initial_accumulator_value: initial value of a row's accumulator, at least 0.
+        epsilon: added to the root, at least 0; a float, a tensor or a function. With an initial
             accumulator of 0 it must be positive.
         use_locking: must be false.
         name: of the optimizer and its slots.
 
     Raises:
-        ValueError: an argument has none of the values above.
+        ValueError: an argument has an invalid value.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Reads and writes the rows of a variable and of its slots, for optimizers whose rules go by rows.
+"""Reads and writes the rows of a variable and of its slots, for optimizers with rules by row.
 
-A rule is written once. It holds for a dense gradient, which is of all rows, and for
-`IndexedSlices`, which are of some; for a replicated variable and for the shard of a table.
+A rule is written once. It applies to dense gradients, which cover all rows, and to `IndexedSlices`,
+which cover some; to replicated variables and to the shards of tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.tensorflow_internals.variables import resource_variable_ops, var
 
 
 class Rows:
-    """Is the part of a variable that a gradient is of: all of it, or some rows, each once.
+    """Is the part of a variable that has a gradient: all of it, or some distinct rows.
 
     Attributes:
         variable: the variable, or this rank's shard of a table.
@@ -86,13 +86,13 @@ class Rows:
 class RowOptimizer(tf.train.Optimizer, abc.ABC):
     """Updates variables by a rule for their rows.
 
-    A row that is in a gradient several times gets the sum once.
+    A row that occurs in a gradient several times is updated once, by the sum.
 
     Args:
         use_locking: must be false.
         name: of the optimizer, and of its slots.
-        **numbers: what the rule depends on: floats, tensors, or functions without arguments, which
-            are called when an update is built.
+        **numbers: the rule's parameters: floats, tensors, or functions without arguments, which are
+            called when an update is built.
     """
 
     def __init__(self, use_locking: bool, name: str, **numbers: Any):
@@ -149,8 +149,8 @@ class RowOptimizer(tf.train.Optimizer, abc.ABC):
 def _save_as_part(slot: Any, variable: Any) -> None:
     """Lets a slot by row of a part of a partitioned variable be saved as the same part.
 
-    TensorFlow gives the slot the whole variable's shape. The slot of a part that has not all
-    columns is saved under its own name.
+    TensorFlow gives the slot the whole variable's shape. The slot of a part without all columns is
+    saved under its own name.
     """
     part = getattr(variable, "_save_slice_info", None)
     if part is None:
@@ -165,10 +165,10 @@ def _save_as_part(slot: Any, variable: Any) -> None:
 
 
 def refuse_locking(name: str, use_locking: bool) -> None:
-    """Refuses locks, which updates of several operations could not hold.
+    """Refuses locks, which updates by several operations could not hold.
 
     Raises:
-        ValueError: locks are wanted.
+        ValueError: `use_locking` is true.
     """
     if use_locking:
         raise ValueError(
