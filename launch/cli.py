@@ -272,7 +272,7 @@ def make_plan(
       listed: the hosts of -H or of a host file, if it is a job of these.
 
     Raises:
-      UsageError: the options ask for what can't be had.
+      UsageError: the options ask for something impossible.
     """
     command = _command(options)
     check_limits(options)

@@ -60,7 +60,7 @@ def run(
       choose_shown: returns the ranks whose output is shown, given how many there are.
 
     Raises:
-      UsageError: the hosts don't find each other, or the job can't be had.
+      UsageError: the hosts don't find each other, or the job can't be started.
     """
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     try:
@@ -188,7 +188,7 @@ def run_from_here(
       choose_shown: returns the ranks whose output is shown, given how many there are.
 
     Raises:
-      UsageError: a host can't be started, or the job can't be had.
+      UsageError: a host can't be started, or the job can't be started.
     """
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     names = [name for name, _ in host_list.hosts]

@@ -1,7 +1,7 @@
 """Saves and restores sharded tables, in standard TensorFlow checkpoints, on all ranks in parallel.
 
-In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on do
-it, inside scope(). Where no ranks run, this package reads the checkpoints:
+In a program, use TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on
+inside scope(). To read checkpoints without ranks, use this package:
 
     from collective import checkpoint
 
@@ -10,13 +10,13 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
-So do `collective checkpoint show PATH` and `collective checkpoint consolidate
-IN OUT`. `collective checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
-make checkpoints of this library of those of other frameworks.
+So do `collective checkpoint show PATH` and `collective checkpoint consolidate IN OUT`. `collective
+checkpoint import deeprec IN OUT` (or `hybridbackend`, or `sok`) converts checkpoints of other
+frameworks.
 
-`Saver` is TensorFlow's with options of its own. Checkpoints that are written during training
-(`scope(checkpoint_blocking=False)`) are waited for by `wait()`. `CheckpointStorageError` tells that
-a disk was full, say.
+`Saver` is TensorFlow's with more options. `wait()` waits for checkpoints that are written during
+training (`scope(checkpoint_blocking=False)`). `CheckpointStorageError` is raised, for example, if a
+disk is full.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ def read_table(
     frequencies: bool = False,
     last_used: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
-    """Reads a table, or a slot of one, by ascending keys, whatever number of ranks saved it.
+    """Reads a table or a slot by ascending keys, however many ranks saved it.
 
     Args:
         path: a checkpoint's prefix, an increment's, or a folder, whose newest state is read.
         name: the name of the table ('user'), or of the slot ('user/Adagrad').
         block: rows at a time, which bounds the memory.
-        frequencies: yields how often training looked keys up, too, of a dynamic table that was
-            saved with `TablePolicy(filter_freq=…)`. Keys without rows are in '<table>/refused',
-            which is read like a slot; a Bloom filter doesn't know them.
-        last_used: yields also the global steps to which the runs led that used the rows last, int64
-            [b], of a dynamic table whose policy needs them (`collective.TablePolicy`). DeepRec
+        frequencies: whether to yield also how often training looked up keys, for a dynamic table
+            that was saved with `TablePolicy(filter_freq=…)`. Keys without rows are in
+            '<table>/refused', which is read like a slot; a Bloom filter doesn't know them.
+        last_used: whether to yield also the global steps of the runs that used the rows last, int64
+            [b], for a dynamic table whose policy needs them (`collective.TablePolicy`). DeepRec
             calls them versions.
 
     Yields:
-        (first, rows [b, D]) of a static table: the number of the first row; (keys [b], rows [b, D])
-        of a dynamic one: int64 keys, ascending. b <= block. With `frequencies` (keys, rows,
+        (first, rows [b, D]) for a static table: the number of the first row; (keys [b], rows [b,
+        D]) for a dynamic table: int64 keys, ascending. b <= block. With `frequencies` (keys, rows,
         frequencies [b] int64).
 
     Raises:
@@ -88,7 +88,7 @@ def read_table(
 
 
 def enable_increments(folder: str) -> None:
-    """Has increments follow the checkpoints that sessions of the default graph save in a folder.
+    """Enables increments for the checkpoints that sessions of the default graph save in a folder.
 
     Call it while the graph is built, before a session runs it, on every rank. `save_increment` then
     saves what has changed since the last save. (`MonitoredTrainingSession` and Estimator have
@@ -116,20 +116,22 @@ def enable_increments(folder: str) -> None:
 def save_increment(session: Any, folder: str) -> str:
     """Saves what has changed since the last whole checkpoint, or increment, in a folder.
 
-    That are the rows of tables and slots that were written, keys that are gone, and all other
-    variables. It becomes `<checkpoint>.increment-<number>`. Every rank calls it, between the same
-    two runs.
+    An increment has the rows of tables and slots that were written, the removed keys, and all other
+    variables. It is named `<checkpoint>.increment-<number>`. Call it on every rank, between the
+    same two runs.
 
     Args:
         session: a session, also a `MonitoredSession`.
-        folder: where it has saved a whole checkpoint, after `enable_increments(folder)`.
+        folder: the folder where the session has saved a whole checkpoint, after
+            `enable_increments(folder)`.
 
     Returns:
         The increment's prefix, which `Saver.restore` takes.
 
     Raises:
-        ValueError: there is no whole checkpoint that it could follow, or it is the latest no more.
-        CheckpointStorageError: the storage failed, or that checkpoint is gone.
+        ValueError: there is no whole checkpoint that it could follow, or that is no longer the
+            latest.
+        CheckpointStorageError: storage failed, or that checkpoint is gone.
     """
     from collective.checkpoint.saving import increments
     from collective.ops.graph.sessions import raw_session
@@ -138,11 +140,10 @@ def save_increment(session: Any, folder: str) -> str:
 
 
 def changes(consumer: str, slots: bool = False) -> Consumer:
-    """Follows what changes of the tables of the default graph, for one consumer.
+    """Follows the changes of the default graph's tables, for one consumer.
 
-    Consumers have a cursor each, by their names: what one has taken the others still get, and
-    increments of checkpoints take nothing from them. Call it while the graph is built, before a
-    session runs it.
+    Each named consumer has its own cursor, independent of other consumers and of increments of
+    checkpoints. Call it while the graph is built, before a session runs it.
 
         serving = checkpoint.changes(consumer='serving')
         with tf.train.MonitoredTrainingSession('model') as session:
@@ -155,7 +156,7 @@ def changes(consumer: str, slots: bool = False) -> Consumer:
 
     Args:
         consumer: its name.
-        slots: gives the rows of optimizers' slots, too.
+        slots: whether to include the rows of optimizers' slots.
 
     Returns:
         The `collective.checkpoint.saving.consumers.Consumer`.
@@ -177,27 +178,27 @@ def keep_best(
 ) -> bool:
     """Keeps a checkpoint in the folder `best` next to it, if it is among the best so far.
 
-    All ranks call it, after an evaluation in a loop, or in `after_save` of a
-    `tf.train.CheckpointSaverListener`; rank 0's value counts. An Estimator does it by itself:
+    Call it on all ranks, after an evaluation in a loop, or in `after_save` of a
+    `tf.train.CheckpointSaverListener`; rank 0's value counts. An Estimator does it automatically:
     `strategy.estimator(…, keep_best=('auc', 'max', 3))`.
 
-    What is kept are hard links, where the file system has them: the Saver's `max_to_keep` doesn't
-    reach them. `best/checkpoint` names the best one as the latest, so the folder can be restored,
-    exported and loaded as any other. The record is in files, and goes on when the job is started
-    again. Of checkpoints with equal values the one that came first is better; one whose value is
-    NaN isn't kept.
+    The kept checkpoints are hard links if the file system supports them, so the Saver's
+    `max_to_keep` doesn't affect them. `best/checkpoint` names the best one as the latest, so the
+    folder can be restored, exported and loaded like any other. The record is in files, and
+    continues when the job is restarted. Of checkpoints with equal values the first is better; a
+    checkpoint whose value is NaN isn't kept.
 
     Args:
-        path: the checkpoint's prefix, or a folder, whose latest it is.
+        path: the checkpoint's prefix, or a folder, whose latest checkpoint is used.
         metrics: {name: value}, as `Estimator.evaluate` returns them.
-        best: (metric, 'max' or 'min', how many are kept), or a `KeepBest`.
+        best: (metric, 'max' or 'min', how many to keep), or a `KeepBest`.
 
     Returns:
         Whether it is kept; the same on all ranks.
 
     Raises:
-        ValueError: there is no such metric, or no checkpoint, or the folder has the best by another
-            metric.
+        ValueError: there is no such metric, or no checkpoint, or the folder has the best
+            checkpoints by another metric.
         RankError: it failed on rank 0.
     """
     from collective.checkpoint.saving import best as best_checkpoints
@@ -206,7 +207,7 @@ def keep_best(
 
 
 def load(path: str) -> LoadedCheckpoint:
-    """Opens a checkpoint for looking into it: a mapping of names, without ranks or Horovod.
+    """Opens a checkpoint for inspection as a mapping of names, without ranks or Horovod.
 
         model = collective.checkpoint.load('ckpt')
         print(model)                        # its tables and variables
@@ -222,10 +223,10 @@ def load(path: str) -> LoadedCheckpoint:
 
     Returns:
         A mapping. A table or slot ('user/Adagrad') is an object with `shape`, `dim`, `dtype`,
-        `dynamic`, `slots`, `keys()`, `lookup(keys)`, `[keys]`, `key in …`, `blocks()`; as an array
-        (`numpy.asarray`) it is read whole. Any other variable is an array, read at each access.
-        `tables` and `variables` list the names of either; `table(name)` reads a matrix of plain
-        TensorFlow's row by row.
+        `dynamic`, `slots`, `keys()`, `lookup(keys)`, `[keys]`, `key in …`, `blocks()`; converting
+        it to an array (`numpy.asarray`) reads it whole. Any other variable is an array, read at
+        each access. `tables` and `variables` list their names; `table(name)` reads a matrix of
+        plain TensorFlow row by row.
 
     Raises:
         ValueError: there is no checkpoint.
@@ -240,8 +241,8 @@ def load_code(path: str) -> SavedCode:
     """Finds the code that `scope(save_code=True)` saved next to checkpoints.
 
     It is the script and the .py, .yaml, .json and .toml files below its folder, as they were when
-    the job saved its first checkpoint; of several jobs in one folder, the last one's. To build the
-    model outside of training, and fill it:
+    the job saved its first checkpoint; if several jobs used the folder, those of the last job. To
+    build the model outside of training, and restore it:
 
         code = collective.checkpoint.load_code('ckpt')
         with code.importable():
@@ -262,7 +263,7 @@ def load_code(path: str) -> SavedCode:
         Nothing of the environment is in it; arguments that are named like secrets are `***`.
 
     Raises:
-        ValueError: there is none, or a file was changed since, or is missing.
+        ValueError: there is no saved code, or a file has changed since or is missing.
     """
     from collective.checkpoint.saving import saved_code
 
@@ -280,34 +281,35 @@ def import_checkpoint(
     kinds: Mapping[str, str] | None = None,
     dense: str | None = None,
 ) -> Report:
-    """Makes a checkpoint of this library of one of another framework.
+    """Converts a checkpoint of another framework to one of this library.
 
     Embedding variables and SOK's dynamic variables become dynamic tables, with their slots, how
     often keys came and when they were used last; sharded and partitioned variables become static
-    tables; ordinary variables stay as they are. Any number of ranks restores it. It appears whole,
-    or not at all, and is the latest of its folder if that has had none. Memory is about 500 MB;
-    next to `target` there must be room for the largest table once more.
+    tables; ordinary variables are unchanged. Any number of ranks can restore it. It appears whole
+    or not at all, and becomes the latest checkpoint of its folder if there was none. It needs about
+    500 MB of memory, and disk space next to `target` for one more copy of the largest table.
 
     Args:
-        framework: wrote it: 'deeprec', 'hybridbackend' or 'sok'.
-        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read; of SOK the folder
-            of the dump.
+        framework: the framework that wrote it: 'deeprec', 'hybridbackend' or 'sok'.
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read; for SOK the
+            folder of the dump.
         target: the new checkpoint's prefix.
-        names: {old name: new name}. One `*` in an old name stands for any text, and for the same in
-            the new one. None for a new name leaves the variable out. Slots follow their table. Or a
-            function from an old name to a new one.
-        slots: takes optimizers' slots, too.
-        in_order: of HybridBackend, names of variables that are in slices but not sharded.
-        kinds: of SOK, {table: 'static' or 'dynamic'} for tables whose keys are 0 … V - 1, which
-            are taken for static otherwise.
-        dense: of SOK, a TensorFlow checkpoint with the other variables.
+        names: {old name: new name}. One `*` in an old name stands for any text, and for the same
+            text in the new name. None for a new name leaves the variable out. Slots follow their
+            table. Or a function from an old name to a new one.
+        slots: whether to convert optimizers' slots.
+        in_order: for HybridBackend, names of variables that are in slices but not sharded.
+        kinds: for SOK, {table: 'static' or 'dynamic'} for tables whose keys are 0 … V - 1, which
+            are static otherwise.
+        dense: for SOK, a TensorFlow checkpoint with the other variables.
 
     Returns:
-        What was taken under which name, and what was left out, and why; `str()` of it is a text.
+        What was converted under which name, and what was left out, and why; `str()` formats it.
 
     Raises:
-        ValueError: there is no such checkpoint, or there is one `target`; a part of it is missing
-            or damaged; a name in `names` is no variable's, or two variables would have one.
+        ValueError: there is no such checkpoint, or `target` exists; a part of it is missing or
+            damaged; a name in `names` isn't a variable's, or two variables would have the same
+            name.
     """
     from collective.checkpoint.importing import frameworks
 
@@ -317,13 +319,13 @@ def import_checkpoint(
 
 
 def wait() -> None:
-    """Waits until the checkpoints that are written during training are there.
+    """Waits until checkpoints that are being written during training are complete.
 
-    Every rank calls it, between two runs. Without such a save (`scope(checkpoint_blocking=False)`)
-    it returns at once.
+    Call it on every rank, between two runs. Without such a save
+    (`scope(checkpoint_blocking=False)`) it returns at once.
 
     Raises:
-        CheckpointStorageError: the storage failed, on some rank; raised on all alike.
+        CheckpointStorageError: storage failed on a rank; raised on all ranks.
         RuntimeError: something else failed.
     """
     from collective.checkpoint.saving import background

@@ -42,8 +42,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="convert Criteo's click logs to Parquet",
         description="Converts Criteo's click logs (tab-separated: a label, 13 numbers, 26 keys of "
         "8 hexadecimal digits) to Parquet files, and prints their paths. Numbers become int32, "
-        "keys int64, and empty fields 0. A file that is there already, and isn't older than its "
-        "source, stays.",
+        "keys int64, and empty fields 0. An existing file that isn't older than its source is "
+        "kept.",
     )
     convert.add_argument("files", nargs="+", metavar="FILE", help="a file or a pattern; also .gz")
     convert.add_argument(

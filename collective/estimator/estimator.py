@@ -35,9 +35,9 @@ from collective.tensorflow_internals.estimators import estimator as estimator_li
 class Estimator(estimator_lib.EstimatorV2):
     """Trains, evaluates, predicts and exports on all ranks; `strategy.estimator` makes it.
 
-    Every rank makes it, and calls its methods in the same order, inside `strategy.scope()` or
-    outside of it. All ranks work on one model_dir, rank 0 alone writes summaries and events there,
-    and rank 0 decides whatever depends on the file system or the clock. Hooks, listeners and
+    Create it on every rank, and call its methods in the same order, inside or outside
+    `strategy.scope()`. All ranks use one model_dir, only rank 0 writes summaries and events there,
+    and rank 0 decides everything that depends on the file system or the clock. Hooks, listeners and
     exporters run on every rank. An error while a model_fn or an input_fn builds its graph, on any
     rank, is an error on all.
 
@@ -82,10 +82,10 @@ class Estimator(estimator_lib.EstimatorV2):
         max_steps: int | None = None,
         saving_listeners: Any = None,
     ) -> Estimator:
-        """Trains, as `tf.estimator.Estimator.train`, until the first rank is out of data.
+        """Trains like `tf.estimator.Estimator.train`, until the first rank runs out of data.
 
         Args:
-            steps: the number of steps that all ranks take together, each with a batch of its own.
+            steps: the number of steps that all ranks take together, each with its own batch.
         """
         step = estimator_lib._load_global_step_from_checkpoint_dir(self.model_dir)
         arguments = {"steps": steps, "max_steps": max_steps}
@@ -111,12 +111,12 @@ class Estimator(estimator_lib.EstimatorV2):
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Evaluates, as `tf.estimator.Estimator.evaluate`; all ranks return the same.
+        """Evaluates like `tf.estimator.Estimator.evaluate`; all ranks return the same.
 
         Every record counts once, on whichever rank.
 
         Args:
-            steps: how many of the input's first batches are used. They are dealt to all ranks, or
+            steps: how many of the input's first batches to use. They are dealt to all ranks, or
                 taken from each rank's own input if it isn't dealt.
 
         Raises:
@@ -145,15 +145,15 @@ class Estimator(estimator_lib.EstimatorV2):
         yield_single_examples: bool = True,
         gather: bool = False,
     ) -> Iterator[Any]:
-        """Predicts, as `tf.estimator.Estimator.predict`, for this rank's share of the input.
+        """Predicts like `tf.estimator.Estimator.predict`, for this rank's share of the input.
 
-        Every rank must go through its predictions, in step. Where one stops early, it ends for all.
+        Every rank must iterate over its predictions, in step. If one stops early, all of them end.
 
         Args:
             gather: rank 0 gets all predictions, in the order of the input, the other ranks none.
                 They are made before predict() returns, and kept in a temporary file (in TMPDIR) of
-                rank 0; rank 0 may read as much of them as it likes. The batches of an input that
-                isn't dealt come in turn: every rank's first, every rank's second….
+                rank 0; rank 0 may read any number of them. The batches of an input that isn't dealt
+                are interleaved: every rank's first, every rank's second….
         """
         predict = functools.partial(
             self._predict_share, input_fn, predict_keys, hooks, checkpoint_path
@@ -171,10 +171,10 @@ class Estimator(estimator_lib.EstimatorV2):
     ) -> tuple[dict[str, Any] | None, list[Any] | None]:
         """Trains to `train_spec.max_steps`, and evaluates on all ranks after checkpoints.
 
-        It is `tf.estimator.train_and_evaluate`. With max_steps, which TensorFlow has as the one
-        stop condition here, any number of ranks takes as many steps as one process would: an input
-        that is dealt to N ranks, N batches a step, is gone through up to N times. (train() ends
-        with the input, and so does this if max_steps is None.)
+        It is `tf.estimator.train_and_evaluate`. With max_steps, TensorFlow's only stop condition
+        here, any number of ranks takes as many steps as one process would: an input that is dealt
+        to N ranks, N batches per step, is used up to N times. (train() ends with the input, and so
+        does this method if max_steps is None.)
 
         Args:
             train_spec: `tf.estimator.TrainSpec`.
@@ -198,11 +198,11 @@ class Estimator(estimator_lib.EstimatorV2):
         experimental_mode: str = ModeKeys.PREDICT,
         base: Any = None,
     ) -> Any:
-        """Exports, as `tf.estimator.Estimator.export_saved_model`, on all ranks.
+        """Exports like `tf.estimator.Estimator.export_saved_model`, on all ranks.
 
         Args:
-            base: a version, or a folder of them, whose files are linked where they are the same; as
-                of `collective.CollectiveStrategy.export_saved_model`.
+            base: a version, or a folder of versions, whose equal files are linked; as of
+                `collective.CollectiveStrategy.export_saved_model`.
         """
         self._export_base = base
         try:
@@ -237,7 +237,7 @@ class Estimator(estimator_lib.EstimatorV2):
         )
 
     def get_variable_value(self, name: str) -> Any:
-        """Returns a variable's value in the latest checkpoint; of a static table all rows.
+        """Returns a variable's value in the latest checkpoint; for a static table all rows.
 
         Raises:
             ValueError: `name` is a dynamic table or a slot of one:
@@ -408,9 +408,9 @@ class Estimator(estimator_lib.EstimatorV2):
 
     @contextlib.contextmanager
     def _reports_failure(self, method: str) -> Iterator[None]:
-        """Notes an error for peers that will wait for this rank, should this program survive it.
+        """Notes an error for peers that will wait for this rank, in case this program survives it.
 
-        Peers that meet or run with this rank next hear of the error.
+        Peers that next meet or run with this rank are told of the error.
         """
         try:
             yield

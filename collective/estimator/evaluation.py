@@ -1,4 +1,4 @@
-"""Lets an Estimator evaluate on all ranks: metrics are global, exporters decide alike."""
+"""Lets an Estimator evaluate on all ranks: metrics are global, and exporters decide the same."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def reduce_metrics(values: dict[str, Any]) -> None:
-    """Makes the metrics of an evaluation those of all ranks.
+    """Makes the metrics of an evaluation cover all ranks.
 
     The local variables that a script's own metric reads are states of it, too.
 
@@ -103,7 +103,7 @@ def is_train_and_evaluate(listeners: Any) -> bool:
 
 
 def evaluated_in_step(estimator: Any, listener: Any) -> Any:
-    """Makes the listener of `train_and_evaluate` evaluate and export alike on all ranks.
+    """Makes the listener of `train_and_evaluate` evaluate and export in the same way on all ranks.
 
     Returns:
         `listener`, any other one unchanged.
@@ -152,7 +152,7 @@ class EstimatorAtCheckpoint:
 
 @contextlib.contextmanager
 def _led_by_rank_0(exporter: Any) -> Iterator[None]:
-    """Lets rank 0 alone delete old exports and read old results, and tell them to all."""
+    """Lets only rank 0 delete old exports and read old results, which it sends to all ranks."""
     replaced: dict[str, Any] = {}
     deletes_old = isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter))
     if deletes_old and collectives.rank() > 0:

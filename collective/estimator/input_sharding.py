@@ -35,12 +35,12 @@ _OF_SHARD = Dealer(
 
 @dataclasses.dataclass(frozen=True)
 class DealtInput:
-    """Says how the batches of an input_fn are to be used before they are dealt.
+    """Says how to use the batches of an input_fn before they are dealt.
 
     Attributes:
         input_fn: the user's.
-        batches: only so many of the first are used; None: all.
-        passes: how many times over.
+        batches: how many of the first batches to use; None: all.
+        passes: how many times to use them.
     """
 
     input_fn: Callable[..., Any]
@@ -68,8 +68,8 @@ def same_shuffling() -> Iterator[None]:
     """Lets datasets made inside shuffle alike on all ranks without a seed, and differently each
     time.
 
-    Only inside: a graph without a seed stays so for everything else, dropout say, which may differ
-    between ranks.
+    Only inside: a graph without a seed stays without one for everything else, such as dropout,
+    which may differ between ranks.
     """
     graph = tf.get_default_graph()
     if graph.seed is not None:
@@ -88,7 +88,8 @@ def same_shuffling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_draws() -> Iterator[int | None]:
-    """Lets Python's and NumPy's own generators give every rank the numbers of rank 0 inside.
+    """Makes Python's and NumPy's own generators give every rank rank 0's numbers inside the
+    context.
 
     Yields:
         A seed that rank 0 draws each time; None with one rank.
@@ -106,12 +107,12 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
     """Returns this rank's batches of `dataset`: number r, r + N, r + 2N, ….
 
     Args:
-        dataset: what an input_fn returned; the same on every rank, its elements are batches.
+        dataset: the result of an input_fn; the same on every rank, with batches as elements.
         batches: how many of `dataset` to use, with several ranks; None: all.
         passes: how many times to use them, with several ranks.
 
     Raises:
-        ValueError: with several ranks, `dataset` is no dataset, or has another order on each.
+        ValueError: with several ranks, `dataset` isn't a dataset, or has a different order on each.
     """
     ranks = collectives.size()
     if ranks == 1:
@@ -200,7 +201,7 @@ def shard(dataset: Any) -> tf2.data.Dataset:
 
 
 def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dataset:
-    """Returns as much of a dataset that is dealt already as `deal` would return."""
+    """Returns as much of an already dealt dataset as `deal` would return."""
     if batches is not None:
         dataset = dataset.take(len(range(collectives.rank(), batches, collectives.size())))
     state_of(tf.get_default_graph()).input_is_dealt = True

@@ -12,12 +12,12 @@ from typing import IO, Any
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 
-# A rank sends predictions of about so many bytes at once, if a batch isn't larger.
+# A rank sends predictions of about this many bytes at once, unless a batch is larger.
 MESSAGE_BYTES = 1 << 20
 
 
 def gather(batches: Iterable[Any]) -> Iterator[Any]:
-    """Returns all ranks' batches on rank 0, nothing on the others. Every rank must call it.
+    """Returns all ranks' batches on rank 0, and nothing on the others. Every rank must call it.
 
     It returns when rank 0 has them all, in a temporary file (in TMPDIR), which lives as long as the
     iterator. So no rank waits for a reader of them, however slowly or how little of them. A rank

@@ -1,16 +1,16 @@
-"""Gives all ranks rank 0's random numbers of Python and NumPy, where an input is made.
+"""Gives all ranks rank 0's random numbers of Python and NumPy while an input is made.
 
     rank 0   ──state──► input_fn ──► its state goes on, as without other ranks
     rank 1   rank 0's ► input_fn ──► its own again (or rank 0's, if it had the same)
 
-So `random.shuffle` and `np.random.permutation` order alike on all ranks, by the script's own seed
-if it has set one, and in another order at the next call. A generator of
-`tf.data.Dataset.from_generator` draws later, in a thread that reads the data. It has states of its
-own, which begin after input_fn's, as long as it draws: from one element to the next until one
-comes that needed no number. The next pass goes on where one has ended.
+So `random.shuffle` and `np.random.permutation` give the same order on all ranks, by the script's
+own seed if it has set one, and a different order at the next call. A generator of
+`tf.data.Dataset.from_generator` draws later, in a thread that reads the data. It has its own
+states, which start from input_fn's, as long as it draws: from one element to the next, until an
+element needs no number. The next pass continues where the previous one has ended.
 
-Out of reach are generators of the script's own (`np.random.default_rng()`), which it has to seed,
-and functions of `tf.py_function`. `collective.data.dealt_input` finds what differs then.
+The script's own generators (`np.random.default_rng()`), which it has to seed, and functions of
+`tf.py_function` are out of reach. `collective.data.dealt_input` finds the differences then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuses TensorFlow's own Estimator where it would use all of the input on every rank."""
+"""Refuses TensorFlow's own Estimator if it would use all of the input on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes RunConfigs for ranks, each of which is the chief of its own process."""
+"""Makes RunConfigs for ranks; each rank is the chief of its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective.tensorflow_internals.estimators import run_config
 
 
 class RunConfig(run_config.RunConfig):
-    """Configures an Estimator's runs as `tf.estimator.RunConfig` does, and says when to save more.
+    """Configures an Estimator's runs like `tf.estimator.RunConfig`, with options for increments.
 
         config = collective.RunConfig(save_checkpoints_secs=3600,
                                       save_incremental_checkpoint_secs=60)
@@ -25,11 +25,11 @@ class RunConfig(run_config.RunConfig):
     Args:
         args, kwargs: those of `tf.estimator.RunConfig`.
         save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
-            steps, between increments of checkpoints, which have the rows of tables that changed
-            since the last save. One of them, or none, which is the default.
+            steps, between increments of checkpoints, which have the table rows that changed since
+            the last save. Give at most one of them; the default is none.
 
     Raises:
-        ValueError: both are given, or no checkpoints that increments could follow.
+        ValueError: both are given, or there are no checkpoints that increments could follow.
     """
 
     def __init__(

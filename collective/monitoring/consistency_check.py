@@ -5,8 +5,8 @@
 
 Replicas start equal, every rank applies the same updates to them, and an assignment of the script
 becomes the mean over ranks (see `collective.replication.assignments`). Anything else that a script
-does to them (it feeds, or runs, something else on one rank) makes replicas drift apart, and nobody
-would notice before the numbers are wrong.
+does to them (feeding or running something different on one rank) makes replicas drift apart, which
+would go unnoticed until the numbers are wrong.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def after_training(session: Any, runs_between: int) -> None:
 def _compared(graph: tf.Graph) -> list[Any]:
     """Returns replicated variables, and variables of averages over all ranks.
 
-    Averages are compared even where a layer says that each rank has its own.
+    Averages are compared even if a layer says that each rank has its own.
     """
     averaged, variables = pending_syncs_of(graph).averaged, replicated_variables(graph)
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):

@@ -1,10 +1,10 @@
-"""Lets ranks compare what is dealt to them, while they train and at the end.
+"""Lets ranks compare the input that is dealt to them, during training and at the end.
 
 Each rank deals from the whole input, and must see the same elements in the same order
 (`collective.data.dealt_input`). They are compared after training runs 1, 2, 4, 8, … of a session,
-so that no step has an exchange more: a million have twenty. Data that end are compared by what
-ranks exchange then anyway (`collective.coordination.dealt_input`), and by an Estimator at the end
-of its session.
+so there is no extra exchange per step: a million steps have twenty. Data that end are compared by
+what ranks exchange at that point anyway (`collective.coordination.dealt_input`), and by an
+Estimator at the end of its session.
 """
 
 from __future__ import annotations

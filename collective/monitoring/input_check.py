@@ -1,19 +1,19 @@
-"""Notices a dataset that every rank reads whole, by mistake.
+"""Detects a dataset that every rank reads whole by mistake.
 
     a training run ──► checksums of its batches ──► a meeting ──► they differ: all is well
                               ▲                          │
                               └── the next batch, too ◄──┴──► they are the same on all ranks
 
-Ranks that read the same records train on each of them N times, and no number looks wrong. So the
-first batches that a graph's iterators give to training are compared. One is enough where ranks read
-different records, which is how it should be: from any one of the iterators, since another one may
-give all of them the same on purpose (numbers of steps, negatives that they share). A warning takes
-several different batches that all ranks have alike: an input that is constant, or as short as a
-batch or two, is no mistake. Nor is one of numbers by which each rank finds records of its own: the
-ids that it looks up are compared, too.
+If ranks read the same records, they train on each record N times, and no number looks wrong. So
+ranks compare the first batches that a graph's iterators give to training. If ranks read different
+records, as they should, one different batch from any iterator is enough, because other iterators
+may give all ranks the same on purpose (numbers of steps, shared negatives). The warning requires
+several different batches that are the same on all ranks: an input that is constant, or as short as
+a batch or two, isn't a mistake. Neither are numbers with which each rank finds its own records: the
+looked-up ids are compared, too.
 
-Only what `tf.data` iterators give is compared, and only where a training run takes it from them
-itself: not what is fed, nor what an Estimator has dealt to the ranks.
+Only elements of `tf.data` iterators are compared, and only if a training run takes them itself: not
+feeds, and not what an Estimator has dealt to the ranks.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def watched(
 
 
 def check_of(graph: tf.Graph) -> InputCheck:
-    """Returns what the comparison has come to, which begins when it is first asked for."""
+    """Returns the state of the comparison, which begins at the first call."""
     state = state_of(graph)
     state.input_check = state.input_check or InputCheck()
     check: InputCheck = state.input_check

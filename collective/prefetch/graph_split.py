@@ -1,4 +1,4 @@
-"""Splits a graph after the exchange of keys, so that a run of its own executes what comes before.
+"""Splits a graph after the exchange of keys, so that a separate run executes what comes before.
 
     iterator ──► ids ──► ask ══keys══► hear ──► stage      a run of keys, for batch i + 1
         │                                         ·
@@ -7,10 +7,10 @@
                                            unstage ──► rows, network, gradients, updates
                                                            a run of the script, for batch i
 
-What the iterator gives, and what is computed of it on the way to the keys, is executed by runs of
-keys only. Whatever else of the graph uses any of it is redirected to the same tensor as it was
-staged, and so are a script's fetches (`GraphSplit.staged_fetch`). What is in a GPU's memory is
-staged there. No operation is copied: random ones draw the numbers that they would draw anyway.
+Only runs of keys execute the iterator and the computation from it to the keys. All other users of
+these tensors in the graph are redirected to the staged tensors, and so are a script's fetches
+(`GraphSplit.staged_fetch`). Tensors in a GPU's memory are staged there. No operation is copied, so
+random operations draw the same numbers as without the split.
 """
 
 from __future__ import annotations

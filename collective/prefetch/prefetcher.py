@@ -4,9 +4,9 @@
     keys        ·  keys of batch i + 1    ·  keys of batch i + 2
                 ▲ begin when the ranks have agreed on that run
 
-They run on a thread of their own. Every rank starts the same runs of keys, and all of them come to
-their end. What one rank learns in a run of keys (its data have ended, an id is outside its table),
-all ranks learn; it is raised by the run that would have used the batch.
+They run on a separate thread. Every rank starts the same runs of keys, and all of these complete.
+If one rank learns something in a run of keys (its data have ended, an id is outside its table), all
+ranks learn it; the run that would have used the batch raises it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Prefetcher:
     def exchange(
         self, run: PreparedRun, feeds: dict[Any, Any], trains: bool
     ) -> tuple[int, Outcome | None]:
-        """Executes a run of keys here and now.
+        """Executes a run of keys immediately.
 
         Args:
             run: the run.

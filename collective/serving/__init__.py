@@ -1,7 +1,7 @@
-"""Exports SavedModels that TensorFlow alone serves, and follows their versions.
+"""Exports SavedModels that plain TensorFlow can serve, and follows their versions.
 
 `strategy.export_saved_model` writes a version into a folder, which TensorFlow Serving watches. A
-program that serves with Python follows the folder with `watch`; it needs no ranks and no Horovod:
+Python program follows the folder with `watch`, without ranks or Horovod:
 
     from collective import serving
 
@@ -24,7 +24,8 @@ __all__ = ["VersionWatch", "watch"]
 def watch(
     dir: str | os.PathLike[str], interval: float = 5.0, timeout: float | None = None
 ) -> VersionWatch:
-    """Follows a folder of versions of a SavedModel: gives the newest complete one, as they come.
+    """Follows a folder of versions of a SavedModel: yields the newest complete version as versions
+    appear.
 
         with serving.watch('served') as versions:
             model = load(versions.latest())       # what is there now; None: nothing
@@ -32,14 +33,14 @@ def watch(
                 model = load(path)
 
     Versions are the folders whose names are numbers, as for TensorFlow Serving; everything else is
-    skipped, and so is a version that lacks a file, or has one that is cut off or can't be
-    parsed, with one warning. Of several new versions it gives the newest. If the one that it gave
-    is deleted, as to go back to the one before, it gives the newest that is left. The folder
-    needn't be there yet, and may be a remote one that `tf.io.gfile` reads.
+    skipped. A version that lacks a file, or has a file that is cut off or can't be parsed, is
+    skipped with one warning. Of several new versions it yields the newest. If the current version
+    is deleted to roll back, it yields the newest remaining one. The folder need not exist yet, and
+    may be a remote one that `tf.io.gfile` reads.
 
     Args:
         dir: the folder.
-        interval: seconds between two looks at the folder.
+        interval: seconds between two checks of the folder.
         timeout: seconds of waiting for a version after which the iteration ends; None: never.
 
     Returns:

@@ -13,18 +13,18 @@ from collective.serving.export_record import RECORD, ExportedFile, ExportRecord
 
 
 class BaseVersion:
-    """Is the version from which a new one is exported, for one rank.
+    """Is the base of a new version, for one rank.
 
     A file is found by the digest of its content, whatever its name, and linked, so that the new
-    version stands alone: deleting the base takes nothing from it. Where that isn't possible the
-    caller writes the file, whose content it has.
+    version is independent: deleting the base doesn't affect it. If linking isn't possible, the
+    caller writes the file.
 
     Args:
         path: the version's folder.
-        record: of its files; None if it has none: nothing is linked then.
+        record: the record of its files; None if it has none, in which case nothing is linked.
 
     Attributes:
-        problem: why a file that the base has could not be linked; '' as long as all could.
+        problem: why a file of the base could not be linked; '' as long as all could.
     """
 
     def __init__(self, path: str, record: ExportRecord | None):

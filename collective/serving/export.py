@@ -1,4 +1,4 @@
-"""Exports SavedModels from checkpoints, on all ranks: each appears whole, or not at all."""
+"""Exports SavedModels from checkpoints, on all ranks: each appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def export(
 ) -> str:
     """Exports a SavedModel to a new folder in `folder` that is named by the seconds since 1970.
 
-    Every rank calls it. `build` runs on every rank and writes a whole SavedModel, but of the values
-    each rank writes only its part: on rank 0 into a folder next to the new one, which takes its
+    Every rank calls it. `build` runs on every rank and writes a whole SavedModel, but each rank
+    writes only its part of the values: on rank 0 into a folder next to the new one, which takes its
     name when all ranks are done and everything is on the disk; elsewhere into a temporary folder.
 
-    Rank 0 says where it is, in the place of TensorFlow, which would name the temporary folder.
+    Rank 0 says where it is, instead of TensorFlow, which would name the temporary folder.
 
     Args:
         folder: gets the new one.
@@ -72,8 +72,8 @@ def export(
         The path of the new folder, on every rank.
 
     Raises:
-        ValueError: no checkpoint, or one that doesn't fit to the graph; no version at `base`, or
-            one of another model.
+        ValueError: there is no checkpoint, or it doesn't fit the graph; there is no version at
+            `base`, or it is of another model.
         RankError: another rank failed, or gave other arguments.
     """
     rank = collectives.rank()
@@ -165,7 +165,7 @@ def _without_increments(prefix: str, folder: str) -> str:
 
 
 def _complete(built: str, base: BaseVersion | None, copied: CopiedVariables | None) -> ExportRecord:
-    """Links the files besides those of variables, writes the record, and syncs the SavedModel."""
+    """Links the files that aren't variables', writes the record, and syncs the SavedModel."""
     files = {}
     for name in files_in(built):
         path = os.path.join(built, name)
@@ -211,7 +211,7 @@ def _shared(record: ExportRecord, problem: str) -> str:
 
 @contextlib.contextmanager
 def _unnamed_folder() -> Iterator[None]:
-    """Keeps TensorFlow from logging a folder that is gone when the export is done."""
+    """Keeps TensorFlow from logging a folder that is gone after the export."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("SavedModel written to")

@@ -2,8 +2,8 @@
 
     <version>/saved_model.collective.json    names, sizes and digests of all other files
 
-TensorFlow and TensorFlow Serving pass over the file. A version without it, as plain TensorFlow
-exports, is served alike; it only has nothing that could be linked.
+TensorFlow and TensorFlow Serving ignore the file. A version without it, such as one exported by
+plain TensorFlow, is served in the same way; only nothing of it can be linked.
 """
 
 from __future__ import annotations

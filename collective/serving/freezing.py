@@ -1,4 +1,4 @@
-"""Refuses to freeze a graph of sharded tables, whose rows no constant has."""
+"""Refuses to freeze a graph of sharded tables, whose rows can't become constants."""
 
 from __future__ import annotations
 

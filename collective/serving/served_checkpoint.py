@@ -1,10 +1,9 @@
-"""Makes the tables of a graph that is built to be served, of TensorFlow's own variables.
+"""Builds the tables of a graph for serving from TensorFlow's own variables.
 
-A SavedModel must answer in a process that has TensorFlow alone. So while one is exported,
-`tf.get_variable` in embedding_scope() makes no `Table` but the parts of one, as a checkpoint has
-them: a plain variable for each. They are never initialized here: `Saver.restore` only notes the
-checkpoint, and `Saver.save` copies what the variables need from one to the other
-(`collective.serving.variable_copy`).
+A SavedModel must work in a process that has only TensorFlow. So during an export, `tf.get_variable`
+in embedding_scope() doesn't make a `Table` but its parts in the checkpoint: a plain variable for
+each. They are never initialized here: `Saver.restore` only notes the checkpoint, and `Saver.save`
+copies what the variables need from one to the other (`collective.serving.variable_copy`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from collective.tensorflow_internals.variables import resource_variable_ops
 
 
 class ServedCheckpoint:
-    """Serves a checkpoint: makes the variables that take their values from it, and fills them.
+    """Serves a checkpoint: makes the variables that get their values from it, and fills them.
 
     Args:
         prefix: the checkpoint's.
@@ -45,7 +44,7 @@ class ServedCheckpoint:
         self._part_of_variable: dict[str, TablePart] = {}
 
     def bind(self, graph: tf.Graph) -> None:
-        """Makes `graph` one to be served, before its first variable."""
+        """Marks `graph` as a graph for serving, before its first variable."""
         state_of(graph).served_from = self
 
     def table(
@@ -64,14 +63,14 @@ class ServedCheckpoint:
             rows: V; None if dynamic.
             dim: D.
             dtype: a value's.
-            unknown: the elements of what a key reads that a dynamic table doesn't have.
+            unknown: the value of all elements that an unknown key of a dynamic table reads.
             **options: `trainable`, `collections` for its variables.
 
         Returns:
             A `ServedTable`, or the only variable of a static table that has one part.
 
         Raises:
-            ValueError: the checkpoint hasn't got this table, or one of another shape.
+            ValueError: the checkpoint lacks this table, or has it in another shape.
         """
         stored = self._stored_table(name, rows, dim, dtype)
         layout = self.bundle.layout

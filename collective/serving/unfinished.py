@@ -1,9 +1,9 @@
-"""Removes what exports that were killed have left in a folder of versions.
+"""Removes what killed exports have left in a folder of versions.
 
     <dir>/temp-<seconds since 1970>/          a version while it is written
         owner                                 which process of which host writes it
 
-TensorFlow Serving and `collective.serving.watch` pass over them: their names are no numbers.
+TensorFlow Serving and `collective.serving.watch` ignore them, because their names aren't numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def make(folder: str) -> None:
 def remove_abandoned(folder: str) -> None:
     """Removes the folders in `folder` of processes that are gone.
 
-    A process of this host is seen. Of another one, and of a folder without an owner, the age tells:
-    by the folder's name it began more than `MOST_SECONDS` ago.
+    A process on this host is visible. For other processes, and folders without an owner, the age
+    decides: by the folder's name, the export began more than `MOST_SECONDS` ago.
     """
     if not tf.io.gfile.isdir(folder):
         return

@@ -4,10 +4,10 @@
     small parts of tables       files together
     all other variables         other files together
 
-The next version links the files that are the same, so a file should stay the same where its rows
-do. Rows of a static table are cut by their number. A dynamic table has them in the order of its
-keys, and a new key moves all rows after it: they are cut by the keys themselves, before each whose
-hash is below a bound, so that a new key, or one that is gone, changes one file.
+The next version links equal files, so a file should stay the same if its rows do. Rows of a static
+table are split by their number. A dynamic table has its rows in the order of keys, and a new key
+moves all rows after it: they are split by the keys themselves, before each key whose hash is below
+a bound, so that a new or removed key changes one file.
 """
 
 from __future__ import annotations

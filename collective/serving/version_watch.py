@@ -1,4 +1,4 @@
-"""Follows the versions of a SavedModel in a folder, for programs that serve with Python."""
+"""Follows the versions of a SavedModel in a folder, for Python programs that serve it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from collective.serving.versions import problem_of, versions_in
 class VersionWatch:
     """Follows a folder of versions; `collective.serving.watch` makes it.
 
-    Iterating over it gives the paths of new versions, as they come: always the newest complete one,
-    so that some may be skipped. It waits in between. `latest()` doesn't wait. In a `with`
-    statement it is closed at the end. One thread uses it; any may close it.
+    Iterating over it yields the paths of new versions as they appear: always the newest complete
+    one, so some may be skipped. It waits in between. `latest()` doesn't wait. In a `with` statement
+    it is closed at the end. One thread uses it; any may close it.
 
     Args:
         folder: the folder.
-        interval: seconds between two looks at the folder.
+        interval: seconds between two checks of the folder.
         timeout: seconds after which waiting for one version ends the iteration; None: never.
     """
 

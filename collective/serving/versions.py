@@ -46,8 +46,8 @@ def newest_complete(folder: str) -> str | None:
 def problem_of(path: str) -> str | None:
     """Returns what a version lacks; None if it is complete.
 
-    The graph is parsed, and of all other files it is seen whether they are there in their whole
-    length. TensorFlow compares checksums of variables when it loads them.
+    The graph is parsed, and all other files are checked for existence and full length. TensorFlow
+    compares checksums of variables when it loads them.
     """
     try:
         return next(_problems(path), None)

@@ -69,7 +69,7 @@ def configured() -> str:
     """Returns the choice of the environment variable COLLECTIVE_CARRIER, 'auto' by default.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it isn't a carrier's name.
     """
     choice = os.environ.get(VARIABLE, "").lower() or AUTO
     if choice not in CHOICES:

@@ -1,4 +1,4 @@
-"""Lets Horovod's threads give way to a training step, where they carry nothing of it.
+"""Makes Horovod's threads yield to a training step if they carry no part of it.
 
 Horovod's background thread wakes up every HOROVOD_CYCLE_TIME ms and asks all ranks, by sockets,
 whether there is something to do. Each time it would push aside the thread that computes. Where

@@ -173,7 +173,7 @@ def tensor_names(leaf: Any) -> Sequence[str]:
 
 
 def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) -> set[tf.Operation]:
-    """Returns `operations` and all that they wait for.
+    """Returns `operations` and all operations that they wait for.
 
     Args:
         operations: where the walk starts.
@@ -192,7 +192,8 @@ def marks_upstream(
     marks: Mapping[tf.Operation, int],
     within: Set[tf.Operation] | None = None,
 ) -> dict[tf.Operation, int]:
-    """Returns for `operations` and all that they wait for the marks that lie upstream of each.
+    """Returns the upstream marks of each of `operations`, and of all operations that these wait
+    for.
 
     Args:
         operations: where the walk starts.

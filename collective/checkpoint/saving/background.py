@@ -246,7 +246,7 @@ class BackgroundSave:
 
 
 def _work_when_idle() -> None:
-    """Lets this thread have what training leaves of the processors; in Linux this one alone."""
+    """Lets this thread use only processor time that training leaves; on Linux, this one only."""
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
