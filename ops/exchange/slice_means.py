@@ -9,7 +9,7 @@ allreduce of the step's dense gradients:
 
     slices ──► matrix, and how many slices each row has ──► allreduce ──► rows with slices
 
-Whoever looks at everyone's slices as well still has them, in the runs that need them.
+Runs that also read the slices of all ranks still get them.
 """
 
 from __future__ import annotations

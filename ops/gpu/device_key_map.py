@@ -90,7 +90,7 @@ class DeviceKeyMap:
         check_ascending(rows, self._count)
         left = self._count - len(rows)
         to = rows[rows <= left]
-        is_behind = np.ones(len(rows), bool)  # Of the rows behind the last that is left.
+        is_behind = np.ones(len(rows), bool)  # Of the rows after the last one left.
         is_behind[rows[rows > left] - left - 1] = False
         from_ = np.flatnonzero(is_behind) + left + 1
         with self._bridge.call():
