@@ -2,5 +2,5 @@
 
 plan = strategy.plan()              # data, with to_dict() and to_json()
 print(plan)                         # what rank 0 prints when training starts
-print(plan.to_text(full=True))      # every table, however many there are
+print(plan.to_text(full=True)) # every table, without a limit
 """

@@ -1,4 +1,4 @@
-"""Reads the plan of a graph off it. Nothing is added to the graph."""
+"""Builds the plan of a graph by reading it. Nothing is added to the graph."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ NOT_YET = "it waits: lookups are grouped when gradients are taken or a session r
 
 
 def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: Any = None) -> Plan:
-    """Reads the plan of `graph` (see `CollectiveStrategy.plan`).
+    """Builds the plan of `graph` (see `CollectiveStrategy.plan`).
 
     Args:
         graph: the graph.
-        footprint: of the run whose exchanges are wanted; by default the first training run.
-        session: in which dynamic tables are counted, on this rank.
+        footprint: that of the run whose exchanges are listed; by default the first training run.
+        session: the session in which this rank's rows of dynamic tables are counted.
     """
     footprint = footprint or state_of(graph).training_run
     tables = [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if _is_table(v)]
@@ -110,7 +110,7 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
 
 
 def _between_hosts(groups: Sequence[Group]) -> str:
-    """Says whether groups merge what travels between hosts, and why; '' for a job on one host.
+    """Says whether groups merge their messages between hosts, and why; '' for a job on one host.
 
     Each follows the scope in which it was built. If there is none, the current scope applies.
     """
@@ -140,12 +140,12 @@ def _in_host_memory(tables: Sequence[Any]) -> str:
 
 
 def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:
-    """Notes the first training run of a graph; rank 0 then prints the plan to stderr.
+    """Records the first training run of a graph; rank 0 then prints the plan to stderr.
 
     Args:
-        session: in which the run is.
-        footprint: the run's.
-        output: of scope(plan=…): 'quiet' prints nothing, 'full' everything.
+        session: the session of the run.
+        footprint: that of the run.
+        output: the option scope(plan=…): 'quiet' prints nothing, 'full' everything.
     """
     state = state_of(session.graph)
     if state.training_run is not None:
@@ -213,7 +213,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
 
 
 def _policy_options(table: Any) -> dict[str, float | str]:
-    """Returns the options of a table's policy; and where keys are counted, if it isn't by a GPU."""
+    """Returns the options of a table's policy, and where keys are counted if not on a GPU."""
     options: dict[str, float | str] = table.policy.options()
     if getattr(table, "admission", None) is not None and placement.on_device(dynamic=False):
         options["admission"] = "host"
@@ -234,7 +234,7 @@ def _local_count(table: Any, session: Any) -> int | None:
 
 
 def _memory_imbalance(tables: Sequence[TablePlan], ranks: int) -> float | None:
-    """Returns the largest rank's bytes over their mean; None if some aren't known."""
+    """Returns the largest rank's bytes divided by the mean; None if some aren't known."""
     totals = [0] * ranks
     for table in tables:
         for rank, size in enumerate(table.shard_bytes):
@@ -324,16 +324,16 @@ def _exchange_plans(
 
 
 def _reach(name: str, names: Set[str]) -> str:
-    """Tells how far a collective reaches which is, with another one, for all ranks of all hosts."""
+    """Returns how far a collective reaches if it takes a second one to cover all hosts."""
     if is_near(name):
         return "within host"
     return "between hosts" if near(name) in names else ""
 
 
 def _all_collectives(graph: tf.Graph) -> set[tf.Operation]:
-    """Returns all collectives but agreements, and but those that a group has taken the place of.
+    """Returns all collectives except agreements and those that a group has replaced.
 
-    Each way to run a graph has agreements of its own.
+    Each way to run a graph has its own agreements.
     """
     used = graph_analysis.upstream(written.out for written in lookups_of(graph).written)
     operations = set()
@@ -346,7 +346,7 @@ def _all_collectives(graph: tf.Graph) -> set[tf.Operation]:
 
 
 def _carried_by_name(graph: tf.Graph, footprint: RunFootprint | None) -> dict[str, Carried]:
-    """Returns what is carried by the exchanges of each group and of each ungrouped lookup."""
+    """Returns what the exchanges of each group and of each ungrouped lookup carry."""
     unneeded = set() if footprint is None else {x.name for x, _ in footprint.empty_feeds}
 
     def is_needed(member: GroupMember) -> bool:
@@ -453,7 +453,7 @@ def _estimate(
 
 
 def _wire_dtype(sent: tf.Tensor) -> tf.DType:
-    """Returns the type that travels, also where its bits stand for another type's."""
+    """Returns the type that is sent, even if it is sent as the bits of another type."""
     while sent.op.type == "Identity":
         sent = sent.op.inputs[0]
     return sent.op.inputs[0].dtype if sent.op.type == "Bitcast" else sent.dtype

@@ -15,14 +15,14 @@ class PlanData:
     """Describes what was built for a graph.
 
     Attributes:
-        backend: its name.
+        backend: the backend's name.
         ranks: N.
-        tables: all of the graph.
-        groups: all of the graph.
-        alone: the lookups that are in no group, and why.
-        exchanges: of a step; of the whole graph as long as it isn't known what a step is.
-        imbalance: the largest rank's bytes over their mean; None if it isn't known.
-        notes: remarks of other parts of the library, by their names.
+        tables: all tables of the graph.
+        groups: all groups of the graph.
+        alone: the lookups that aren't in a group, and why.
+        exchanges: those of a step; those of the whole graph until the first training run.
+        imbalance: the largest rank's bytes divided by the mean; None if it isn't known.
+        notes: remarks from other parts of the library, by name.
         estimate: the step's time compared with one rank's, if it can be estimated; else None.
     """
 
@@ -37,7 +37,7 @@ class PlanData:
     estimate: StepEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns dictionaries, tuples and plain values, with the names of the attributes."""
+        """Returns dictionaries, tuples and plain values under the names of the attributes."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
@@ -50,25 +50,25 @@ class TablePlan:
 
     Attributes:
         name: the variable's.
-        rows: V; None for a dynamic table.
+        rows: V; None for dynamic tables.
         dim: D.
-        dtype: of its rows.
-        slots: the names of the optimizers' slots that it has.
-        row_bytes: of one row with its slots.
-        shard_rows: [N], each rank's; of a dynamic table the rows on this rank so far, None where it
-            isn't known.
+        dtype: the type of its rows.
+        slots: the names of its optimizer slots.
+        row_bytes: the bytes of one row with its slots.
+        shard_rows: [N], the rows of each rank; for a dynamic table, the rows on this rank so far,
+            and None if a number isn't known.
         shard_bytes: [N], slots included; None where shard_rows is.
         groups: the groups in which it is looked up.
         packed: how many tables share the operations that read rows and sum gradients: the tables of
             its (largest) group, of whatever dimensions; 1 for ungrouped lookups. Each table has its
             own memory, and its own update.
-        imbalance: the largest of shard_bytes over their mean; None if it isn't known.
-        keys_per_owner: [N], the keys a step that each rank was asked for, in the last profile of
-            the graph; else None.
-        key_imbalance: the largest of keys_per_owner over their mean.
-        policy: the options of its `collective.TablePolicy` that aren't at their defaults, without
-            the initializer, by their names; 'admission' is 'host' where kernels have other tables
-            on a GPU, and this one stays in the host's memory.
+        imbalance: the largest of shard_bytes divided by their mean; None if it isn't known.
+        keys_per_owner: [N], the keys requested from each rank per step, in the last profile of the
+            graph; None without a profile.
+        key_imbalance: the largest of keys_per_owner divided by their mean.
+        policy: the options of its `collective.TablePolicy` that differ from the defaults, by name,
+            without the initializer; 'admission' is 'host' if other tables are on a GPU but this one
+            stays in the host's memory.
     """
 
     name: str
@@ -92,11 +92,11 @@ class GroupPlan:
     """Describes lookups that share three all-to-alls.
 
     Attributes:
-        name: the middle of its collectives' names.
-        level: 1; one more for keys that depend on the rows of the level before.
-        lookups: how many.
-        sections: what travels, in this order.
-        hierarchical: the ranks of a host merge what they exchange with other hosts.
+        name: the middle part of its collectives' names.
+        level: 1, or one more than the level of the rows on which its keys depend.
+        lookups: the number of lookups.
+        sections: what is exchanged, in this order.
+        hierarchical: whether the ranks of a host merge their messages to other hosts.
     """
 
     name: str
@@ -108,13 +108,13 @@ class GroupPlan:
 
 @dataclasses.dataclass(frozen=True)
 class SectionPlan:
-    """Describes what travels for a table of a group: distinct keys, or a pooled lookup's samples.
+    """Describes what a group exchanges for a table: distinct keys, or a pooled lookup's samples.
 
     Attributes:
         table: the table's name.
         dim: D.
-        pooled: the owner pools a sample's rows; else each distinct key's row travels once.
-        lookups: how many lookups share it.
+        pooled: whether the owner pools a sample's rows; else each distinct key's row is sent once.
+        lookups: the number of lookups that share it.
     """
 
     table: str
@@ -125,12 +125,12 @@ class SectionPlan:
 
 @dataclasses.dataclass(frozen=True)
 class UngroupedLookupPlan:
-    """Describes a lookup with an exchange of its own.
+    """Describes a lookup with its own exchange.
 
     Attributes:
         lookup: its name; '' for one in a function.
         table: the table's name.
-        why: what kept it out of a group.
+        why: the reason why it isn't in a group.
     """
 
     lookup: str
@@ -143,21 +143,20 @@ class ExchangePlan:
     """Describes a collective.
 
     Attributes:
-        name: under which the ranks meet.
+        name: the name by which the ranks match it.
         kind: 'Alltoall', 'Allreduce', 'Allgather' or 'Broadcast'.
         phase: 'keys', 'rows', 'gradients', 'dense gradients', 'agreement' or 'other'.
-        of: the group, or the table of an ungrouped lookup; '' for others.
-        level: of the gate that it waits for.
+        of: the group, or the table of an ungrouped lookup; '' for other collectives.
+        level: the level of the gate that it waits for.
         tables, sections, members: how many of them it carries.
-        dtype: in which it travels.
-        bytes: of one rank in one step, as far as the graph tells: the keys or gradients that the
-            rank sends or the rows that it gets, its own share included; None if it depends on the
-            data.
-        exact: `bytes` is exact; else it is the most there can be, since keys that repeat travel
-            once.
-        received: bytes a step that this rank received, in the last profile of the graph, its own
-            share included; else None.
-        reach: 'within host' or 'between hosts', where it is one of a pair; else ''.
+        dtype: the type in which values are sent.
+        bytes: the bytes of one rank in one step, if the graph determines them: the keys or
+            gradients that the rank sends or the rows that it receives, its own share included; None
+            if they depend on the data.
+        exact: whether `bytes` is exact; else it is the maximum, since repeated keys are sent once.
+        received: the bytes that this rank received per step in the last profile of the graph, its
+            own share included; None without a profile.
+        reach: 'within host' or 'between hosts' if it is one of a pair; else ''.
     """
 
     name: str
@@ -181,11 +180,11 @@ class StepEstimate:
     (`collective.plan.step_estimate`).
 
     Attributes:
-        samples: of a step, all ranks together, for which the times are; None if the graph doesn't
-            tell.
-        one_rank_ms: of a step of one rank that holds every table and takes all samples; None
-            without `samples`.
-        all_ranks_ms: of a step of all ranks; None without `samples`.
+        samples: the samples of a step, all ranks together, for which the times hold; None if the
+            graph doesn't determine them.
+        one_rank_ms: the time of a step on one rank that holds every table and takes all samples;
+            None without `samples`.
+        all_ranks_ms: the time of a step on all ranks; None without `samples`.
         break_even_samples: the samples of a step, all ranks together, below which one rank is
             faster.
     """

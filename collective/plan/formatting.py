@@ -1,4 +1,4 @@
-"""Formats tables of text, for what rank 0 prints."""
+"""Formats the tables of text that rank 0 prints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ LONGEST_NAME = 40
 
 
 def screen_columns() -> int:
-    """Returns how wide a line may be: without limit where nobody has a terminal, as in a log.
+    """Returns how wide a line may be: without limit if there is no terminal, as in a log.
 
-    The plan is written to stderr, which in a rank never is one: the launcher says what its own is.
+    The plan is written to stderr, which in a rank is never a terminal: the launcher passes on the
+    width of its own.
     """
     launchers = os.environ.get("COLLECTIVE_TERMINAL")
     is_terminal = sys.stderr.isatty() if launchers is None else launchers == "1"
@@ -37,7 +38,7 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 
 def in_bytes(count: float | None) -> str:
-    """Formats bytes in powers of 1000: '1.5 MB'; '?' where the count isn't known."""
+    """Formats bytes in powers of 1000: '1.5 MB'; '?' if the count isn't known."""
     if count is None:
         return "?"
     for unit in ("B", "kB", "MB", "GB"):
@@ -48,18 +49,18 @@ def in_bytes(count: float | None) -> str:
 
 
 def imbalance(parts: Sequence[float]) -> float | None:
-    """Returns the largest part over their mean, 1 if all are equal; None if all are empty."""
+    """Returns the largest part divided by the mean, 1 if all are equal; None if all are empty."""
     return max(parts) * len(parts) / sum(parts) if sum(parts) > 0 else None
 
 
 def largest(values: Iterable[int | None], text: Callable[[int], str]) -> str:
-    """Formats the largest of the values that are known; '?' where none is."""
+    """Formats the largest of the known values; '?' if none is known."""
     known = [value for value in values if value is not None]
     return text(max(known)) if known else "?"
 
 
 def ratio(value: float | None) -> str:
-    """Formats a ratio; nothing where it isn't known."""
+    """Formats a ratio; '' if it isn't known."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -69,10 +70,10 @@ def cut_off(line: str, most: int) -> str:
 
 
 def distinct(names: Sequence[str], most: int) -> list[str]:
-    """Returns names of no more than `most` characters; all as they are if they fit.
+    """Returns names of no more than `most` characters; unchanged if all of them fit.
 
-    Else '…' stands for the scopes with which all of them begin, and for those with which all end,
-    and then for the middle of a name that is still too long.
+    Otherwise '…' stands for the scopes that all of them begin or end with, and then for the middle
+    of any name that is still too long.
     """
     if all(len(name) <= most for name in names):
         return list(names)
@@ -88,7 +89,7 @@ def distinct(names: Sequence[str], most: int) -> list[str]:
 
 
 def _alike(paths: Sequence[Sequence[str]]) -> int:
-    """Returns how many parts are the same at the beginning of all paths."""
+    """Returns how many leading parts all paths have in common."""
     alike = 0
     for parts in zip(*paths):
         if len(set(parts)) > 1:

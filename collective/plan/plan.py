@@ -13,16 +13,16 @@ from collective.plan.formatting import MOST_LINES
 class Plan(PlanData):
     """Describes what was built for a graph (see `PlanData`).
 
-    `str(plan)` lists everything where that takes few lines, and else sums up.
+    `str(plan)` lists everything if that takes few lines, and summarizes otherwise.
     """
 
     def to_text(self, full: bool = False) -> str:
         """Returns the plan as text.
 
         Args:
-            full: lists every table and every exchange, however many there are, in lines of any
-                length. Otherwise a plan of more than `MOST_LINES` lines becomes a summary of no
-                more lines than that, on a terminal none of which is longer than `MOST_COLUMNS`.
+            full: lists every table and every exchange, in lines of any length. Otherwise a plan of
+                more than `MOST_LINES` lines becomes a summary of at most that many, whose lines on
+                a terminal are no longer than `MOST_COLUMNS`.
         """
         lines = text.lines_of(self, full)
         if not full and len(lines) > MOST_LINES:

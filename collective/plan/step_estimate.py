@@ -7,14 +7,15 @@ The model, with S samples in a step of N ranks:
                  + exchanges * exchange + 8 * parameters / rate
 
 `rows` is the bytes of the table rows that a sample's ids name, `parameters` the number of elements
-of the replicated variables: a sample takes two floating-point operations with each of them going
-forward and four going back. Rows travel to the asker, and their gradients to the owner. Dense
-gradients travel once in each direction. What an exchange takes, and the rate, are the carrier's.
+of the replicated variables: each takes two floating-point operations per sample in the forward pass
+and four in the backward pass. Rows are sent to the requester, and their gradients to the owner.
+Dense gradients are sent once in each direction. The carrier determines the time of an exchange and
+the rate.
 
 The constants were measured on one machine of two cores, with two CPU ranks, by
-benchmarks/small_models.py and benchmarks/step.py (see benchmarks/RESULTS.md). They lean to the side
-of sharding: computing is taken for rather slow, and exchanges for rather quick. The model speaks of
-CPU ranks and of small tables only, and says that it estimates.
+benchmarks/small_models.py and benchmarks/step.py (see benchmarks/RESULTS.md). They favour sharding:
+they assume rather slow computing and rather quick exchanges. The model covers only CPU ranks and
+small tables, and its output says that it is an estimate.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FLOP_RATE = 50e9  # floating-point operations a second
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """Says what a collective takes that carries next to nothing, in ms, and the bytes a second."""
+    """Holds the ms of a collective that carries almost nothing, and the bytes per second."""
 
     exchange_ms: float
     rate: float
@@ -53,15 +54,16 @@ COLUMNS = 118
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """Describes what a step of N ranks does, as far as its time depends on it.
+    """Describes what determines the time of a step of N ranks.
 
     Attributes:
         ranks: N.
         exchanges: the collectives of a step.
-        row_bytes: of the table rows that one sample's ids name, above 0.
+        row_bytes: the bytes of the table rows that one sample's ids name, above 0.
         parameters: the elements of all replicated variables that are trained.
-        samples: of a step, all ranks together; None if the graph doesn't tell.
-        wire: that of the carrier.
+        samples: the samples of a step, all ranks together; None if the graph doesn't determine
+            them.
+        wire: the carrier's times.
     """
 
     ranks: int
@@ -73,7 +75,7 @@ class StepWork:
 
 
 def estimate(work: StepWork) -> StepEstimate:
-    """Estimates the times of a step, and from how many samples on sharding pays."""
+    """Estimates the times of a step, and the number of samples above which sharding pays."""
     sample_ms = 1e3 * (work.row_bytes / ROW_RATE + 6 * work.parameters / FLOP_RATE)
     travel_ms = 1e3 * 2 * work.row_bytes / work.wire.rate
     exchanges_ms = (
@@ -89,7 +91,7 @@ def estimate(work: StepWork) -> StepEstimate:
 
 
 def advice(plan: PlanData) -> list[str]:
-    """Says where sharding clearly doesn't pay, and what to try: two lines, or none."""
+    """Says if sharding clearly doesn't pay, and what to try: two lines, or none."""
     estimated = plan.estimate
     if estimated is None or not _is_small(plan):
         return []
@@ -118,7 +120,7 @@ def advice(plan: PlanData) -> list[str]:
 
 
 def _is_small(plan: PlanData) -> bool:
-    """Tells whether all tables are known to fit on one rank."""
+    """Returns whether all tables are known to fit on one rank."""
     total = 0
     for table in plan.tables:
         for size in table.shard_bytes:

@@ -1,4 +1,4 @@
-"""Reads off a graph how much work a training step is, for an estimate of its time."""
+"""Determines from a graph how much work a training step is, for an estimate of its time."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ IDS_OF_A_SAMPLE = 10
 def of_step(
     graph: tf.Graph, footprint: RunFootprint, lookups: Sequence[Lookup], exchanges: int
 ) -> StepWork | None:
-    """Returns the work of a training step; None if it can't be told.
+    """Returns the work of a training step; None if it can't be determined.
 
     Args:
         graph: the graph.
-        footprint: of the training run.
-        lookups: those that the run needs.
+        footprint: that of the training run.
+        lookups: the lookups that the run needs.
         exchanges: the collectives of the run.
     """
     if placement.chosen() != "cpu" or tf.config.list_physical_devices("GPU"):
@@ -73,9 +73,9 @@ def _wire() -> step_estimate.Wire:
 
 
 def _samples(lookups: Sequence[Lookup]) -> int | None:
-    """Returns a rank's samples of a step; None if the graph doesn't tell.
+    """Returns a rank's samples of a step; None if the graph doesn't determine them.
 
-    A lookup of ids that were flattened says too many, which speaks for sharding.
+    A lookup of flattened ids gives too high a number, which favours sharding.
     """
     most = 0
     for lookup in lookups:

@@ -1,4 +1,4 @@
-"""Sums a plan of many tables up, in lines that fit on a screen."""
+"""Summarizes a plan of many tables in lines that fit on a screen."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Part = TypeVar("Part")
 
 
 def lines_of(plan: PlanData) -> list[str]:
-    """Returns no more than `MOST_LINES` lines, on a terminal none longer than `MOST_COLUMNS`.
+    """Returns at most `MOST_LINES` lines; on a terminal none is longer than `MOST_COLUMNS`.
 
-    They say how many tables there are, their bytes and how evenly ranks share them; the tables by
-    group and dimension; the ten largest; the exchanges by phase; why lookups aren't grouped.
+    They show the number of tables, their bytes and how evenly ranks share them; the tables by group
+    and dimension; the ten largest; the exchanges by phase; why lookups aren't grouped.
     """
     head = [title(plan), "", *_total_lines(plan)]
     rest = ["", *_largest_lines(plan)]
@@ -82,7 +82,7 @@ def _total_lines(plan: PlanData) -> list[str]:
 
 
 def _kind_lines(plan: PlanData, room: int) -> list[str]:
-    """Sums the tables up by group, dimension and type: the kinds of most bytes, in `room` lines."""
+    """Summarizes tables by group, dimension and type: kinds with most bytes, in `room` lines."""
     by_kind: dict[tuple[str, int, str], list[TablePlan]] = {}
     ungrouped = {lookup.table for lookup in plan.alone}
     labels = group_labels(plan)
@@ -154,7 +154,7 @@ def _largest_lines(plan: PlanData) -> list[str]:
 
 
 def _exchange_lines(exchanges: Sequence[ExchangePlan]) -> list[str]:
-    """Sums the exchanges of a step up by phase."""
+    """Summarizes the exchanges of a step by phase."""
     is_measured = any(exchange.received is not None for exchange in exchanges)
     rows = []
     for phase in PHASES:
@@ -182,7 +182,7 @@ def _count(number: int) -> str:
 
 
 def _ungrouped_lines(lookups: Sequence[UngroupedLookupPlan]) -> list[str]:
-    """Counts the lookups that have exchanges of their own, by reason."""
+    """Counts the lookups that have their own exchanges, by reason."""
     by_reason: dict[str, list[UngroupedLookupPlan]] = {}
     for lookup in lookups:
         by_reason.setdefault(lookup.why, []).append(lookup)
@@ -213,7 +213,7 @@ def _one_line(text: str) -> str:
 def _cut(parts: Sequence[Part], most: int) -> tuple[list[Part], int]:
     """Returns the first parts that fit, and how many don't.
 
-    Where they don't all fit, one place is left for the line that says so.
+    If they don't all fit, one line is kept for the remark that says so.
     """
     if len(parts) <= most:
         return list(parts), 0

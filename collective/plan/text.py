@@ -38,8 +38,8 @@ def lines_of(plan: PlanData, full: bool = True) -> list[str]:
 
     Args:
         plan: the plan.
-        full: lines of tables are as long as they are; else they say less, and on a terminal their
-            ends are cut off.
+        full: the lines of tables have any length; otherwise they say less, and are cut off on a
+            terminal.
     """
     lines = [title(plan)]
     if plan.tables:
@@ -66,7 +66,7 @@ def title(plan: PlanData) -> str:
 
 
 def bytes_by_rank(tables: Iterable[TablePlan], ranks: int) -> list[int]:
-    """Returns the bytes of each rank's shards of these tables, as far as they are known."""
+    """Returns the bytes of each rank's shards of these tables, if they are known."""
     totals = [0] * ranks
     for table in tables:
         for rank, size in enumerate(table.shard_bytes):
@@ -132,9 +132,9 @@ def _in_width(
     """Makes names and lookups fit into `room` columns, the gap between them included.
 
     Returns:
-        Names, shortened as little as can be, with no more than `LONGEST_NAME` characters if need
-        be; lookups, cut off if need be; and the lookups of each table, where these are alike and
-        had to give way as a column.
+        Names, shortened as little as possible, to `LONGEST_NAME` characters if necessary; lookups,
+        cut off if necessary; and the lookups of each table, if all are the same and their column
+        was left out.
     """
     width = max(map(len, [LOOKUPS, *lookups])) if any(lookups) else 0
     if max(map(len, names)) + 2 + width > room and len(set(lookups)) == 1:
@@ -154,9 +154,9 @@ def policy_text(options: dict[str, float | str]) -> str:
 
 
 def group_labels(plan: PlanData) -> dict[str, str]:
-    """Returns what each group is called in texts, by its name.
+    """Returns the label of each group in texts, by the group's name.
 
-    The digest in a name lets ranks notice that theirs differ; it tells a reader nothing.
+    The digest in a name lets ranks notice that their groups differ; it means nothing to readers.
     """
     short = {group.name: DIGEST.sub("", group.name) for group in plan.groups}
     often = collections.Counter(short.values())

@@ -1,1 +1,1 @@
-"""Stands in, inside scope(), for functions of Horovod and Keras that scripts call."""
+"""Replaces, inside scope(), functions of Horovod and Keras that scripts call."""

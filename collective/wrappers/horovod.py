@@ -1,10 +1,10 @@
-"""Lets scripts keep Horovod's wrappers, and refuses what asks for other numbers.
+"""Lets scripts keep Horovod's wrappers, and refuses options that would change results.
 
-Inside scope() gradients are those of all ranks already, and every rank starts with the same
-replicated variables. Horovod's `DistributedOptimizer` and `DistributedGradientTape` therefore leave
-their own reduction out, and its broadcasts leave out what isn't the same on every rank: tables and
-their slots. Options of these wrappers that only say how numbers travel have no effect; those that
-ask for other numbers are errors that name the library's own option. So is `SyncReplicasOptimizer`.
+Inside scope() gradients are already reduced over all ranks, and every rank starts with the same
+replicated variables. Horovod's `DistributedOptimizer` and `DistributedGradientTape` therefore skip
+their own reduction, and its broadcasts skip what differs between ranks: tables and their slots.
+Options of these wrappers that only say how numbers are sent have no effect; options that would
+change results raise errors that name the library's own option. So does `SyncReplicasOptimizer`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _refuse(feature: str, advice: str) -> NoReturn:
 
 
 def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> Any:
-    """Stands in for `hvd._allreduce_cond` and `hvd._grouped_allreduce_cond`: reduces nothing.
+    """Replaces `hvd._allreduce_cond` and `hvd._grouped_allreduce_cond`: reduces nothing.
 
-    All of Horovod's wrappers reduce gradients with them. Eagerly they do reduce: scope() refuses
-    gradients with respect to variables there, and leaves all others alone.
+    All of Horovod's wrappers reduce gradients with them. In eager mode they still reduce: scope()
+    refuses gradients with respect to variables there, and doesn't touch any others.
 
     Raises:
-        NotImplementedError: the gradients are to be something else than means over all ranks.
+        NotImplementedError: the script asks for something other than means over all ranks.
     """
     if graphs.is_eager():
         return original(gradients, **kwargs)
@@ -61,7 +61,7 @@ def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> An
 
 
 def compute_gradients(original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `compute_gradients` of a wrapper of Horovod's, and of optimizers.
+    """Replaces `compute_gradients` of Horovod's wrappers and of optimizers.
 
     It takes gradients, before a wrapper reduces them.
 
@@ -76,14 +76,14 @@ def compute_gradients(original: Callable[..., Any], wrapper: Any, *args: Any, **
 def take_over(wrapper: Any) -> None:
     """Makes an optimizer or tape that Horovod wrapped reduce in the graph, as others do.
 
-    One that was wrapped outside of a graph reduces in a `tf.function`, out of which a table's
-    gradient would come as any other.
+    One that was wrapped outside a graph reduces in a `tf.function`, which would return a table's
+    gradient like any other.
 
     Args:
         wrapper: any optimizer or tape.
 
     Raises:
-        NotImplementedError: it is to leave some gradients alone, which it would divide by N once
+        NotImplementedError: it is to leave some gradients local, and would divide them by N once
             more.
     """
     if graphs.is_eager():
@@ -102,10 +102,10 @@ def take_over(wrapper: Any) -> None:
 
 
 def _leaving_tables_alone(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Horovod's reduction of gradients, which is not given those of tables.
+    """Returns Horovod's reduction of gradients, without the gradients of tables.
 
-    With `sparse_as_dense=True` it would make matrices of them, so that they can be reduced by
-    Horovod's allreduce. They are reduced already.
+    With `sparse_as_dense=True` it would convert them to matrices for Horovod's allreduce. They are
+    reduced already.
     """
 
     def of_others(gradients: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -122,10 +122,10 @@ def _leaving_tables_alone(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `LocalGradientAggregationHelper.compute_gradients`: refuses it.
+    """Replaces `LocalGradientAggregationHelper.compute_gradients`: refuses it.
 
-    It sums gradients of several batches for each update, and would exchange the sums in a branch of
-    which no other rank knows whether it is taken.
+    It sums gradients of several batches for each update, and would exchange the sums in a branch;
+    the other ranks can't know whether it is taken.
     """
     if collectives.size() > 1 and not graphs.is_eager():
         steps = helper.backward_passes_per_step
@@ -138,16 +138,16 @@ def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: A
 
 
 def adasum(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stands in for what `hvd.DistributedOptimizer(op=hvd.Adasum)` does: refuses it."""
+    """Replaces what `hvd.DistributedOptimizer(op=hvd.Adasum)` does: refuses it."""
     if collectives.size() > 1 and not graphs.is_eager():
         _refuse("op=Adasum", "leave op out.")
     return original(*args, **kwargs)
 
 
 def broadcast_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands in for `horovod.tensorflow.functions._make_broadcast_group_fn`: leaves tables alone.
+    """Replaces `horovod.tensorflow.functions._make_broadcast_group_fn`: skips tables.
 
-    `hvd.broadcast_variables` makes its operation by it.
+    `hvd.broadcast_variables` creates its operation with it.
     """
     broadcast = original()
 
@@ -158,7 +158,7 @@ def broadcast_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def broadcast_groups(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands in for `horovod.tensorflow.functions._make_inplace_broadcast_group_fn`: does the same.
+    """Replaces `horovod.tensorflow.functions._make_inplace_broadcast_group_fn`: skips tables, too.
 
     It broadcasts in place, device by device.
     """
@@ -174,11 +174,11 @@ def broadcast_groups(original: Callable[..., Any]) -> Callable[..., Any]:
 def behind_gate(
     original: Callable[..., Any], tensors: Any, *args: Any, name: str | None = None, **kwargs: Any
 ) -> Any:
-    """Stands in for an operation of `mpi_ops.MPI_LIB`: makes a script's collective wait, too.
+    """Replaces an operation of `mpi_ops.MPI_LIB`: makes a script's collective wait, too.
 
     All of Horovod's functions end in these operations. They start when all ranks have agreed on the
-    run, so that nobody waits in them for a rank whose data has ended. Eagerly they keep Horovod's
-    own meaning.
+    run, so that no rank waits in them for a rank whose data has ended. In eager mode they work as
+    in Horovod.
     """
     if graphs.is_eager():
         return original(tensors, *args, name=name, **kwargs)
@@ -195,9 +195,9 @@ def behind_gate(
 
 
 def sync_replicas(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `SyncReplicasOptimizer.apply_gradients`: refuses it with several ranks.
+    """Replaces `SyncReplicasOptimizer.apply_gradients`: refuses it with several ranks.
 
-    Its workers would wait for tokens of a chief that none of them is.
+    Its workers would wait for tokens from a chief, but none of them is the chief.
     """
     if collectives.size() > 1:
         raise NotImplementedError(

@@ -1,8 +1,8 @@
 """Makes Keras work in graphs: legacy optimizers, its embeddings, seeds of its initializers.
 
-`tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
-updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
-train in such a graph, with this library or without.
+`tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) create slots
+and updates with their own methods, not with those of `tf.train`. The new `tf.keras.optimizers.…`
+don't train in such a graph, with or without this library.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Stands in for `legacy.Optimizer.apply_gradients`: updates the shards of tables.
+    """Replaces `legacy.Optimizer.apply_gradients`: updates the shards of tables.
 
     Raises:
         RuntimeError: it is called eagerly.
-        NotImplementedError: scope(local_steps=…), or it would go over all rows of a dynamic table.
+        NotImplementedError: scope(local_steps=…), or it would update all rows of a dynamic table.
     """
     name = type(optimizer).__name__
     graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
@@ -104,7 +104,7 @@ def apply_gradients(
 
 @contextlib.contextmanager
 def _writing_rows(optimizer: Any) -> Iterator[None]:
-    """Has an optimizer's updates of rows not return all that they are rows of."""
+    """Keeps an optimizer's updates of rows from returning the whole variable."""
 
     def of_rows(write: Callable[..., Any], of_others: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, *rows: (write if isinstance(x, ReservedVariable) else of_others)(x, *rows)
@@ -121,10 +121,10 @@ def _writing_rows(optimizer: Any) -> Iterator[None]:
 def refuse_dynamic_scale(
     original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for `LossScaleOptimizer.apply_gradients`: refuses a dynamic scale on several ranks.
+    """Replaces `LossScaleOptimizer.apply_gradients`: refuses a dynamic scale on several ranks.
 
-    It makes slots, and decides by its own gradients whether to take a step, before they come to the
-    `apply_gradients` of the optimizer within.
+    It creates slots, and decides from its own gradients whether to take a step, before they reach
+    the `apply_gradients` of the inner optimizer.
 
     Raises:
         NotImplementedError: there are several ranks, and the scale is dynamic.
@@ -140,9 +140,9 @@ def refuse_dynamic_scale(
 
 
 def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `apply_gradients` and `compute_gradients` of the new optimizers: refuses them.
+    """Replaces `apply_gradients` and `compute_gradients` of the new optimizers: refuses them.
 
-    Plain TensorFlow's graphs, too, get no operation from them that would update the variables.
+    In plain TensorFlow, too, they add no operation to a graph that would update the variables.
 
     Raises:
         RuntimeError: it is called eagerly.
@@ -166,9 +166,9 @@ def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **
 def make_train_function(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Callable[..., Any]:
-    """Stands in for `tf.keras.Model.make_train_function`, with which `fit` begins: refuses it.
+    """Replaces `tf.keras.Model.make_train_function`, which `fit` calls first: refuses it.
 
-    It may return a function that was built outside of scope(), in which gradients are a rank's own.
+    It may return a function that was built outside scope(), whose gradients are a single rank's.
 
     Raises:
         RuntimeError: the model trains eagerly.
@@ -183,18 +183,18 @@ def make_train_function(
 
 
 def create_seed(original: Callable[..., int], generator: Any, seed: int | None) -> int:
-    """Stands in for `RandomGenerator._create_seed`: draws Keras's seeds from `tf.set_random_seed`.
+    """Replaces `RandomGenerator._create_seed`: draws Keras's seeds from `tf.set_random_seed`.
 
-    Keras's initializers, which `tf.layers` takes, too, draw them from Python's random numbers. With
-    scope(deterministic=True) each comes from the graph's seed and from how many came before, and
-    takes none of the numbers that TensorFlow gives its own operations.
+    Keras's initializers, which `tf.layers` uses, too, draw them from Python's random numbers. With
+    scope(deterministic=True) each seed depends on the graph's seed and on how many were drawn
+    before, and uses none of the numbers that TensorFlow gives its own operations.
 
     Args:
         generator: Keras's `RandomGenerator`.
         seed: the initializer's own, if a script gave one.
 
     Raises:
-        RuntimeError: nothing was seeded from which it could come.
+        RuntimeError: neither the graph nor the initializer has a seed.
     """
     is_seeded = seed is not None or getattr(backend._SEED_GENERATOR, "generator", None) is not None
     if is_seeded or not SCOPES.options.deterministic:
@@ -218,12 +218,12 @@ def create_seed(original: Callable[..., int], generator: Any, seed: int | None) 
 
 
 def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `add_weight` of EMBEDDING_LAYERS: makes a table in embedding_scope().
+    """Replaces `add_weight` of EMBEDDING_LAYERS: creates a table in embedding_scope().
 
-    Keras makes weights without `tf.get_variable`.
+    Keras creates weights without `tf.get_variable`.
 
     Args:
-        original: not called: Keras gives its layers another base class where there is a graph.
+        original: not called: Keras gives its layers a different base class in graphs.
         layer: the layer.
     """
     options = SCOPES.embedding_options
