@@ -1,1 +1,1 @@
-"""Holds the names of other frameworks, so that scripts written for them run as they are."""
+"""Holds the names of other frameworks, so that scripts written for them run unchanged."""

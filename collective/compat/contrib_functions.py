@@ -37,7 +37,7 @@ def variance_scaling_initializer(
 
 
 def l1_regularizer(scale: float, scope: str | None = None) -> Any:
-    """Returns a function: scale · Σ|w|, None where scale is 0."""
+    """Returns a function: scale · Σ|w|, or None if scale is 0."""
     if scale == 0:
         return lambda weights: None
 
@@ -49,7 +49,7 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Any:
 
 
 def l2_regularizer(scale: float, scope: str | None = None) -> Any:
-    """Returns a function: scale · ½Σw², None where scale is 0."""
+    """Returns a function: scale · ½Σw², or None if scale is 0."""
     if scale == 0:
         return lambda weights: None
 
@@ -94,7 +94,7 @@ def fully_connected(
 
 
 def flatten(inputs: Any, scope: str | None = None) -> tf.Tensor:
-    """Makes all but the first dimension one."""
+    """Flattens all dimensions except the first into one."""
     return tf.layers.flatten(inputs, name=scope)
 
 
@@ -151,9 +151,9 @@ def input_from_feature_columns(
     Args:
         columns_to_tensors: features by name.
         feature_columns: the columns.
-        weight_collections, trainable: of the weights that are made.
+        weight_collections, trainable: those of the weights that are created.
         scope: the variable scope; None for none.
-        cols_to_outs: is given the output of each column; None for nothing.
+        cols_to_outs: a dict that receives the output of each column; or None.
     """
     with tf.variable_scope(scope) if scope else contextlib.nullcontext():
         return tf.feature_column.input_layer(
@@ -188,11 +188,11 @@ class Linear:
     """Multiplies the arrays of a list, side by side, by one matrix, as cells of an RNN do.
 
     Args:
-        args: a tensor [B, D] or several, by whose widths the matrix is made.
+        args: a tensor [B, D] or several, whose widths determine the matrix.
         output_size: the result's width.
         build_bias: whether a bias is added.
-        bias_initializer: of the bias; zeros by default.
-        kernel_initializer: of the matrix; by default the variable scope's.
+        bias_initializer: the bias's initializer; zeros by default.
+        kernel_initializer: the matrix's initializer; by default the variable scope's.
     """
 
     def __init__(

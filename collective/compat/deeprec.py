@@ -1,7 +1,8 @@
 """Lets a script of DeepRec run here: `import collective.compat.deeprec` is its first line.
 
-It is what `collective launch --as deeprec` does for a script as it is. DeepRec documents
-SparseOperationKit as a part of itself, and is trained with HybridBackend: their names are there.
+`collective launch --as deeprec` does the same for an unchanged script. DeepRec documents
+SparseOperationKit as a part of itself, and is used together with HybridBackend: their names are
+available, too.
 """
 
 from __future__ import annotations

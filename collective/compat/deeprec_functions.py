@@ -1,4 +1,4 @@
-"""Defines functions that scripts of DeepRec call, by their names and signatures there."""
+"""Defines functions that DeepRec scripts call, with DeepRec's names and signatures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EV_INIT_VAR_OPS, EV_INIT_SLOT_OPS = "ev_init_var_ops", "ev_init_slot_ops"
 def get_distribution(name: str) -> Any:
     """Returns what is installed under a name, with its `version`; TensorFlow's is like DeepRec's.
 
-    Scripts look for 'deeprec' in it before they use anything of DeepRec.
+    Scripts look for 'deeprec' in the version before they use anything from DeepRec.
     """
     if name.lower() == "tensorflow":
         return types.SimpleNamespace(project_name=name, version="1.15.5+deeprec")
@@ -54,7 +54,7 @@ def enable_distributed_strategy(strategy: str = "collective") -> None:
 
 
 class CollectiveStrategy(strategy.CollectiveStrategy):
-    """Is `collective.CollectiveStrategy`; its Estimators evaluate where DeepRec's do."""
+    """`collective.CollectiveStrategy`, whose Estimators evaluate when DeepRec's do."""
 
     def estimator(self, *args: Any, **kwargs: Any) -> Any:
         """Makes an Estimator; `train_and_evaluate` evaluates every `eval_every_n_iter` steps."""
@@ -82,14 +82,14 @@ def get_embedding_variable(
     """Makes a dynamic table: see `collective.get_embedding_variable`.
 
     Without an initializer, rows are drawn from a truncated normal distribution of deviation 1, as
-    DeepRec draws them. Glorot's and other initializers that need a number of rows take
-    `default_value_dim` for it, 4096 by default. An `ev_option` with a `GlobalStepEvict` goes before
+    DeepRec draws them. Glorot's and other initializers that need a number of rows use
+    `default_value_dim`, 4096 by default. An `ev_option` with a `GlobalStepEvict` overrides
     `steps_to_live`.
 
     Raises:
-        NotImplementedError: it is given a regularizer, a getter, a constraint or a source of data,
-            which would change numbers and are not supported.
-        ValueError: rows are to be evicted by `steps_to_live` and by an `L2WeightEvict`.
+        NotImplementedError: a regularizer, a getter, a constraint or a source of data is given.
+            They would change results, and are not supported.
+        ValueError: both `steps_to_live` and an `L2WeightEvict` are given.
     """
     del caching_device, validate_shape
     refused = {
@@ -127,7 +127,7 @@ def get_embedding_variable(
 
 
 def _with_steps_to_live(ev_option: Any, steps_to_live: int | None, what: str) -> Any:
-    """Returns an option that also has the eviction of an argument, as DeepRec joins them."""
+    """Returns an option that also has the eviction of `steps_to_live`, combined as in DeepRec."""
     option = EmbeddingVariableOption() if ev_option is None else ev_option
     if not steps_to_live:
         return ev_option
@@ -147,7 +147,7 @@ def _with_steps_to_live(ev_option: Any, steps_to_live: int | None, what: str) ->
 
 
 def _scaled_by_its_rows(ev_option: Any) -> Any:
-    """Returns an option whose initializer scales by the rows that DeepRec draws beforehand."""
+    """Returns an option whose initializer scales by the number of rows that DeepRec predraws."""
     is_theirs = isinstance(ev_option, EmbeddingVariableOption)
     if not is_theirs or ev_option.init_option.initializer is None:
         return ev_option
@@ -191,7 +191,7 @@ def fused_embedding_lookup_sparse(
     fill_empty_row: bool = True,
     blocknums: Any = None,
 ) -> tf.Tensor:
-    """Calls TensorFlow's lookup, the safe one to prune ids or to fill empty samples.
+    """Calls TensorFlow's lookup; the safe one if ids are pruned or empty samples filled.
 
     Every sample has a row.
 
@@ -274,8 +274,8 @@ def sparse_column_with_embedding(
     """Makes a column of keys, as tf.contrib.layers has it.
 
     Raises:
-        NotImplementedError: it is given a source of data.
-        ValueError: rows are to be evicted by `steps_to_live` and by an `L2WeightEvict`.
+        NotImplementedError: a source of data is given.
+        ValueError: both `steps_to_live` and an `L2WeightEvict` are given.
     """
     del ht_partition_num
     if init_data_source is not None:
@@ -290,7 +290,7 @@ def sparse_column_with_embedding(
 
 
 class WorkQueue(work_queue.WorkQueue):
-    """Is `collective.data.WorkQueue`, and says how it deals items."""
+    """`collective.data.WorkQueue`, which also says how it deals items."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -301,14 +301,14 @@ class WorkQueue(work_queue.WorkQueue):
 
 
 class variable_scope(tf.variable_scope):  # noqa: N801 (TensorFlow's name)
-    """Is TensorFlow's, and has DeepRec's `keep_weights`."""
+    """TensorFlow's `variable_scope`, with DeepRec's `keep_weights`."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._given = args, kwargs
         super().__init__(*args, **kwargs)
 
     def keep_weights(self, dtype: Any = tf.float32) -> variable_scope:
-        """Returns the scope, in which variables of shorter floats are kept as `dtype`, and cast."""
+        """Returns the scope, where variables of shorter floats are stored as `dtype`, and cast."""
         args, kwargs = self._given
         outer = kwargs.get("custom_getter")
 
@@ -335,17 +335,17 @@ def staged(
     items: Any = None,
     **tuning: Any,
 ) -> Any:
-    """Returns the features as they are: each run takes the next ones.
+    """Returns the features unchanged: each run takes the next ones.
 
     Args:
         features: a structure of tensors; `items` in older scripts.
         feed_dict, feed_generator: must be empty: features have their values.
         capacity, num_threads, num_clients, timeout_millis, tuning: no effect.
-        closed_exception_types: OutOfRangeError alone, as by default.
-        ignored_exception_types: must be empty: no batch is left out for an error.
+        closed_exception_types: must be OutOfRangeError, the default.
+        ignored_exception_types: must be empty: no batch is skipped after an error.
 
     Raises:
-        NotImplementedError: one of these would change which values come.
+        NotImplementedError: one of these would change which values are returned.
     """
     del capacity, num_threads, num_clients, timeout_millis, tuning
     ends = {tf.errors.OutOfRangeError, tf.errors.OUT_OF_RANGE, StopIteration}

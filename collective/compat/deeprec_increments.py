@@ -1,4 +1,4 @@
-"""Defines the saver of increments that DeepRec's scripts make as well as a `tf.train.Saver`."""
+"""Defines the saver of increments that DeepRec's scripts use with a `tf.train.Saver`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from collective.tables.updates import write_announcements
 class IncrementalSaver:
     """Saves increments that follow the checkpoints of a saver (`checkpoint.save_increment`).
 
-    An increment is next to the whole checkpoint that it follows, whatever folder a script names.
+    An increment is saved next to the whole checkpoint that it follows, even if a script names a
+    different folder.
 
     Args:
         full_saver: the `tf.train.Saver` of whole checkpoints, made while the graph is built.
@@ -60,7 +61,7 @@ class IncrementalSaver:
         return checkpoint.save_increment(sess, self._folder)
 
     def incremental_restore(self, sess: Any, save_path: Any, incr_save_path: Any) -> None:
-        """Restores an increment, and so the checkpoint that it follows."""
+        """Restores an increment, together with the checkpoint that it follows."""
         del save_path
         self._saver.restore(sess, incr_save_path)
 

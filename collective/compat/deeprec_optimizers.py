@@ -1,7 +1,7 @@
-"""Defines TensorFlow's optimizers whose rule is another one on DeepRec's embedding variables.
+"""Defines TensorFlow's optimizers that have a different rule for DeepRec's embedding variables.
 
 DeepRec's `KvResourceSparseApply…` kernels update the rows of the batch of an embedding variable.
-Every other variable has TensorFlow's rule there, and here.
+All other variables have TensorFlow's rule, in DeepRec and here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collective.train.rows import Rows
 
 
 class AdamOptimizer(train.LazyAdamOptimizer):
-    """Is `tf.train.AdamOptimizer`, and of an embedding variable moves the rows of the batch only.
+    """`tf.train.AdamOptimizer`, which updates only the batch's rows of an embedding variable.
 
-    Of that it is `collective.train.LazyAdamOptimizer`. The arguments are those of
-    `tf.train.AdamOptimizer`; locks, which change no number, are accepted.
+    For these it works as `collective.train.LazyAdamOptimizer`. The arguments are those of
+    `tf.train.AdamOptimizer`; locks, which don't change results, are accepted.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class AdamOptimizer(train.LazyAdamOptimizer):
 
 
 class AdamWOptimizer(train.AdamWOptimizer, AdamOptimizer):
-    """Is `collective.train.AdamWOptimizer`, and has DeepRec's rule on an embedding variable.
+    """`collective.train.AdamWOptimizer`, with DeepRec's rule for embedding variables.
 
-    Its rows of the batch, and these alone, move by
+    Only the batch's rows change, by
 
         w ← w − α · (m / (√v + epsilon) + weight_decay · w)
 
-    α is Adam's corrected learning rate, so that the decay has it as a factor, too. Every embedding
-    variable decays, also if there is a `decay_var_list`.
+    α is Adam's corrected learning rate, which is a factor of the decay, too. Every embedding
+    variable decays, even with a `decay_var_list`.
     """
 
     def _decays(self, variable: Any) -> bool:
@@ -64,11 +64,11 @@ class AdamWOptimizer(train.AdamWOptimizer, AdamOptimizer):
 
 
 class FtrlOptimizer(train.GroupLassoFtrlOptimizer):
-    """Is `tf.train.FtrlOptimizer`, and shrinks the rows of an embedding variable as wholes.
+    """`tf.train.FtrlOptimizer`, which shrinks whole rows of an embedding variable.
 
-    Of that it is `collective.train.GroupLassoFtrlOptimizer`; with a shrinkage, z and w see the
-    square of the gradient with the shrinkage, and n adds up those without. The arguments are those
-    of `tf.train.FtrlOptimizer`; locks, which change no number, are accepted.
+    For these it works as `collective.train.GroupLassoFtrlOptimizer`; with a shrinkage, z and w use
+    the square of the gradient with the shrinkage, and n adds up the squares without. The arguments
+    are those of `tf.train.FtrlOptimizer`; locks, which don't change results, are accepted.
     """
 
     def __init__(

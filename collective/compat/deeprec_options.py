@@ -1,9 +1,9 @@
-"""Defines the options of DeepRec's embedding variables, by their names and signatures there.
+"""Defines the options of DeepRec's embedding variables, with DeepRec's names and signatures.
 
-They are checked when they are made. `collective.get_embedding_variable(…, ev_option=)`,
+They are checked when they are created. `collective.get_embedding_variable(…, ev_option=)`,
 `collective.feature_column.categorical_column_with_embedding(…, ev_option=)` and
-`strategy.embedding_scope(policy=)` make a `collective.TablePolicy` of them, and warn of those that
-have no effect.
+`strategy.embedding_scope(policy=)` turn them into a `collective.TablePolicy`, and warn about those
+that have no effect.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _is_finite(value: Any) -> bool:
 
 
 class StorageType(enum.IntEnum):
-    """Names the places where DeepRec keeps rows, as its `config_pb2.StorageType` does.
+    """Names the places where DeepRec stores rows, as its `config_pb2.StorageType` does.
 
-    DRAM is what tables have here: the memory of the GPU where there is one, else the host's.
+    DRAM is where tables are stored here: in the memory of the GPU if there is one, else the host's.
     """
 
     INVALID = 0
@@ -70,15 +70,15 @@ _DEFAULT_CACHE = int(CacheType.LFU)
 
 @dataclasses.dataclass(frozen=True)
 class InitializerOption:
-    """Says what a key's row starts from.
+    """Sets the initial values of a key's row.
 
     Args:
-        initializer: fills rows; it goes before the `initializer` of the table. Default None: that
-            one.
-        default_value_dim: DeepRec draws so many rows beforehand, which keys share as initial
-            values. No effect: here every key starts from values of its own. From 1; default 4096.
-        default_value_no_permission: the elements of the row that a key reads which isn't admitted,
-            or outside of training isn't known. Default 0.
+        initializer: fills rows; it overrides the `initializer` of the table. Default None: the
+            table's.
+        default_value_dim: DeepRec draws this many rows in advance, which keys share as initial
+            values. No effect: here every key has its own initial values. From 1; default 4096.
+        default_value_no_permission: the value of all elements that a lookup returns for a key that
+            isn't admitted or, outside training, isn't known. Default 0.
             (`TablePolicy.default_value_no_permission`)
 
     Raises:
@@ -97,7 +97,7 @@ class InitializerOption:
 
 @dataclasses.dataclass(frozen=True)
 class CounterFilter:
-    """Admits a key when it has come often enough.
+    """Admits a key after a number of occurrences.
 
     Args:
         filter_freq: the number of occurrences, counted exactly. Default 0: every key is admitted;
@@ -115,15 +115,16 @@ class CounterFilter:
 
 @dataclasses.dataclass(frozen=True)
 class CBFFilter:
-    """Admits a key when it has come often enough, by a counting Bloom filter.
+    """Admits a key after a number of occurrences, counted by a counting Bloom filter.
 
     Args:
         filter_freq: the number of occurrences. Default 0: every key is admitted; so does 1.
             (`TablePolicy.filter_freq`)
-        max_element_size: for how many keys the filter has room. Default 0: no filter is made, and
-            occurrences are counted exactly. (`TablePolicy.max_element_size`)
-        false_positive_probability: the most keys, of all, that may be admitted too early: above 0
-            and below 1. Default -1: no filter is made. (`TablePolicy.false_positive_probability`)
+        max_element_size: the number of keys that the filter has room for. Default 0: there is no
+            filter, and occurrences are counted exactly. (`TablePolicy.max_element_size`)
+        false_positive_probability: the largest share of keys that may be admitted too early: above
+            0 and below 1. Default -1: there is no filter.
+            (`TablePolicy.false_positive_probability`)
         counter_type: the type of a counter: tf.uint8, uint16, uint32, int64, or uint64, the
             default. (`TablePolicy.counter_type`)
 
@@ -161,7 +162,7 @@ class CBFFilter:
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStepEvict:
-    """Evicts a row that wasn't looked up by training for some time, whenever the table is saved.
+    """Evicts rows that training hasn't looked up for some time, whenever the table is saved.
 
     Args:
         steps_to_live: that time, in global steps. Default None: no row is evicted; so does 0.
@@ -184,7 +185,7 @@ class GlobalStepEvict:
 
 @dataclasses.dataclass(frozen=True)
 class L2WeightEvict:
-    """Evicts a row w whose half squared norm, ½‖w‖², is small, whenever the table is saved.
+    """Evicts rows w whose half squared norm, ½‖w‖², is small, whenever the table is saved.
 
     Args:
         l2_weight_threshold: rows below it are evicted. Default -1: no row is; so does 0.
@@ -207,19 +208,19 @@ class L2WeightEvict:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOption:
-    """Says from the rows of which checkpoint a table starts: `TablePolicy.first_rows`.
+    """Names the checkpoint with whose rows a table starts: `TablePolicy.first_rows`.
 
     Args:
-        ckpt_to_load_from: the checkpoint, or a folder, whose latest it is. Default None: the table
-            starts by its initializer.
-        tensor_name_in_ckpt: the table's name in it. Default None: the name that it has here.
-        always_load_from_specific_ckpt: must be false: a checkpoint of the job's own, which a
-            session restores, goes before that one.
-        init_data_source: must be None: rows come from checkpoints, or by `table.import_()`.
+        ckpt_to_load_from: the checkpoint, or a folder, whose latest checkpoint is used. Default
+            None: the table starts with its initializer.
+        tensor_name_in_ckpt: the table's name in the checkpoint. Default None: its name here.
+        always_load_from_specific_ckpt: must be false: if a session restores a checkpoint of the
+            job, its rows are used.
+        init_data_source: must be None: rows come from checkpoints, or from `table.import_()`.
 
     Raises:
         ValueError: an option has a value that it can't have.
-        NotImplementedError: it is one of the two that are not supported.
+        NotImplementedError: one of the two options that are not supported is set.
     """
 
     ckpt_to_load_from: str | None = None
@@ -263,18 +264,18 @@ class CheckpointOption:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
-    """Says where rows are kept.
+    """Sets where rows are stored.
 
     Args:
-        storage_type: a `StorageType`. Default None, which is DRAM: memory as tables have it anyway.
-            DRAM_SSDHASH moves rows that weren't used for long to files: the policy's
+        storage_type: a `StorageType`. Default None, which is DRAM: the usual memory of tables.
+            DRAM_SSDHASH moves rows that haven't been used for long to files: the policy's
             `storage='dram_ssd'`. Others are not supported.
         storage_path: the folder of those files. Default None.
         storage_size: bytes of each tier, from the fastest. Default 1 GiB each. With DRAM_SSDHASH
             the first is the memory on each rank; files take what they need.
-        cache_strategy: which rows are moved first. Default `CacheType.LFU`, as in DeepRec. The rows
-            that were used longest ago are, as with `CacheType.LRU`: a table warns of LFU where a
-            script names it.
+        cache_strategy: which rows are moved first. Default `CacheType.LFU`, as in DeepRec. It has
+            no effect: the least recently used rows are moved first, as with `CacheType.LRU`. If a
+            script names LFU, the table warns about it.
 
     Raises:
         ValueError: an option has a value that it can't have, or files have no folder.
@@ -318,7 +319,7 @@ class StorageOption:
 class EmbeddingVariableOption:
     """Holds the options of an embedding variable.
 
-    All of them but the first two have their effects. A table warns of `CacheType.LFU`.
+    All except the first two take effect. A table warns about `CacheType.LFU`.
 
     Args:
         ht_type, ht_partition_num: tune DeepRec's hash tables. No effect.

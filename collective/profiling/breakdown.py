@@ -102,14 +102,14 @@ class Breakdown:
 
     @property
     def distinct_share(self) -> float | None:
-        """Returns how many keys travelled for each id that was looked up."""
+        """Returns how many keys were sent for each id that was looked up."""
         if not self.ids or not self.keys_per_owner:
             return None
         return sum(map(sum, self.keys_per_owner.values())) / self.ids
 
     @property
     def bytes_per_step(self) -> float:
-        """Returns what a rank receives, its own share included: the mean over ranks."""
+        """Returns the bytes that a rank receives, its own share included: the mean over ranks."""
         return sum(sum(received.values()) for received in self.received) / len(self.received)
 
     def mean_phases(self) -> dict[str, float]:
@@ -207,10 +207,10 @@ def _of_tables(
 def bytes_by_table(
     received_by_rank: Sequence[Mapping[str, float]], carried_by_rank: Sequence[Carried]
 ) -> dict[str, dict[str, float]]:
-    """Divides the bytes of exchanges among their tables, by the keys and rows that they carry.
+    """Divides the bytes of exchanges among tables, by the keys and rows that they carry.
 
-    An exchange of keys has headers, too, which are divided like the keys. Rows and gradients of all
-    tables of an exchange travel in one type, so that the bytes are exactly those of each table.
+    An exchange of keys also has headers, which are divided like the keys. Rows and gradients of all
+    tables of an exchange are sent in one type, so the bytes of each table are exact.
 
     Args:
         received_by_rank: of each rank, bytes by the names of collectives.
@@ -284,7 +284,7 @@ def text(breakdown: Breakdown, ranks: Sequence[int]) -> str:
 
 
 def _table_lines(breakdown: Breakdown) -> list[str]:
-    """Returns what came and went in the largest dynamic tables, in words."""
+    """Returns lines of text about the keys that the largest dynamic tables gained and lost."""
     by_bytes = sorted(breakdown.table_counts.items(), key=lambda item: -item[1].get("bytes", 0))
     lines = []
     for table, counts in by_bytes[:MOST_TABLES]:
@@ -302,7 +302,7 @@ def _table_lines(breakdown: Breakdown) -> list[str]:
 
 
 def _rows(breakdown: Breakdown) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Puts many exchanges together by phase.
+    """Combines many exchanges by phase.
 
     Returns:
         (for each rank the milliseconds by label, mean bytes over ranks by label).
@@ -330,7 +330,7 @@ def _rows(breakdown: Breakdown) -> tuple[list[dict[str, float]], dict[str, float
 
 
 def _order(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns the labels as a step goes; labels that aren't known are exchanges."""
+    """Returns the labels in the order of a step; unknown labels are exchanges."""
     begin, end = [OUTSIDE, COMPUTED[0], AGREEMENT], [*COMPUTED[1:], WAITING, REST]
     labels = {label for row in rows for label in row}
 

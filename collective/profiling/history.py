@@ -1,4 +1,4 @@
-"""Keeps the course of a job in points, of which there are never many."""
+"""Keeps the course of a job in a limited number of points."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MOST_POINTS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Keeps what was measured of one step, on all ranks together.
+    """Keeps the measurements of one step, on all ranks together.
 
     Attributes:
         step: the number of the training run.
-        ms: of the step, the mean over ranks.
+        ms: the milliseconds of the step, the mean over ranks.
         samples_per_s: None if there was no lookup.
-        rows: of dynamic tables, by their names.
+        rows: the rows of dynamic tables, by name.
     """
 
     step: int
@@ -28,8 +28,8 @@ class Point:
 class History:
     """Keeps points by ascending steps.
 
-    With too many of them, the point goes whose neighbours are closest, so that old and new points
-    become equally far apart. The first and the last stay.
+    If there are too many, the point whose neighbours are closest is removed, so that old and new
+    points become equally far apart. The first and the last stay.
     """
 
     def __init__(self, most: int = MOST_POINTS):
@@ -44,7 +44,7 @@ class History:
             del points[min(inner, key=lambda i: points[i + 1].step - points[i - 1].step)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns lists of one length; a table that wasn't there yet has no rows."""
+        """Returns lists of equal length; a table that didn't exist yet has no rows."""
         tables = sorted({table for point in self.points for table in point.rows})
         return {
             "step": [point.step for point in self.points],

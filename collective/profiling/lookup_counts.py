@@ -1,4 +1,4 @@
-"""Counts what a traced run looked up: samples, ids, and the keys that this rank was asked for."""
+"""Counts what a traced run looked up: samples, ids, and the keys requested from this rank."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class LookupCounts(NamedTuple):
     """Keeps what one rank looked up in one run.
 
     Attributes:
-        samples: of the batch: the rows, or rows of rows, that most lookups return; None without a
-            lookup.
-        ids: that were looked up; ungrouped lookups of the same ids count once.
-        asked: the keys that this rank was asked for, by the names of the tables.
-        carried: of each exchange, by the group or by the table of an ungrouped lookup, and then by
-            table: [keys, elements of rows]. Over all ranks they add up to what travelled.
+        samples: the samples of the batch: the rows, or rows of rows, that most lookups return; None
+            without a lookup.
+        ids: the ids that were looked up; ungrouped lookups of the same ids count once.
+        asked: the keys requested from this rank, by the names of the tables.
+        carried: for each exchange, by the group or by the table of an ungrouped lookup, and then by
+            table: [keys, elements of rows]. Over all ranks they add up to what was sent.
     """
 
     samples: int | None
@@ -42,15 +42,15 @@ class LookupCounts(NamedTuple):
 
 @dataclasses.dataclass
 class CarriedTensors:
-    """Names the tensors by whose sizes one counts what an exchange carries for a table.
+    """Names the tensors whose sizes tell what an exchange carries for a table.
 
     Attributes:
         subject: the exchange: the group, or the table of an ungrouped lookup.
         table: the name of the table.
         dim: D.
-        keys: has `key_words` elements for each key that this rank was asked for.
-        key_words: 2 where keys come with how often they were asked for.
-        bags: have an element for each row that comes back of a lookup that the owner pools.
+        keys: has `key_words` elements for each key requested from this rank.
+        key_words: 2 if each key is sent with the number of its occurrences.
+        bags: have an element for each row that is returned for a lookup that the owner pools.
         pooled_ids: for each of these lookups, names of tensors with an element for each id; those
             of a tensor that the graph optimizer removes and of one that stays.
         pools_all: the owner pools all lookups of the table.
@@ -78,11 +78,11 @@ class CarriedTensors:
 
 
 class LookupCounter:
-    """Counts by the shapes of a run's tensors. Lookups in functions and loops are not counted.
+    """Counts from the shapes of a run's tensors. Lookups in functions and loops are not counted.
 
     Args:
         graph: the graph.
-        footprint: the run's.
+        footprint: that of the run.
     """
 
     def __init__(self, graph: tf.Graph, footprint: run_analysis.RunFootprint):

@@ -1,4 +1,4 @@
-"""Tells which phase of a step an operation belongs to."""
+"""Determines the phase of a step that an operation belongs to."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class Phases:
         self._phases: dict[tuple[str, str], str | None] = {}
 
     def of(self, name: str, kind: str) -> str | None:
-        """Returns the phase of an operation; None if it only waits for another one of the run.
+        """Returns the phase of an operation; None if it only waits for another one.
 
         Args:
-            name: the operation's.
+            name: the operation's name.
             kind: its type.
         """
         if (name, kind) not in self._phases:

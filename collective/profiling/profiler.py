@@ -43,14 +43,15 @@ class UnreadRun:
     """Keeps the trace of a training run until there is time to read it.
 
     Attributes:
-        number: of the run.
+        number: the run's number.
         stats: TensorFlow's trace.
-        previous_end, start, end: when the run before it ended, and it began and ended, in seconds.
+        previous_end, start, end: when the previous run ended, and this one began and ended, in
+            seconds.
         global_step: the graph's, after it; the number of the run if there is none.
         dynamic_rows: on this rank after it, by dynamic table.
         table_counts, table_rates: see `collective.profiling.breakdown.StepTimes`.
         graph, run: the graph and the run.
-        options: those in force.
+        options: the options in force.
     """
 
     number: int
@@ -69,7 +70,7 @@ class UnreadRun:
 
 @dataclasses.dataclass(frozen=True)
 class TracedRun:
-    """Keeps what was measured of a training run.
+    """Keeps the measurements of a training run.
 
     Attributes:
         source: the run.
@@ -86,7 +87,7 @@ class TracedRun:
 
 @dataclasses.dataclass(frozen=True)
 class RunReader:
-    """Has what it takes to read the traces of a run.
+    """Holds everything needed to read the traces of a run.
 
     Attributes:
         run: the run, which keeps its identity meanwhile.
@@ -100,7 +101,7 @@ class RunReader:
 
 
 class OwnTime:
-    """Adds up the seconds that are spent inside of it: they are no part of a step."""
+    """Adds up the seconds that are spent inside it: they aren't part of a step."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -148,7 +149,7 @@ class Profiler:
             original: `Session.run`.
             session: the session.
             run: the run.
-            carry_out: carries it out, given what takes the place of `original`.
+            carry_out: carries it out, given a replacement of `original`.
         """
         number = self.count + 1
         in_window = self.first <= number <= self.last
@@ -175,7 +176,7 @@ class Profiler:
         return out
 
     def finish(self) -> None:
-        """Writes what is left when training is over, though no other rank's part can be had."""
+        """Writes what is left when training is over, without the other ranks' parts."""
         self._read()
         traced_runs, self._traced = self._traced, []
         with _warns_of_errors("the profile"):
@@ -186,7 +187,7 @@ class Profiler:
             self._report.write_again(at_once=True)
 
     def _write_own(self, traced_runs: list[TracedRun]) -> None:
-        """Writes what rank 0 measured alone."""
+        """Writes the measurements of rank 0 alone."""
         steps = [traced.step for traced in traced_runs]
         own_breakdown = breakdown.combine([steps], [_mean_carried(traced_runs)])
         _print(
@@ -205,10 +206,10 @@ class Profiler:
     # -- one run
 
     def _warm_up(self, session: Any) -> None:
-        """Counts what is counted after each traced run, once before: the first time takes long.
+        """Counts once before the first traced run: the first time takes long.
 
         A rank whose first time takes longer would seem to keep the others waiting in the next step.
-        So that next step isn't one of those that are traced.
+        Therefore that step isn't traced.
         """
         with _warns_of_errors("the rows of dynamic tables"):
             _dynamic_rows(session)
@@ -246,8 +247,8 @@ class Profiler:
     def _read(self) -> None:
         """Reads the traces of runs.
 
-        After each run that would take one rank longer than another, and their difference would
-        look as if the other had waited for it in the next run.
+        If traces were read after each run, that would take one rank longer than another, and the
+        difference would look as if the other had waited in the next run.
         """
         unread, self._unread = self._unread, []
         for source in unread:
@@ -347,7 +348,7 @@ class Profiler:
         Args:
             record: the measurements.
             traced: a run that was measured.
-            session: in which it was; None if it is closed.
+            session: the session of the run; None if it is closed.
         """
         about: dict[str, Any] = {"ranks": collectives.size()}
         with _warns_of_errors("the plan in the profile"):
@@ -450,7 +451,7 @@ def _global_step(session: Any, number: int) -> int:
 
 @contextlib.contextmanager
 def _warns_of_errors(what: str) -> Iterator[None]:
-    """Makes a warning of an error inside: the ranks go on training together."""
+    """Turns an error inside it into a warning: the ranks continue training together."""
     try:
         yield
     except Exception as error:
@@ -479,6 +480,6 @@ def of_options(options: ScopeOptions) -> Profiler | None:
 
 
 def finish() -> None:
-    """Lets all profilers write what is left: the outermost scope() ends."""
+    """Lets all profilers write what is left when the outermost scope() ends."""
     for profiler in _profilers.values():
         profiler.finish()

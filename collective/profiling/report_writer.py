@@ -49,7 +49,7 @@ class ReportWriter:
         """Writes the files.
 
         Args:
-            record: all that split.json has, except for the course of the job.
+            record: everything in split.json except the course of the job.
         """
         self._record, self._is_stale = record, False
         self._written_at = time.monotonic()
@@ -72,13 +72,13 @@ class ReportWriter:
 def circumstances(
     graph: tf.Graph, run: PreparedRun, session: Any, options: ScopeOptions
 ) -> dict[str, Any]:
-    """Returns what split.json says of the job in addition to its times.
+    """Returns what split.json says about the job in addition to its times.
 
     Args:
         graph: the graph.
         run: the run that was measured.
-        session: in which dynamic tables are counted; None if it is closed.
-        options: those in force.
+        session: the session in which dynamic tables are counted; None if it is closed.
+        options: the options in force.
     """
     return {
         "plan": build_plan(graph, run.footprint, session).to_dict(),
@@ -90,7 +90,7 @@ def circumstances(
 
 
 def _given(options: ScopeOptions) -> dict[str, Any]:
-    """Returns the options that aren't the default, as JSON can hold them."""
+    """Returns the options that differ from the default, as values for JSON."""
     given = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

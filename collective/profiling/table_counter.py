@@ -1,4 +1,4 @@
-"""Counts the keys of dynamic tables that came and went between runs that are measured."""
+"""Counts the keys that dynamic tables gain and lose between measured runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = frozenset({"rows", "bytes"})
 
 
 class TableCounter:
-    """Counts in one run after another, and remembers the last one's counts."""
+    """Counts after each measured run, and remembers the last counts."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -27,11 +27,11 @@ class TableCounter:
 
         Args:
             session: the session.
-            number: of the run before.
+            number: the number of the run before.
 
         Returns:
-            The counts since the session initialized or restored the tables; and how much of them,
-            sizes left out, came a step since the run that was counted before.
+            The counts since the session initialized or restored the tables; and, except for sizes,
+            their increase per step since the previous counted run.
         """
         counts = _counts(session)
         steps = max(1, number - self._number)
@@ -53,7 +53,7 @@ def _counts(session: Any) -> TableCounts:
 
 
 def _rates(counts: dict[str, int], before: dict[str, int], steps: int) -> dict[str, float]:
-    """Returns how much came a step. Counts restart for a table that was restored meanwhile."""
+    """Returns the increase per step. Counts restart for a table that was restored meanwhile."""
     rates = {}
     for name, count in counts.items():
         if name not in SIZES:

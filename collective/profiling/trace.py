@@ -14,7 +14,7 @@ from collective.profiling.phases import is_wait
 
 
 class Span(NamedTuple):
-    """Says when an operation ran.
+    """Records when an operation ran.
 
     Attributes:
         name, kind: the operation's name and type.
@@ -34,11 +34,11 @@ class Span(NamedTuple):
 
 
 def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
-    """Returns the spans of a run, in the order of their beginning.
+    """Returns the spans of a run, in the order of their starts.
 
     Args:
         stats: `StepStats` of the run.
-        phase_of: (name, type) -> phase; None for an operation that is to be left out.
+        phase_of: (name, type) -> phase; None for operations to leave out.
     """
     out = []
     for node in _nodes(stats):
@@ -63,7 +63,7 @@ def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
 
 
 def shapes(stats: Any) -> dict[str, list[int]]:
-    """Returns the shapes of all tensors that a run computed, by their names."""
+    """Returns the shapes of all tensors that a run computed, by name."""
     return {
         f"{node.node_name}:{o.slot}": [d.size for d in o.tensor_description.shape.dim]
         for node in _nodes(stats)
@@ -148,7 +148,7 @@ def events(ran: Iterable[Span], rank: int, step: int) -> list[dict[str, Any]]:
 def write(path: str, recorded: Sequence[dict[str, Any]], rank: int) -> None:
     """Writes events to a file of Chrome's trace format.
 
-    The files of several ranks can be joined, since each rank is a process of its own.
+    The files of several ranks can be joined, since each rank is a separate process.
     """
     titles = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}]
     for tid in sorted({event["tid"] for event in recorded}):
