@@ -117,6 +117,25 @@ print(collective.launch.__file__)
         assert not (target / folder).exists()
 
 
+@pytest.mark.timeout(600)
+def test_a_wheel_installs_in_an_environment_of_its_own(
+    package_index: None, wheel: Path, tmp_path: Path
+):
+    """What it requires is all there is: pip finds no conflict, and the operations load."""
+    python = tmp_path / "fresh" / "bin" / "python"
+    run(sys.executable, "-m", "venv", tmp_path / "fresh", cwd=tmp_path)
+    run(python, "-m", "pip", "install", wheel, cwd=tmp_path, PYTHONPATH="")
+    checked = run(python, "-m", "pip", "check", cwd=tmp_path, PYTHONPATH="")
+    assert "No broken requirements" in checked
+    program = """
+import tensorflow as tf
+from collective.ops import native_library
+print(native_library.library().collective_bounds([tf.constant([7, -5], tf.int64)]).numpy())
+"""
+    printed = run(python, "-c", program, cwd=tmp_path, PYTHONPATH="")
+    assert printed.splitlines()[-1] == "[[-5  7]]"
+
+
 @pytest.fixture(scope="module")
 def released(package_index: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs `make wheel`'s script in a copy of the checkout; it tries the wheel by itself."""
