@@ -135,9 +135,10 @@ def test_all_ranks_issue_in_one_order(tmp_path):
         """
         import threading
         with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
-            value = tf.placeholder(tf.int64, [1]) # A constant would be folded, with all that
-            depends on it. gate = tf.placeholder_with_default(tf.zeros([], tf.int32), []) x = {name:
-            value if (name == 'a') == (rank == 0) else delayed(value) for name in 'ab'} gathered = [
+            value = tf.placeholder(tf.int64, [1])  # A constant would be folded.
+            gate = tf.placeholder_with_default(tf.zeros([], tf.int32), [])
+            x = {name: value if (name == 'a') == (rank == 0) else delayed(value) for name in 'ab'}
+            gathered = [
                 ops.collective_nccl_allgather(tf.tile(x[name], [times]), gate, name=name)
                 for times, name in enumerate('ab', 1)
             ]

@@ -159,10 +159,11 @@ def test_ranks_may_start_collectives_in_any_order(tmp_path):
             return value
 
         with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
-            value = tf.placeholder(tf.int64, [1]) # A constant would be folded, with all that
-            depends on it. delayed = tf.reshape(tf.numpy_function(late, [value], tf.int64), [1]) a =
-            ops.collective_shared_allgather(value if rank else delayed, name='a') b =
-            ops.collective_shared_allgather(delayed if rank else value, name='b') for _ in range(3):
+            value = tf.placeholder(tf.int64, [1])  # A constant would be folded.
+            delayed = tf.reshape(tf.numpy_function(late, [value], tf.int64), [1])
+            a = ops.collective_shared_allgather(value if rank else delayed, name='a')
+            b = ops.collective_shared_allgather(delayed if rank else value, name='b')
+            for _ in range(3):
                 got = session.run([a, b], {value: [rank]})
                 assert [x.tolist() for x in got] == [[0, 1], [0, 1]]
         print('right')

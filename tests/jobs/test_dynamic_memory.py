@@ -42,10 +42,11 @@ with strategy.scope(), tf.Graph().as_default():
             session.run(train, {ids: keys.integers(-2 ** 63, 2 ** 63 - 1, batch)})
         done.set()
         watcher.join()
-        session.run(tf.global_variables_initializer()) # running an initializer again frees it after
-        = process.memory_info().rss count = adds * batch bound = 2 * count * dim * 4 * (1 + slots) +
-        (64 << 20) print('grew', peak[0] - before, 'bound', bound, 'kept', after - before,
-        flush=True)
+        session.run(tf.global_variables_initializer())  # running it again frees the memory
+        after = process.memory_info().rss
+        count = adds * batch
+        bound = 2 * count * dim * 4 * (1 + slots) + (64 << 20)
+        print('grew', peak[0] - before, 'bound', bound, 'kept', after - before, flush=True)
 """
 
 

@@ -25,11 +25,11 @@ def job(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(carriers.VARIABLE, raising=False)
-    monkeypatch.setattr(carriers, "_joined", None)
-    monkeypatch.setattr(carriers, "_unavailable", "")
-    monkeypatch.setattr(carriers, "_scope_choice", None)
-    monkeypatch.setattr(carriers, "_has_memory", False)
-    monkeypatch.setattr(carriers, "_has_nccl", False)
+    monkeypatch.setattr(carriers._meeting, "joined", None)
+    monkeypatch.setattr(carriers._meeting, "unavailable", "")
+    monkeypatch.setattr(carriers._meeting, "scope_choice", None)
+    monkeypatch.setattr(carriers._meeting, "has_memory", False)
+    monkeypatch.setattr(carriers._meeting, "has_nccl", False)
     monkeypatch.setattr(native_library, "missing", lambda: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr(shared_memory, "share", lambda job, r, n, problem, use, patience: problem)
@@ -65,7 +65,7 @@ def test_a_rank_with_a_gpu_or_without_compiled_operations_says_so(monkeypatch):
     join(1, 2, 2)
     assert carriers.explanation() == "Horovod: the ranks have GPUs"
     monkeypatch.setattr(native_library, "missing", lambda: "they were not built")
-    monkeypatch.setattr(carriers, "_joined", None)
+    monkeypatch.setattr(carriers._meeting, "joined", None)
     join(1, 2, 2)
     assert carriers.in_force() == carriers.of_agreement() == "horovod"
     carriers.use("shared_memory")
@@ -211,7 +211,7 @@ def test_nccl_that_cannot_be_is_an_error_with_the_fix(monkeypatch, gpus, here, f
     with pytest.raises(RuntimeError, match=f"^COLLECTIVE_CARRIER=nccl: .*{words}"):
         join(0, 2, here)
     monkeypatch.setenv(carriers.VARIABLE, "horovod")
-    monkeypatch.setattr(carriers, "_joined", None)
+    monkeypatch.setattr(carriers._meeting, "joined", None)
     join(0, 2, here)
     with pytest.raises(RuntimeError, match=rf"^scope\(carrier='nccl'\): .*{words}"):
         carriers.use("nccl")
@@ -270,7 +270,7 @@ def test_who_asks_for_horovod_needs_it(no_horovod, monkeypatch):
     join(0, 2, 2)
     with pytest.raises(ImportError, match=r"scope\(carrier='horovod'\) asks for Horovod"):
         carriers.use("horovod")
-    monkeypatch.setattr(carriers, "_joined", None)
+    monkeypatch.setattr(carriers._meeting, "joined", None)
     monkeypatch.setenv(carriers.VARIABLE, "horovod")
     with pytest.raises(ImportError, match="COLLECTIVE_CARRIER=horovod asks for Horovod"):
         join(0, 2, 2)

@@ -18,9 +18,9 @@ from collective.ops.communication.membership import Process
 def job(monkeypatch):
     """Makes a rank of a job on two hosts of two ranks each, which share memory."""
     process = Process(0, 4, 0, 2)
-    monkeypatch.setattr(carriers, "_joined", process)
-    monkeypatch.setattr(carriers, "_unavailable", "")
-    monkeypatch.setattr(carriers, "_scope_choice", None)
+    monkeypatch.setattr(carriers._meeting, "joined", process)
+    monkeypatch.setattr(carriers._meeting, "unavailable", "")
+    monkeypatch.setattr(carriers._meeting, "scope_choice", None)
     monkeypatch.delenv(carriers.VARIABLE, raising=False)
     monkeypatch.setattr(placement, "chosen", lambda: "cpu")
     monkeypatch.setattr(hierarchy, "_settled", hierarchy._Settled())
@@ -106,7 +106,7 @@ def test_what_can_not_be_merged_is_flat(job, monkeypatch):
         assert hierarchy.why_flat() == "tables are on GPUs"
     carriers.use("horovod")
     assert hierarchy.why_flat() == "Horovod carries everything"
-    monkeypatch.setattr(carriers, "_unavailable", "the ranks have GPUs")
+    monkeypatch.setattr(carriers._meeting, "unavailable", "the ranks have GPUs")
     assert settle(job, [["0", "1", "0", "1"]]) == []
     assert hierarchy.explanation() == "flat: the ranks of a host don't share memory"
 
