@@ -264,8 +264,8 @@ def _shared_names(
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
     names = list(collectives_used)
-    used = set(filter(None, map(collectives.carrier_of, operations))) - {"horovod"}
-    names += [f"scope(carrier={carrier!r})" for carrier in sorted(used)]
+    used = {carrier.name for carrier in map(collectives.carrier_of, operations) if carrier}
+    names += [f"scope(carrier={carrier!r})" for carrier in sorted(used - {"horovod"})]
     for op in operations:
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):
@@ -398,8 +398,6 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
 
 
 def _has_phase(op: tf.Operation) -> bool:
-    return op.type in (
-        "CollectiveSharedAlltoall",
-        "CollectiveSharedAlltoallRows",
-        "CollectiveNcclAlltoall",
-    )
+    carrier = collectives.carrier_of(op)
+    is_of_library = carrier is not None and carrier.is_of_library
+    return is_of_library and op.type.endswith(("Alltoall", "AlltoallRows"))

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -55,14 +56,29 @@ MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
 # none is installed, so that they may have started at any time.
 PATIENCE, PATIENCE_AT_START = 30.0, 600.0
 
-# Why memory isn't shared in this job, the same on every rank; "" if it is.
-_unavailable = "the ranks have not joined"
-_joined: Process | None = None
-# Whether the ranks have memory for headers, and whether NCCL is open.
-_has_memory = _has_nccl = False
-# With which code the process ends, once an error has ended its program.
-_exit_code: int | None = None
-_scope_choice: str | None = None
+
+@dataclasses.dataclass
+class _Meeting:
+    """What came of the ranks' meeting, and what was chosen since.
+
+    Attributes:
+        joined: this process's place, once the ranks have met.
+        unavailable: why memory isn't shared in this job, the same on every rank; "" if it is.
+        has_memory: whether the ranks have memory for headers.
+        has_nccl: whether NCCL is open.
+        scope_choice: the choice of the scope that is open.
+        exit_code: with which code the process ends, once an error has ended its program.
+    """
+
+    joined: Process | None = None
+    unavailable: str = "the ranks have not joined"
+    has_memory: bool = False
+    has_nccl: bool = False
+    scope_choice: str | None = None
+    exit_code: int | None = None
+
+
+_meeting = _Meeting()
 
 
 def configured() -> str:
@@ -93,9 +109,8 @@ def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
         ValueError: COLLECTIVE_CARRIER has no such carrier.
         RuntimeError: it is 'nccl', which can't be; it says why, the same on every rank.
     """
-    global _joined, _unavailable
     configured()
-    if _joined == process:
+    if _meeting.joined == process:
         return False
     if not process.on_one_host:
         _need_horovod(process, "Ranks on several hosts exchange by Horovod")
@@ -103,7 +118,7 @@ def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
         _need_horovod(process, f"{VARIABLE}={HOROVOD} asks for Horovod")
     if configured() == NCCL or _only_nccl(process):
         _open_nccl(process, f"{VARIABLE}={configured()}")
-        _joined, _unavailable = process, _own_problem() or ""
+        _meeting.joined, _meeting.unavailable = process, _own_problem() or ""
         return True
     problem = _shared(process, "", _own_problem())
     if problem:
@@ -112,7 +127,7 @@ def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
         )
     if not process.on_one_host:
         problem = _first_problem(process, allgather_words(f"{process.local_rank} {problem or ''}"))
-    _joined, _unavailable = process, problem or ""
+    _meeting.joined, _meeting.unavailable = process, problem or ""
     if process.size == 1 or of_broadcasts() == SHARED_MEMORY:
         horovod_threads.yield_processors()
     return True
@@ -141,8 +156,7 @@ def _open_nccl(process: Process | None, asked: str) -> None:
     Raises:
         RuntimeError: that can't be.
     """
-    global _has_nccl
-    if process is None or process.size == 1 or _has_nccl:
+    if process is None or process.size == 1 or _meeting.has_nccl:
         return
     problem = nccl.problem()
     if not process.on_one_host:
@@ -150,13 +164,13 @@ def _open_nccl(process: Process | None, asked: str) -> None:
             "it carries collectives between the GPUs of one host only, and these ranks are on "
             f"several: {HOROVOD!r} carries them"
         )
-    elif not _has_memory:
+    elif not _meeting.has_memory:
         # All learn of the first problem that one of them has.
         problem = _shared(process, " nccl", problem)
     problem = problem or nccl.start(process.rank, process.size)
     if problem:
         raise RuntimeError(f"{asked}: {problem}")
-    _has_nccl = True
+    _meeting.has_nccl = True
 
 
 def _shared(process: Process, purpose: str, own_problem: str | None) -> str | None:
@@ -223,13 +237,12 @@ def use(choice: str | None) -> None:
     Raises:
         RuntimeError: it is 'nccl', which can't be; it says why.
     """
-    global _scope_choice
     if choice == NCCL:
-        _open_nccl(_joined, f"scope(carrier={NCCL!r})")
+        _open_nccl(_meeting.joined, f"scope(carrier={NCCL!r})")
     if choice == HOROVOD:
-        _need_horovod(_joined, "scope(carrier='horovod') asks for Horovod")
+        _need_horovod(_meeting.joined, "scope(carrier='horovod') asks for Horovod")
         horovod_threads.compete()
-    _scope_choice = choice
+    _meeting.scope_choice = choice
 
 
 def _need_horovod(process: Process | None, why: str) -> None:
@@ -248,7 +261,7 @@ def _need_horovod(process: Process | None, why: str) -> None:
 
 def in_force() -> str:
     """Returns the carrier of what is built now: HOROVOD, SHARED_MEMORY, MIXED or NCCL."""
-    return _resolved(_scope_choice or configured())
+    return _resolved(_meeting.scope_choice or configured())
 
 
 def of_agreement() -> str:
@@ -267,13 +280,15 @@ def of_broadcasts() -> str:
 
 def can_mix() -> bool:
     """Tells whether the ranks of each of several hosts share memory."""
-    return _joined is not None and not _unavailable and not _joined.on_one_host
+    return (
+        _meeting.joined is not None and not _meeting.unavailable and not _meeting.joined.on_one_host
+    )
 
 
 def ranks_of_host() -> range:
     """Returns the ranks with which this one shares memory, itself among them."""
-    assert _joined is not None
-    return _joined.host
+    assert _meeting.joined is not None
+    return _meeting.joined.host
 
 
 def give_up() -> None:
@@ -281,13 +296,13 @@ def give_up() -> None:
 
     It is for a run that has failed half-way: peers may wait for what will never come.
     """
-    if _has_memory:
+    if _meeting.has_memory:
         native_library.functions().collective_mailbox_give_up()
 
 
 def given_up() -> str:
     """Returns what waited for which rank when this one gave up; "" if it hasn't."""
-    if not _has_memory:
+    if not _meeting.has_memory:
         return ""
     function = native_library.functions().collective_mailbox_given_up
     function.restype = ctypes.c_char_p
@@ -300,32 +315,31 @@ def die(code: int) -> None:
 
     If it has given up, a peer may be stopped, for which Horovod would wait at its end.
     """
-    global _exit_code
-    _exit_code = code
+    _meeting.exit_code = code
 
 
 def _leave() -> None:
     """Tells the others that this process ends; it is called right before Horovod ends."""
     native_library.functions().collective_mailbox_leave()
-    if _exit_code is not None and given_up():
+    if _meeting.exit_code is not None and given_up():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_code)
+        os._exit(_meeting.exit_code)
 
 
 def explanation() -> str:
     """Says which carrier is in force, and why."""
-    asked = _scope_choice or configured()
-    origin = f"scope(carrier='{asked}')" if _scope_choice else f"{VARIABLE}={asked}"
+    asked = _meeting.scope_choice or configured()
+    origin = f"scope(carrier='{asked}')" if _meeting.scope_choice else f"{VARIABLE}={asked}"
     if asked == HOROVOD:
         return f"Horovod, by {origin}"
     if asked == NCCL:
-        if not _has_nccl:
+        if not _meeting.has_nccl:
             return f"Horovod, though {origin} asks for NCCL: there is one rank"
         return f"NCCL between the GPUs of this host, by {origin}"
-    if _unavailable:
+    if _meeting.unavailable:
         instead = "" if asked == AUTO else f", though {origin} asks for shared memory"
-        return f"Horovod{instead}: {_unavailable}"
+        return f"Horovod{instead}: {_meeting.unavailable}"
     by = "" if asked == AUTO else f", by {origin}"
     if in_force() == MIXED:
         return f"shared memory between the ranks of a host, Horovod between hosts{by}"
@@ -333,11 +347,11 @@ def explanation() -> str:
 
 
 def _resolved(choice: str) -> str:
-    if choice == NCCL or (choice == AUTO and horovod_library.missing and _has_nccl):
-        return NCCL if _has_nccl else HOROVOD
-    if choice == HOROVOD or _unavailable:
+    if choice == NCCL or (choice == AUTO and horovod_library.missing and _meeting.has_nccl):
+        return NCCL if _meeting.has_nccl else HOROVOD
+    if choice == HOROVOD or _meeting.unavailable:
         return HOROVOD
-    return SHARED_MEMORY if _joined is None or _joined.on_one_host else MIXED
+    return SHARED_MEMORY if _meeting.joined is None or _meeting.joined.on_one_host else MIXED
 
 
 def _opener(rank: int, size: int) -> Callable[[int], str]:
@@ -350,8 +364,7 @@ def _opener(rank: int, size: int) -> Callable[[int], str]:
         if problem:
             return f"rank {rank} can't use it: {problem}"
         atexit.register(_leave)
-        global _has_memory
-        _has_memory = True
+        _meeting.has_memory = True
         return ""
 
     return use

@@ -22,28 +22,30 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library
-from collective.ops.communication import carriers, hierarchy, membership, nccl
+from collective.ops.communication import carriers, hierarchy, membership
+from collective.ops.communication.carrier import Carrier, Phase, elements, like
 from collective.ops.communication.collective_names import PREFIX, near
+from collective.ops.communication.horovod_carrier import HOROVOD
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.communication.membership import Process, rank, size
-from collective.ops.graph import control_flow, graph_analysis
-from collective.ops.graph.device_scopes import beside
+from collective.ops.communication.mixed_carrier import MIXED
+from collective.ops.communication.nccl_carrier import NCCL
+from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
+from collective.ops.graph import graph_analysis
 from collective.ops.graph.graph_state import state_of
-from collective.ops.graph.graphs import is_function, outermost
+from collective.ops.graph.graphs import outermost
 from collective.ops.graph.sessions import session_before_scripts
-from collective.tensorflow_internals.graphs import attr_value_pb2, config
+from collective.tensorflow_internals.graphs import config
 
-Phase = Literal["other", "rows", "gradients"]
 # Begins the names of operations that all ranks must run, or none, in addition to collectives.
 ALIKE = "collective/alike/"
-# How the types of the operations of carriers begin, other than Horovod's.
-_TYPES = {carriers.SHARED_MEMORY: "CollectiveShared", carriers.NCCL: "CollectiveNccl"}
+CARRIERS = {carrier.name: carrier for carrier in (HOROVOD, SHARED_MEMORY, NCCL, MIXED)}
+_SIMPLE = (HOROVOD, SHARED_MEMORY, NCCL)  # Each has operations of its own.
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
@@ -85,8 +87,8 @@ def _probe(process: Process) -> Iterator[Callable[[bool], None]]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
         operations = [
-            alltoall_by(carrier, data, splits, f"{PREFIX}probe.{carrier}", 0, "other")[1].op
-            for carrier in (carriers.HOROVOD, carriers.SHARED_MEMORY)
+            carrier.alltoall(data, splits, f"{PREFIX}probe.{carrier.name}", 0, "other")[1].op
+            for carrier in (HOROVOD, SHARED_MEMORY)
         ]
         with session_before_scripts() as session:
             to = [to_others, within_host]
@@ -107,14 +109,11 @@ def collective_name(op: tf.Operation) -> str | None:
     return name if graph_analysis.is_of_carrier(op.type) and name.startswith(PREFIX) else None
 
 
-def carrier_of(op: tf.Operation) -> str | None:
+def carrier_of(op: tf.Operation) -> Carrier | None:
     """Returns the carrier of the collective `op`; None for any other operation."""
     if not graph_analysis.is_collective(op.type):
         return None
-    for carrier, beginning in _TYPES.items():
-        if str(op.type).startswith(beginning):
-            return carrier
-    return carriers.HOROVOD
+    return next(carrier for carrier in _SIMPLE if str(op.type).startswith(carrier.prefix))
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
@@ -122,75 +121,9 @@ def is_scripts_own(op: tf.Operation) -> bool:
     return graph_analysis.is_collective(op.type) and collective_name(op) is None
 
 
-@contextlib.contextmanager
-def collective_scope(kind: str, x: tf.Tensor, name: str, gate: Any) -> Iterator[Any]:
-    """Prepares the graph for a carrier's operation on `x`; gives the gate as it is known there.
-
-    Nothing else may have the operation's name there, or TensorFlow would add a number to it.
-
-    The name is also an attribute of the operation. TensorFlow believes that two operations of the
-    same inputs and attributes are one, and drops the second: the keys of two tables that are looked
-    up by the same ids, say. But it wouldn't on a rank that answers without data, which would wait
-    for them for ever.
-    """
-    graph = tf.get_default_graph()
-    control_flow.one_at_a_time()
-    if is_function(graph):
-        # The gradient of a branch or a function takes the gate from here: it can't reach further
-        # outside.
-        gate = graph.capture(gate)
-    state_of(graph).gate_by_collective[name] = gate
-    name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
-    with (
-        tf.name_scope("meeting"),
-        beside(x),
-        graph._attr_scope(name_attribute),
-        graph.gradient_override_map(
-            {
-                f"{beginning}{kind}": f"Collective{kind}"
-                for beginning in ("Horovod", *_TYPES.values())
-            }
-        ),
-    ):
-        yield gate
-
-
-def _carrier(x: tf.Tensor, chosen: str | None = None) -> str:
-    """Returns the carrier of a collective of `x`: the chosen one, or the one that is in force.
-
-    What was placed in the host's memory doesn't go by way of a GPU.
-    """
-    carrier = chosen or carriers.in_force()
-    if carrier == carriers.NCCL and not nccl.moves_host_memory():
-        if tf.DeviceSpec.from_string(x.device).device_type == "CPU":
-            return carriers.SHARED_MEMORY
-    return carrier
-
-
-def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
-    """Returns `x` in a type that Horovod moves by all-to-all, and the type to go back to.
-
-    Bits of bfloat16, which it doesn't move, travel as float16's, whatever they mean.
-    """
-    return (_bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
-
-
-def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Casts bits as `tf.bitcast`, differentiably: the bits of the gradient go back the same way."""
-    with tf.get_default_graph().gradient_override_map({"Bitcast": "CollectiveBitcast"}):
-        return tf.bitcast(x, dtype)
-
-
-@tf.RegisterGradient("CollectiveBitcast")
-def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient = tf.math.unsorted_segment_sum(
-            gradient.values, gradient.indices, tf.shape(op.inputs[0])[0]
-        )
-    # The gradient travels in a type of its own (collective.ops.exchange.key_exchange).
-    if gradient.dtype != op.outputs[0].dtype:
-        return gradient
-    return _bits_as(gradient, op.inputs[0].dtype)
+def _carrier(x: tf.Tensor, chosen: str | None = None) -> Carrier:
+    """Returns the carrier of a collective of `x`: the chosen one, or the one that is in force."""
+    return CARRIERS[chosen or carriers.in_force()].used_for(x)
 
 
 def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
@@ -219,9 +152,7 @@ def alltoall(
     """
     if size() == 1:
         return tf.identity(x), tf.identity(splits)
-    if carriers.in_force() == carriers.MIXED:
-        return _mixed_alltoall(x, splits, name, gate, phase)
-    return alltoall_by(_carrier(x), x, splits, name, gate, phase)
+    return _carrier(x).alltoall(x, splits, name, gate, phase)
 
 
 def alltoall_within_host(
@@ -231,69 +162,14 @@ def alltoall_within_host(
 
     A collective of all ranks may have the same name.
     """
-    return alltoall_by(carriers.SHARED_MEMORY, x, splits, near(name), gate, phase)
+    return SHARED_MEMORY.alltoall(x, splits, near(name), gate, phase)
 
 
 def alltoall_between_hosts(
     x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
-    return alltoall_by(carriers.HOROVOD, x, splits, name, gate, phase)
-
-
-def alltoall_by(
-    carrier: str, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges as `alltoall` does, by one carrier.
-
-    Through shared memory `splits` has a number for each rank of the host.
-    """
-    wire, back = _as_wire(x)
-    with collective_scope("Alltoall", x, name, gate) as opened:
-        splits = splits + opened
-        if carrier == carriers.SHARED_MEMORY:
-            out, received = native_library.on_host().collective_shared_alltoall(
-                wire, splits, phase=phase, name=name
-            )
-        elif carrier == carriers.NCCL:
-            out, received = native_library.library().collective_nccl_alltoall(
-                wire, splits, phase=phase, name=name
-            )
-        else:
-            out, received = hvd.alltoall(wire, splits=splits, name=name, ignore_name_scope=True)
-    out.set_shape([None] + wire.shape[1:].as_list())
-    return (_bits_as(out, back) if back else out), received
-
-
-def _mixed_alltoall(
-    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges as `alltoall` does: within the host through memory, with others by Horovod.
-
-    The ranks of a host follow each other, so what they give and take is in one piece.
-    """
-    host = carriers.ranks_of_host()
-    lower, near_splits, upper = _by_host(splits, host)
-    x_lower, x_near, x_upper = tf.split(
-        x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
-    )
-    from_near, near_received = alltoall_by(
-        carriers.SHARED_MEMORY, x_near, near_splits, near(name), gate, phase
-    )
-    far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
-    far, far_received = alltoall_by(
-        carriers.HOROVOD, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
-    )
-    lower, _, upper = _by_host(far_received, host)
-    far_lower, far_upper = tf.split(far, [tf.reduce_sum(part) for part in (lower, upper)], num=2)
-    return tf.concat([far_lower, from_near, far_upper], 0), tf.concat(
-        [lower, near_received, upper], 0
-    )
-
-
-def _by_host(splits: tf.Tensor, host: range) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Cuts `splits` [N]: those of lower ranks, of the ranks of this host, of higher ones."""
-    return splits[: host.start], splits[host.start : host.stop], splits[host.stop :]
+    return HOROVOD.alltoall(x, splits, name, gate, phase)
 
 
 @tf.RegisterGradient("CollectiveAlltoall")
@@ -311,8 +187,9 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         gradient = tf.identity(gradient)
     base, gate = name_and_gate(op)
     name = unique_name(base + ".gradient")
-    carrier = carrier_of(op) or carriers.HOROVOD
-    return alltoall_by(carrier, gradient, op.outputs[1], name, gate, "gradients")[0], None
+    carrier = carrier_of(op)
+    assert carrier is not None
+    return carrier.alltoall(gradient, op.outputs[1], name, gate, "gradients")[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
@@ -322,31 +199,13 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
     """
     if size() == 1:
         return [tf.identity(x) for x in tensors]
-    dtype = tensors[0].dtype
     if in_order():
         flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
         pieces = tf.split(
-            _sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)
+            _sum_in_order(flat, name, gate), [elements(x) for x in tensors], num=len(tensors)
         )
-        return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
-    carrier = _carrier(tensors[0])
-    # The gate travels as one more element, which costs no pass over the data.
-    with collective_scope("Allreduce", tensors[0], name, gate) as opened:
-        if carrier == carriers.NCCL:
-            sums = native_library.library().collective_nccl_allreduce(
-                list(tensors), opened, name=name
-            )
-            return _marked_replicated(sums)
-        gate_element = tf.cast(opened, dtype)[None]
-        if carrier == carriers.SHARED_MEMORY:
-            *sums, _ = native_library.on_host().collective_shared_allreduce(
-                [*tensors, gate_element], name=name
-            )
-            return _marked_replicated(sums)
-        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [gate_element], 0)
-        out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
-    pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
-    return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
+        return _marked_replicated([like(piece, x) for piece, x in zip(pieces, tensors)])
+    return _marked_replicated(_carrier(tensors[0]).allreduce_sum(tensors, name, gate))
 
 
 def _marked_replicated(sums: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -402,25 +261,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
     """
     if size() == 1:
         return tf.identity(x)
-    wire, back = _as_wire(x)
-    carrier = _carrier(x, carrier)
-    with collective_scope("Allgather", x, name, gate) as opened:
-        if carrier == carriers.NCCL:
-            out = native_library.library().collective_nccl_allgather(wire, opened, name=name)
-            out.set_shape([None] + wire.shape[1:].as_list())
-            return _bits_as(out, back) if back else out
-        # Nothing may be added to bits that stand for another type's.
-        gated = (
-            tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire))
-            if back
-            else wire + tf.cast(opened, wire.dtype)
-        )
-        if carrier == carriers.SHARED_MEMORY:
-            out = native_library.on_host().collective_shared_allgather(gated, name=name)
-        else:
-            out = hvd.allgather(gated, name=name, ignore_name_scope=True)
-    out.set_shape([None] + x.shape[1:].as_list())
-    return _bits_as(out, back) if back else out
+    return _carrier(x, carrier).allgather(x, name, gate)
 
 
 @tf.RegisterGradient("CollectiveAllgather")
@@ -439,11 +280,12 @@ def _register_for_tapes() -> None:
     """Registers the gradients by the operations' own types, too: a tape knows no others."""
 
     def register(kind: str, gradient: Callable[..., Any]) -> None:
-        for beginning in _TYPES.values():
+        for carrier in _SIMPLE:
+            if carrier.is_of_library:
 
-            @tf.RegisterGradient(f"{beginning}{kind}")
-            def _taped(op: Any, *gradients: Any) -> Any:
-                return gradient(op.outputs[0].op, *gradients)  # a tape's `op` has no name
+                @tf.RegisterGradient(f"{carrier.prefix}{kind}")
+                def _taped(op: Any, *gradients: Any) -> Any:
+                    return gradient(op.outputs[0].op, *gradients)  # a tape's `op` has no name
 
     register("Alltoall", _alltoall_gradient)
     register("Allreduce", _allreduce_gradient)
@@ -461,24 +303,4 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     """
     if size() == 1:
         return tf.identity(x)
-    wire, back = _as_wire(x)
-    with tf.name_scope("meeting"), beside(x):
-        carrier = _carrier(x, carriers.of_broadcasts())
-        if carrier == carriers.SHARED_MEMORY:
-            out = native_library.on_host().collective_shared_broadcast(wire, name=name)
-        elif carrier == carriers.NCCL:
-            out = native_library.library().collective_nccl_broadcast(wire, name=name)
-        else:
-            out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
-    out.set_shape(x.shape)
-    return _bits_as(out, back) if back else out
-
-
-def _elements(x: tf.Tensor) -> Any:
-    return x.shape.num_elements() if x.shape.is_fully_defined() else tf.size(x)
-
-
-def _like(piece: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    piece = tf.reshape(piece, tf.shape(x))
-    piece.set_shape(x.shape)
-    return piece
+    return _carrier(x, carriers.of_broadcasts()).broadcast(x, name)

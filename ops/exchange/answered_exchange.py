@@ -24,6 +24,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import native_library
 from collective.ops.communication import carriers, collectives
 from collective.ops.communication.gate import KeyRequest, gates_of
+from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 from collective.ops.exchange import embedding_bag
 from collective.ops.exchange.embedding_bag import Pooling, Request, Section
 from collective.ops.exchange.key_exchange import Wire
@@ -55,7 +56,7 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
     """
     return (
         collectives.size() > 1
-        and carriers.in_force() == carriers.SHARED_MEMORY
+        and carriers.in_force() == SHARED_MEMORY.name
         and wire == Wire(tf.float32, tf.float32)
         and not any(counted)
         and all(kind == embedding_bag.STATIC for kind in kinds)
@@ -98,7 +99,7 @@ def exchange(
         request.message, request.splits, 2 * len(sections)
     )
     library = native_library.on_host()
-    with collectives.collective_scope("Alltoall", request.message, keys_name, gate) as opened:
+    with SHARED_MEMORY.scope("Alltoall", request.message, keys_name, gate) as opened:
         keys = library.collective_shared_alltoall_keys(
             request.message,
             request.splits + opened,
@@ -109,7 +110,7 @@ def exchange(
             **embedding_bag.layout_attributes(sections, kinds, collectives.size()),
             name=keys_name,
         )
-    with collectives.collective_scope("Alltoall", keys.rows, rows_name, gate):
+    with SHARED_MEMORY.scope("Alltoall", keys.rows, rows_name, gate):
         rows = library.collective_shared_alltoall_rows(
             keys.rows,
             keys.row_splits,
@@ -130,7 +131,5 @@ def _rows_gradient(op: tf.Operation, gradient: Any, _: Any) -> list[Any]:
         gradient = tf.identity(tf.convert_to_tensor(gradient))
     base, gate = collectives.name_and_gate(op)
     name = collectives.unique_name(base + ".gradient")
-    back, _ = collectives.alltoall_by(
-        carriers.SHARED_MEMORY, gradient, op.inputs[1], name, gate, "gradients"
-    )
+    back, _ = SHARED_MEMORY.alltoall(gradient, op.inputs[1], name, gate, "gradients")
     return [back, *[None] * (len(op.inputs) - 1)]  # Weights have theirs from the pool.
