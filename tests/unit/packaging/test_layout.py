@@ -235,6 +235,8 @@ SHORT_MODULES = {
     "collective.ops.gpu.checks.pytorch": "needs PyTorch",
     "collective.ops.gpu.compiled_launches": "names the sources of compiled operations",
     "collective.ops.gpu.reference.owners": "is the reference of one kernel function",
+    "collective.ops.communication.mixed_carrier": "is a carrier",
+    "collective.ops.communication.nccl_carrier": "is a carrier",
     "collective.profiling.history": "keeps points over time; the writer writes files",
     "collective.profiling.summaries": "writes TensorBoard's format",
     "collective.profiling.table_counter": "counts keys of tables",
