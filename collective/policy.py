@@ -133,8 +133,10 @@ class TablePolicy:
         max_element_size: Counts keys in a counting Bloom filter instead of one by one. Its memory
             is fixed, sized for this many keys in total, and each rank has a part of it. It needs
             filter_freq and false_positive_probability. A filter never misses an occurrence, nor
-            forgets a key. From 1. Default None: keys are counted exactly, which takes about 21
-            bytes for each key without a row. DeepRec: `CBFFilter(max_element_size)`.
+            forgets a key. One of more than 1 GiB that takes more than exact counts of as many keys
+            isn't made: keys are counted exactly, as by default. From 1. Default None: keys are
+            counted exactly, which takes about 21 bytes for each key without a row. DeepRec:
+            `CBFFilter(max_element_size)`.
         false_positive_probability: The largest share of keys that never came which the Bloom filter
             mistakes for ones that did, after max_element_size different keys. Above 0 and below 1.
             Default None: no Bloom filter. DeepRec: `CBFFilter(false_positive_probability)`.

@@ -99,6 +99,26 @@ def test_a_checkpoint_is_restored_under_another_policy(strategy, folder, first, 
     run(second, f"{folder}/a", f"{folder}/b", *after)
 
 
+def test_a_filter_that_takes_more_than_exact_counts_is_not_made(strategy, folder):
+    """DeepRec's examples ask for one of 82 GB for each table, which no checkpoint could hold."""
+    truth = Truth(COUNT)
+    large = {"max_element_size": 2**30, "false_positive_probability": 0.01}
+    policy = dataclasses.replace(COUNT, counter_type="int64", **large)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(strategy, policy)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for keys in batches(4):
+                model.steps(session, keys)
+                truth.train(keys)
+                compare(model, session, truth)
+            model.saver.save(session, f"{folder}/a")
+    assert refused(f"{folder}/a") == dict(truth.counts.of)
+    # What takes less is made: of smaller counters, or below a GiB.
+    for smaller in ({"counter_type": "uint8"}, {"max_element_size": 10**7}):
+        assert admission.filter_of(dataclasses.replace(policy, **smaller)) is not None
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["count", "bloom"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 11])

@@ -28,6 +28,9 @@ from collective.tables.policies import bloom_filter, next_step
 from collective.tables.rows import initializers
 from collective.tables.updates.slots import Slot
 
+# In bytes: a filter of all ranks that is made in any case; what an exact count takes of memory.
+_LARGE, _EXACT_COUNT = 1 << 30, 21
+
 
 class Frequencies(Slot):
     """Holds, for each row, how often its key came in training; 0 for an imported row.
@@ -162,15 +165,19 @@ def _noted(
 
 
 def filter_of(policy: TablePolicy) -> FilterShape | None:
-    """Returns this rank's Bloom filter of a policy; None if it has none."""
-    if policy.max_element_size is None or policy.false_positive_probability is None:
+    """Returns this rank's Bloom filter of a policy; None if keys are counted exactly.
+
+    They are without a filter, and in the place of a large one that takes more memory than to count
+    as many keys: a checkpoint of it would be of that size, too.
+    """
+    elements = policy.max_element_size
+    if elements is None or policy.false_positive_probability is None:
         return None
-    return bloom_filter.shape(
-        policy.max_element_size,
-        policy.false_positive_probability,
-        policy.counter_type,
-        collectives.size(),
+    shape = bloom_filter.shape(
+        elements, policy.false_positive_probability, policy.counter_type, collectives.size()
     )
+    in_all = shape.partitions * shape.cells * shape.dtype.itemsize
+    return None if in_all > max(_LARGE, elements * _EXACT_COUNT) else shape
 
 
 def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
