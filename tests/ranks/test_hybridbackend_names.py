@@ -150,3 +150,57 @@ def test_an_estimator_evaluates_where_it_is_asked_to(strategy, folder, theirs, e
         for name in ("loss", "error"):
             assert history[1][name] == pytest.approx(want[name], rel=1e-5)
             assert history[1][name] < history[0][name]
+
+
+@pytest.mark.matrix
+def test_a_keras_model_trains_in_an_estimator(strategy, rank, size, folder):
+    """What the error of `hb.keras.Model` says to do."""
+    with pytest.raises(NotImplementedError, match=r"tf\.keras\.Model.*hb\.estimator\.Estimator"):
+        named("hb.keras.Model")()
+    ids, labels = np.arange(48) * 7 % 10, np.arange(48, dtype=np.float32)[:, None] % 2
+    column = tf.feature_column.embedding_column(
+        tf.feature_column.categorical_column_with_identity("id", 10),
+        3,
+        initializer=tf.constant_initializer(0.1),
+    )
+
+    class Ranking(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = tf.keras.layers.DenseFeatures([column])
+            self.score = tf.keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, features):
+            return self.score(self.rows(features))
+
+    def model_of(sharding):
+        def model_fn(features, labels, mode):
+            with sharding():
+                scores = Ranking()(features)
+            loss = tf.reduce_mean(tf.square(scores - labels))
+            train = tf.train.GradientDescentOptimizer(0.5).minimize(
+                loss, global_step=tf.train.get_global_step()
+            )
+            metrics = {"error": tf.metrics.mean_squared_error(labels, scores)}
+            return tf.estimator.EstimatorSpec(
+                mode, loss=loss, train_op=train, eval_metric_ops=metrics
+            )
+
+        return model_fn
+
+    def trained(estimator, samples):
+        def input_fn():
+            return tf.data.Dataset.from_tensor_slices(({"id": ids}, labels)).batch(samples)
+
+        estimator.train(input_fn)
+        return estimator.evaluate(input_fn)
+
+    plain = tf.estimator.Estimator(model_of(contextlib.nullcontext), f"{folder}/plain{rank}")
+    want = trained(plain, 4 * size)
+    found = trained(
+        named("hb.estimator.Estimator")(model_of(named("hb.embedding_scope")), f"{folder}/hb"), 4
+    )
+    assert found["global_step"] == want["global_step"] == 12 // size
+    assert found["error"] == pytest.approx(want["error"], rel=1e-5)
+    names = [name for name, _ in tf.train.list_variables(f"{folder}/hb")]
+    assert len([name for name in names if "id_embedding" in name and "/part_" in name]) == size

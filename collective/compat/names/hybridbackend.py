@@ -125,7 +125,11 @@ HYBRIDBACKEND = Framework(
         refused("hb.data.unbatch_and_to_sparse", "use hb.data.parse, then dataset.unbatch()."),
         refused("hb.data.RebatchDataset", "batch by hb.data.rebatch."),
         refused("hb.data.SyncReplicasDataset", "ranks end together: use the dataset."),
-        refused("hb.keras.Model", "train in a session, or by hb.estimator.Estimator."),
+        refused(
+            "hb.keras.Model",
+            "call a tf.keras.Model in the model_fn of hb.estimator.Estimator, or train it in a "
+            "session.",
+        ),
         works("hb.keras.layers.DenseFeatures", f"{_TF}.keras.layers.DenseFeatures"),
         refused("hb.keras.layers.dense_features", "use tf.feature_column.input_layer."),
         *CONTRIB,
