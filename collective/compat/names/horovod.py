@@ -5,7 +5,7 @@ Everything else of Horovod is Horovod's own, inside and outside.
 
 from __future__ import annotations
 
-from collective.compat.framework import Framework, same_numbers, works
+from collective.compat.framework import Framework, refused, same_numbers, works
 from collective.compat.names.contrib import CONTRIB
 from collective.compat.names.estimator import ESTIMATORS
 
@@ -31,6 +31,10 @@ HOROVOD = Framework(
                 (("init", "rank", "size", "local_rank", "Compression"), ""),
             )
             for name in names
+        ),
+        refused(
+            "tf.enable_eager_execution",
+            "a script as it is builds a graph: leave it out, and run the model in a session.",
         ),
         *ESTIMATORS,
         *CONTRIB,
