@@ -37,6 +37,14 @@ def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
     """
     own = os.fsdecode(folder) if folder else None
     folders = barrier.run_on_all_ranks(None, doing, lambda: _usable(own))
+    return rank_0s(doing, argument, folders, folder, stacklevel + 1)
+
+
+def rank_0s(
+    doing: str, argument: str, folders: Sequence[str | None], folder: Any, stacklevel: int
+) -> Any:
+    """Returns rank 0's folder like `settle`, where ranks have told each other theirs, `folders`."""
+    own = folders[collectives.rank()]
     first, others = folders[0], [rank for rank, each in enumerate(folders) if each != folders[0]]
     if not others:
         return folder

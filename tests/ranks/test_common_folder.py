@@ -70,6 +70,25 @@ def test_rank_0s_folder_is_everyones(strategy, rank, size, folder, others):
             np.testing.assert_array_equal(session.run(m["rows"]), rows)
 
 
+def test_an_evaluation_takes_rank_0s_checkpoint(strategy, rank, size, folder):
+    """Also where a script names its folder by the time, which is another second on each rank."""
+    mine = f"{folder}/{rank}"
+    (_, want), _ = caught(trained, strategy, rank, mine, 4)
+
+    def evaluated():
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            m = model(strategy)
+            creator = tf.train.ChiefSessionCreator(checkpoint_dir=mine)
+            with tf.train.MonitoredSession(creator) as session:
+                return session.run(m["rows"])
+
+    rows, found = caught(evaluated)
+    np.testing.assert_array_equal(rows, want)
+    assert len(found) == (rank == 0 and size > 1)
+    wait()
+    assert os.listdir(folder) == ["0"]
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_on_all_ranks(strategy, rank, size, folder):
     """Not on rank 0 alone, which would leave the others in the middle of a meeting."""
     os.makedirs(folder, exist_ok=True)

@@ -23,7 +23,7 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint.files import storage
 from collective.checkpoint.rows.shards import Shard, find_shards
 from collective.checkpoint.saving import ownership
-from collective.coordination import barrier, milestones
+from collective.coordination import barrier, common_folder, milestones
 from collective.ops.communication import collectives
 from collective.ops.rows import file_systems
 from collective.scope import SCOPES
@@ -303,8 +303,11 @@ def _restore_latest(
             time.sleep(manager._recovery_wait_secs)
         return None
 
-    doing = f"finding the latest checkpoint in '{checkpoint_dir}'"
-    found_by_rank_0 = barrier.run_on_all_ranks(None, doing, find_latest)[0]
+    doing, own = "finding the latest checkpoint", os.fsdecode(checkpoint_dir)
+    by_rank = barrier.run_on_all_ranks(None, doing, lambda: (own, find_latest()))
+    folders = [folder for folder, _ in by_rank]
+    common_folder.rank_0s(doing, "checkpoint_dir", folders, own, stacklevel=2)
+    _, found_by_rank_0 = by_rank[0]
     if found_by_rank_0 is None:
         return original(manager, master, config=config)[0], False
     latest, last_checkpoints = found_by_rank_0
