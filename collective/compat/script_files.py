@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from collective.compat.script_modules import is_script
+from collective.coordination import common_folder
 from collective.job.file_record import MADE, VARIABLE, FileRecord
 
 # Frames of these between a script and a function are not the script's doing.
@@ -71,6 +72,7 @@ class _Replacements:
                 if getattr(accessor, name, None) is original:
                     setattr(accessor, name, staticmethod(replaced))
         io.open = builtins.open
+        common_folder.listeners.append(_lead_to)
         self._install_for_tensorflow()
 
     def _install_for_tensorflow(self) -> None:
@@ -152,10 +154,10 @@ class _Replacements:
 
     def _move(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
         def move(source: str, target: str) -> str:
-            return os.path.abspath(original(source, target, *args, **kwargs))
+            return _whole(original(source, target, *args, **kwargs))
 
         with _passing():
-            return self._record.move(os.path.abspath(src), os.path.abspath(dst), move) or dst
+            return self._record.move(_whole(src), _whole(dst), move) or dst
 
     def _copy(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
         local, local_target = _local(src), _local(dst)
@@ -215,12 +217,12 @@ class _Replacements:
         names, hidden = original(path), self._record.hidden()
         if not hidden or isinstance(path, int):
             return names
-        folder = os.path.abspath(os.fsdecode(path))
+        folder = os.path.realpath(os.fsdecode(path))
         return [name for name in names if os.path.join(folder, os.fsdecode(name)) not in hidden]
 
     def _match(self, original: Any, pattern: Any) -> Any:
         paths, hidden = original(pattern), self._record.hidden()
-        return [path for path in paths if os.path.abspath(path) not in hidden]
+        return [path for path in paths if _whole(path) not in hidden]
 
     def _scan(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         hidden = self._record.hidden()
@@ -244,7 +246,7 @@ class _Scan:
 
     def __next__(self) -> Any:
         for entry in self._entries:
-            if os.path.abspath(os.fsdecode(entry.path)) not in self._hidden:
+            if _whole(entry.path) not in self._hidden:
                 return entry
         raise StopIteration
 
@@ -287,4 +289,20 @@ def _local(path: Any, arguments: Any = None) -> str | None:
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None
     name = os.fsdecode(path)
-    return None if "://" in name or name.startswith("/dev/") else os.path.abspath(name)
+    return None if "://" in name or name.startswith("/dev/") else _whole(name)
+
+
+def _whole(path: Any) -> str:
+    """Returns the path by which all ranks know a file: links to its folder are followed."""
+    folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _lead_to(own: str, of_rank_0: str) -> None:
+    """Lets a script find rank 0's folder under this rank's name of it, which has the time in it.
+
+    It does if this rank hasn't made a folder of that name.
+    """
+    if os.path.isdir(of_rank_0) and not os.path.lexists(own):
+        with _passing(), contextlib.suppress(OSError):
+            os.symlink(os.path.abspath(of_rank_0), own, target_is_directory=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +17,9 @@ from collective.coordination import barrier
 from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.tensorflow_internals.checkpoints import checkpoint_management
+
+# Are told a folder of this rank that gives way to rank 0's, and rank 0's.
+listeners: list[Callable[[str, str], None]] = []
 
 
 def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
@@ -61,6 +64,9 @@ def rank_0s(
             f"of them use rank 0's folder. Give every rank {argument}={first!r} to silence this.",
             stacklevel=stacklevel + 1,
         )
+    if own is not None and own != first:
+        for listener in listeners:
+            listener(own, first)
     return first
 
 

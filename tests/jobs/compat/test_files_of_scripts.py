@@ -120,3 +120,46 @@ def test_a_late_rank_leaves_what_tensorflow_has_made_for_another(tmp_path: Path)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "events").is_dir()
     assert done.stdout.count("collective: rank 1 leaves ") == 1
+
+
+TIMED = """
+import os, shutil
+import tensorflow as tf
+
+os.chdir("{folder}")
+model = "model_" + os.environ["RANK"]  # as a folder named by the second in which a rank starts
+table = tf.get_variable("t", [6, 2], partitioner=tf.fixed_size_partitioner(1))
+loss = tf.reduce_mean(tf.nn.embedding_lookup(table, [1, 2]))
+step = tf.train.get_or_create_global_step()
+train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+with tf.train.MonitoredTrainingSession(
+    checkpoint_dir=model, hooks=[tf.train.StopAtStepHook(last_step=2)]
+) as session:
+    while not session.should_stop():
+        session.run(train)
+with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(checkpoint_dir=model)) as session:
+    assert session.run(step) == 2
+os.mkdir(os.path.join(model, "1"))
+for name in os.listdir(model):
+    if name != "1":
+        shutil.move(os.path.join(model, name), os.path.join(model, "1", name))
+assert os.path.exists(os.path.join(model, "1", "checkpoint"))
+with open(os.path.join(model, "log.txt"), "w") as log:
+    log.write(model)
+print("listed", *sorted(os.listdir(model)))
+"""
+
+
+@pytest.mark.matrix
+def test_a_folder_named_by_the_time_is_rank_0s(tmp_path: Path):
+    """Ranks that start in different seconds name different ones."""
+    script = tmp_path / "train.py"
+    script.write_text(TIMED.replace("{folder}", str(tmp_path)))
+    done = pool.launch(
+        "-np", 2, "--device", "cpu", "--as", "deeprec", "--embedding-scope", "auto", script
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("listed 1 log.txt") == 2
+    assert (tmp_path / "model_0" / "1" / "checkpoint").is_file()
+    assert (tmp_path / "model_0" / "log.txt").read_text() == "model_0"
+    assert (tmp_path / "model_1").resolve() == (tmp_path / "model_0").resolve()
