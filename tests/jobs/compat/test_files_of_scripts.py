@@ -146,7 +146,6 @@ for name in os.listdir(model):
 assert os.path.exists(os.path.join(model, "1", "checkpoint"))
 with open(os.path.join(model, "log.txt"), "w") as log:
     log.write(model)
-print("listed", *sorted(os.listdir(model)))
 """
 
 
@@ -159,7 +158,6 @@ def test_a_folder_named_by_the_time_is_rank_0s(tmp_path: Path):
         "-np", 2, "--device", "cpu", "--as", "deeprec", "--embedding-scope", "auto", script
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("listed 1 log.txt") == 2
     assert (tmp_path / "model_0" / "1" / "checkpoint").is_file()
     assert (tmp_path / "model_0" / "log.txt").read_text() == "model_0"
     assert (tmp_path / "model_1").resolve() == (tmp_path / "model_0").resolve()
