@@ -144,7 +144,7 @@ for name in os.listdir(model):
     if name != "1":
         shutil.move(os.path.join(model, name), os.path.join(model, "1", name))
 assert os.path.exists(os.path.join(model, "1", "checkpoint"))
-with open(os.path.join(model, "log.txt"), "w") as log:
+with open(os.path.join(model, "1", "log.txt"), "w") as log:
     log.write(model)
 """
 
@@ -159,5 +159,5 @@ def test_a_folder_named_by_the_time_is_rank_0s(tmp_path: Path):
     )
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "model_0" / "1" / "checkpoint").is_file()
-    assert (tmp_path / "model_0" / "log.txt").read_text() == "model_0"
+    assert (tmp_path / "model_0" / "1" / "log.txt").read_text() == "model_0"
     assert (tmp_path / "model_1").resolve() == (tmp_path / "model_0").resolve()
