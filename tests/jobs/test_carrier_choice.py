@@ -139,7 +139,7 @@ def test_horovods_threads_give_way_where_memory_carries_a_step(tmp_path, choice,
         "import numpy\n"
         "import collective\n"
         "import horovod.tensorflow as hvd\n"
-        "from collective.ops import horovod_threads\n"
+        "from collective.ops.communication import horovod_threads\n"
         "def batch():\n"
         "    tasks = [int(task) for task in os.listdir('/proc/self/task')]\n"
         "    return {t for t in tasks if os.sched_getscheduler(t) == os.SCHED_BATCH}\n"
