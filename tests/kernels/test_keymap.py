@@ -137,7 +137,7 @@ def test_memory_is_little_more_than_the_keys():
 
 def test_what_isnt_built_says_how_to(tmp_path: Path):
     """Without the library, importing the module is fine, and the first map is the error."""
-    (tmp_path / "keymap.py").write_text((ROOT / "ops" / "keymap.py").read_text())
+    (tmp_path / "keymap.py").write_text((ROOT / "ops" / "rows" / "keymap.py").read_text())
     done = subprocess.run(
         [sys.executable, "-c", "import keymap; keymap.KeyMap(9)"],
         cwd=tmp_path,

@@ -33,7 +33,7 @@ def build_wheel(source: Path, target: Path) -> Path:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copies the checkout, since a build leaves folders behind, and adds a kernel to it."""
     copy = copy_checkout(tmp_path_factory.mktemp("source") / "checkout")
-    (copy / "ops" / "packaging_probe.cu").write_text("// kernel\n")
+    (copy / "ops" / "gpu" / "packaging_probe.cu").write_text("// kernel\n")
     # Set-up has compiled the libraries: a build takes those that are newer than their sources.
     interpreter = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     built = copy / "build" / f"lib.{interpreter}" / "collective" / "ops"

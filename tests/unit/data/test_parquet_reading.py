@@ -483,5 +483,5 @@ def test_without_pyarrow_the_error_says_what_to_install(monkeypatch, files):
 def test_pyarrow_is_imported_in_one_place_when_it_is_needed():
     """Scripts that read no Parquet don't wait for it, and don't need it."""
     for folder in ("data", "compat"):
-        for file in (ROOT / "collective" / folder).glob("*.py"):
+        for file in (ROOT / "collective" / folder).rglob("*.py"):
             assert "import pyarrow" not in file.read_text(encoding="utf-8"), file
