@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -393,8 +393,7 @@ def _exchange_plan(
     phase, of = split_name(name)
     kind, dtype = graph_analysis.collective_kind(str(op.type)), _wire_dtype(op.inputs[0])
     sent = op.inputs if kind == "Allreduce" else op.inputs[:1]
-    sizes = [_given(x).shape.num_elements() for x in sent]
-    elements = None if None in sizes else sum(sizes)
+    elements, is_exact = _elements(sent)
     plan = ExchangePlan(
         name=name,
         kind=kind,
@@ -406,8 +405,7 @@ def _exchange_plan(
         members=0,
         dtype=dtype.name,
         bytes=None if elements is None else elements * dtype.size,
-        # A run leaves out what it doesn't need.
-        exact=elements is not None and all(x is _given(x) for x in sent),
+        exact=is_exact,
     )
     carried = carried_by_name.get(of)
     if phase not in (KEYS, ROWS, GRADIENTS) or carried is None:
@@ -459,9 +457,24 @@ def _wire_dtype(sent: tf.Tensor) -> tf.DType:
     return sent.op.inputs[0].dtype if sent.op.type == "Bitcast" else sent.dtype
 
 
-def _given(sent: tf.Tensor) -> tf.Tensor:
-    """Returns what is sent if nothing else is fed."""
-    return sent.op.inputs[0] if sent.op.type == "PlaceholderWithDefault" else sent
+def _elements(sent: Iterable[tf.Tensor]) -> tuple[int | None, bool]:
+    """Returns how many elements are sent, None if that depends on the data, and if that is exact.
+
+    It isn't if there are some that a run leaves out if it doesn't need them: it feeds them.
+    """
+    total, is_exact = 0, True
+    for x in sent:
+        given = x
+        while given.op.type == "PlaceholderWithDefault":
+            given = given.op.inputs[0]
+        count, known = given.shape.num_elements(), True
+        if count is None and given.op.type == "ConcatV2":
+            count, known = _elements(given.op.inputs[:-1])
+        if count is None:
+            return None, False
+        total += count
+        is_exact &= known and (given is x or not count)
+    return total, is_exact
 
 
 def _most_bytes(
