@@ -1,4 +1,5 @@
-// Finds the rank that owns a key: the function of ops/native/wire.h and ops/exchange/key_hashing.py.
+// Finds the rank that owns a key: the function of ops/native/wire.h and
+// ops/exchange/key_hashing.py.
 
 #include "integers.cuh"
 

@@ -1,4 +1,5 @@
-// Draws the initial values of rows: the numbers of collective/tables/rows/initializers.py, bit for bit.
+// Draws the initial values of rows: the numbers of collective/tables/rows/initializers.py, bit for
+// bit.
 //
 // Element d of the row of key k comes from a hash of (seed, k, d). All is integer arithmetic, and
 // double arithmetic that is exact to the last bit in the order in which it is written: this file

@@ -50,7 +50,8 @@ constexpr int kSum = 0;                       // ncclRedOp_t
 constexpr int kBytes = 0;                     // ncclDataType_t: ncclInt8
 
 // NCCL's functions, in the C interface that has been the same since NCCL 2.7, and two of CUDA's
-// driver. Python fills it (ops/communication/nccl.py), from the library that CuPy brings, or a test.
+// driver. Python fills it (ops/communication/nccl.py), from the library that CuPy brings, or a
+// test.
 struct Functions {
   int (*get_unique_id)(UniqueId*);
   int (*comm_init_rank)(Comm*, int ranks, UniqueId id, int rank);
