@@ -1,15 +1,15 @@
-"""An attempt at a job, from start to end: an event loop over events, pipes, signals and deadlines.
+"""One attempt at a job, from start to end: an event loop over pipes, signals and deadlines.
 
     running ──a rank fails──▶ settling ──the root cause is certain──▶ stopping ──"done"──▶ over
        │                                                                  ▲                  ▲
        ├──INT, TERM, HUP, QUIT; nobody reads the output; a stall──────────┘                  │
        └──"done": every rank has left with 0─────────────────────────────────────────────────┘
 
-"done" is the supervisor's word that no process is left, and the word of every other host. Each
-state has an end that doesn't depend on the ranks' good will: settling takes CAUSE_DELAY seconds at
-most, stopping ends with KILL after the grace, and if even then no "done" comes, the launcher kills
-the supervisor and all that is left by itself, and takes the hosts for lost that say nothing. After
-it no thread is left, so that another attempt can be made.
+"done" means that the supervisor, and every other host, has said that no process is left. Each
+state ends even if the ranks don't cooperate: settling takes CAUSE_DELAY seconds at most; stopping
+ends with KILL after the grace period. If "done" doesn't come even then, the launcher kills the
+supervisor and everything that is left, and treats hosts that say nothing as lost. No thread is left
+after that, so that another attempt can be made.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from collective.launch.progress.preemption import departure
 from collective.launch.progress.stall_detector import StallDetector
 from collective.launch.restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
 
-# For how many seconds a launcher that was told to stop waits for a reader of its last output.
+# How many seconds a launcher that was told to stop waits for a reader of its last output.
 _LAST_OUTPUT_TIMEOUT = 2.0
-# For how many seconds after KILL it waits for the supervisor's word that nothing is left.
+# How many seconds after KILL it waits for the supervisor to say that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
 _MOST_STACKS = 8  # of missing ranks in a report; each may take a second
-_UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as for bad usage
+_UNABLE = 2  # the exit code if a host can't start its ranks, as for bad usage
 
 
 class Attempt:
-    """Runs a planned job, once.
+    """Runs a planned job once.
 
     Attributes:
-      restart: how to go on after a failure; None if the job ends with this attempt.
+      restart: how to continue after a failure; None if the job ends with this attempt.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Attempt:
         """Starts nothing yet.
 
         Args:
-          plan: the job's.
-          signals: the launcher's.
+          plan: the job's plan.
+          signals: the launcher's signals.
           policy: decides about restarts.
           remote: the job's other hosts.
         """
@@ -75,12 +75,12 @@ class Attempt:
         self._is_under_slurm = schedulers.ends_jobs_itself(plan.launcher_environment)
         self._shutdown = ShutdownSchedule(plan.grace, plan.time_to_save, self._is_under_slurm)
         self._settle_until = math.inf
-        self._exit_code: int | None = None  # of an end that wasn't a rank's failure
+        self._exit_code: int | None = None  # of an end that no rank caused
         self._stall_report = ""
         self._local_done = False
 
     def run(self) -> int:
-        """Runs it and returns the exit code that the launcher then has.
+        """Runs the attempt and returns the launcher's exit code.
 
         Raises:
           UsageError: the logs can't be written, or there are too many ranks for this system.
@@ -129,7 +129,7 @@ class Attempt:
         return self._shutdown.begun or self._outcome.root_cause() is not None
 
     def _wait(self, until: float) -> None:
-        """Handles the next events, or none if none comes until then."""
+        """Handles the next events, or none if none arrive before `until`."""
         self._console.watch(self._selector)
         self._remote.watch()
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
@@ -151,7 +151,7 @@ class Attempt:
             is_over = self._local_done and self._remote.done
             if signum == signal.SIGKILL and self._outcome.any_running and not is_over:
                 self._say(f"{self._outcome.running_text()} still there: KILL")
-            # What a rank has started works for it until it has saved.
+            # Processes that a rank has started work for it until it has saved.
             to_groups = not self._asked_to_save(signum)
             self._local.send_signal(signum, to_groups)
             self._remote.send_signal(signum, to_groups)
@@ -161,12 +161,12 @@ class Attempt:
             self._remote.give_up("its ranks don't end")
 
     def _asked_to_save(self, signum: signal.Signals) -> bool:
-        """Tells whether a signal asks the ranks to save; then it is for them alone."""
+        """Tells whether a signal asks the ranks to save; then it goes only to the ranks."""
         asks = signum in (signal.SIGINT, signal.SIGTERM) and not self._milestones.is_ending
         return asks and is_interpreter(self._plan.command[0])
 
     def _end_ranks(self, now: float) -> None:
-        """Ends ranks of which some are missing, so that there is nothing to be saved."""
+        """Ends the ranks without a save, which couldn't complete: some ranks are missing."""
         self._mark_ending()
         self._shutdown.begin(signal.SIGTERM, now)
 
@@ -175,7 +175,7 @@ class Attempt:
         self._remote.mark_ending()
 
     def _check_for_stall(self, now: float) -> None:
-        """Warns of a job that stands still, and in the end stops it."""
+        """Warns about a stalled job, and stops it when its time is up."""
         stall = self._stall_detector.check(
             now,
             self._records(),
@@ -206,7 +206,7 @@ class Attempt:
         records = stall_detector.read_records(self._local.board, self._plan.size)
         return [self._remote.records.get(rank, record) for rank, record in enumerate(records)]
 
-    # The selector's callbacks, and what other hosts tell.
+    # The selector's callbacks, and the messages of other hosts.
 
     def _on_wakeup(self) -> None:
         for signum in self._signals.take():
@@ -216,7 +216,7 @@ class Attempt:
                 process_tree.reap()  # the supervisor, or orphans after it
         error = self._console.write_error
         if error and not self._shutdown.begun:
-            # As a program that writes to a pipe itself: SIGPIPE ends it.
+            # As for a program that writes to a pipe itself: SIGPIPE ends it.
             self._exit_code = 128 + signal.SIGPIPE
             self._say(f"the output can't be written ({error.strerror}): the job ends")
             self._end_ranks(time.monotonic())
@@ -261,7 +261,7 @@ class Attempt:
                 self._end_local()
 
     def _end_local(self) -> None:
-        """Waits for no more events of the supervisor."""
+        """Stops waiting for events of the supervisor."""
         self._local_done = True
         assert self._local.supervisor is not None
         self._selector.unregister(self._local.supervisor.events)
@@ -318,7 +318,7 @@ class Attempt:
             )
 
     def on_host_unable(self, name: str, ranks: range, reason: str) -> None:
-        """Ends the job as if this host couldn't start its ranks: no restart would help."""
+        """Ends the job because this host can't start its ranks: a restart wouldn't help."""
         self._report(f"collective launch: host {name}: {reason}")
         now = time.time()
         for rank in ranks:
@@ -328,7 +328,7 @@ class Attempt:
         self._end_ranks(time.monotonic())
 
     def _end_without_supervisor(self, reason: str) -> None:
-        """Kills the supervisor and everything else: its orphans are the launcher's."""
+        """Kills the supervisor and everything else: the launcher has adopted its orphans."""
         self._end_local()
         assert self._local.supervisor is not None
         survivors = self._local.kill()
@@ -366,7 +366,7 @@ class Attempt:
         return code
 
     def _say_what_is_next(self, code: int) -> None:
-        """Says whether and from where the job goes on, unless it is done."""
+        """Says whether the job continues, and from where, unless it is done."""
         milestones = [self._milestones.read(rank) for rank in range(self._plan.size)]
         if self._outcome.is_preempted or self._shutdown.was_requested:
             words = departure(milestones, self._outcome.left_preempted)
@@ -388,10 +388,10 @@ class Attempt:
         self._local.wait_for_threads()
 
     def _write_out(self) -> signal.Signals | None:
-        """Waits for the readers of the output, who may take their time unless a stop is asked.
+        """Waits for the readers of the output, for as long as they take unless a signal says stop.
 
         Returns:
-          The signal that asked.
+          The signal, or None.
         """
         deadline = math.inf
         if self._exit_code is not None:
@@ -410,7 +410,7 @@ class Attempt:
         return None
 
     def _report(self, text: str) -> None:
-        """Says how the attempt went, on every host."""
+        """Says on every host how the attempt went."""
         self._console.say(text)
         self._remote.say(text)
 
@@ -418,15 +418,15 @@ class Attempt:
         self._console.say(f"collective launch: {text}")
 
 
-# With more ranks than this a core, somebody who waits for a job should know why.
+# With more ranks per core than this, the user should know why the job is slow.
 _MOST_RANKS_A_CORE = 2
 
 
 def announcement(plan: LaunchPlan) -> str:
-    """Returns the line; "" where nobody waits for one.
+    """Returns the line that announces the start; "" if nobody waits for one.
 
-    Somebody watches a terminal. A file gets the line only if it is a warning: a job that goes well
-    writes nothing of the launcher's there.
+    A terminal gets the line because somebody watches it. A file gets it only as a warning: the
+    launcher writes nothing of its own to the file of a job that goes well.
     """
     if plan.size == 1 or not plan.shown_ranks:
         return ""

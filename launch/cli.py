@@ -57,12 +57,12 @@ from collective.version import __version__
 _PROGRAM = "collective launch"
 DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
-DEFAULT_PAUSE = 1.0  # before the first restart
-DEFAULT_CHECK_SECONDS = 30.0  # in which a host has to answer --check
+DEFAULT_PAUSE = 1.0  # seconds before the first restart
+DEFAULT_CHECK_SECONDS = 30.0  # how long a host may take to answer --check
 
 
 class LauncherOptions(ManifestOptions):
-    """Holds the options as they were given, and the command after them; `make_plan` judges."""
+    """Holds the options as given, and the command after them; `make_plan` checks them."""
 
     ranks: str | None
     nodes: str | None
@@ -100,7 +100,7 @@ class LauncherOptions(ManifestOptions):
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
-    """Runs the launcher and returns its exit code; `prog` is how the user called it."""
+    """Runs the launcher and returns its exit code; `prog` says how the user called it."""
     open_standard_streams()
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             return _check(options)
         listed = host_list(options, os.environ)
         if listed is not None:
-            options.standalone = True  # whatever the environment says of torchrun's hosts
+            options.standalone = True  # ignores torchrun's variables in the environment
         hosts = host_options(options, os.environ)
         try:
             unused = check_used(options, os.environ, _mode(hosts, listed))
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
             secret = job_secret(os.environ, hosts.secret_file)
             return run(plan, hosts, secret, lambda size: parse_rank_list(options.tee, size))
-        # Only a job needs a server and its like; importing them takes half of the start-up time.
+        # Only a job needs a server and the like; importing them takes half of the start-up time.
         from collective.launch.job import Job
         from collective.launch.planning.plan import with_gloo_address
 
@@ -157,16 +157,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
 
 def _print(text: str) -> int:
-    """Prints what the user has asked for; returns the exit code.
+    """Prints what the user asked for; returns the exit code.
 
     Raises:
-      UsageError: it can't be written.
+      UsageError: the text can't be written.
     """
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at its end
-        if isinstance(error, BrokenPipeError):  # `| head` has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at exit
+        if isinstance(error, BrokenPipeError):  # `| head` has read enough
             return 128 + signal.SIGPIPE
         raise UsageError(f"stdout can't be written: {error.strerror}") from None
     return 0
@@ -176,7 +176,7 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
     """Reads the command line.
 
     Raises:
-      UsageError: it can't be read, or --emit is missing.
+      UsageError: the command line is invalid, or --emit is missing.
     """
     words, command = _split(arguments)
     parser = _parser(prog)
@@ -191,10 +191,10 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
 
 
 def emitted(options: LauncherOptions) -> str:
-    """Returns the manifest of --emit.
+    """Returns the manifest that --emit asks for.
 
     Raises:
-      UsageError: the options ask for what a scheduler doesn't give.
+      UsageError: the options ask for something that a scheduler doesn't offer.
     """
     from collective.launch.manifests import cluster_job, manifest
 
@@ -264,12 +264,12 @@ def _command(options: LauncherOptions) -> tuple[str, ...]:
 def make_plan(
     options: LauncherOptions, environment: Mapping[str, str], listed: HostList | None = None
 ) -> LaunchPlan:
-    """Decides everything that a job needs to know.
+    """Decides everything about the job before it starts.
 
     Args:
       options: as given.
-      environment: the launcher's.
-      listed: the hosts of -H or of a host file, if it is a job of these.
+      environment: the launcher's environment.
+      listed: the hosts of -H or of a host file, if the job has such a list.
 
     Raises:
       UsageError: the options ask for something impossible.
@@ -278,7 +278,7 @@ def make_plan(
     check_limits(options)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
     cores = available_cores()
-    devices: tuple[str | None, ...] = (None,)  # a plan has one, even where no rank will be
+    devices: tuple[str | None, ...] = (None,)  # a plan has one, even on a host without ranks
     if has_ranks_here(listed):
         ranks = ranks_here(options.ranks, environment, listed)
         gpus = NO_GPUS
@@ -314,7 +314,7 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     """Returns the ranks that --tee names: "all", "none", or numbers and ranges like "0,2-3".
 
     Raises:
-      UsageError: it isn't that, or names a rank that doesn't exist.
+      UsageError: the text isn't such a list, or names a rank that doesn't exist.
     """
     if text in ("all", "none"):
         return frozenset(range(size) if text == "all" else ())
@@ -332,7 +332,7 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
 def _shown_ranks(
     options: LauncherOptions, environment: Mapping[str, str], listed: HostList | None, size: int
 ) -> frozenset[int]:
-    """Returns the ranks that --tee names; of several hosts all, until it is known who comes."""
+    """Returns the ranks that --tee names; for several hosts all, until the number is known."""
     if listed is not None or host_options(options, environment) is not None:
         return frozenset(range(size))
     return parse_rank_list(options.tee, size)
@@ -366,17 +366,17 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _with_ranks_apart(words: Sequence[str]) -> list[str]:
-    """Returns the options with -np2 as -np=2, which argparse would take for -n p2."""
+    """Returns the options with -np=2 for -np2, which argparse would read as -n p2."""
     return [re.sub("^-np(?=[^=])", "-np=", word) for word in words]
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raises one sentence instead of printing the whole usage before it."""
+        """Raises a one-sentence error instead of printing the usage."""
         raise UsageError(f"{message}; --help tells more")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints every option in a line. `--help all` prints all that `format_help` returns."""
+        """Prints one line per option. `--help all` prints all of `format_help`."""
         print(short_help(self.prog), end="", file=file)
 
 

@@ -1,4 +1,4 @@
-"""A job: an attempt, and another one after each failure that restarts may help against.
+"""A job: an attempt, and another one after each failure that a restart may fix.
 
 attempt ──ends well, is stopped, is preempted──────────────────▶ exit code
    ▲  └──fails──▶ policy ──no restart──────────────────────────▶ exit code
@@ -31,8 +31,8 @@ class Job:
         """Starts nothing yet.
 
         Args:
-          plan: the job's.
-          signals: the launcher's, if it waited for other hosts with them.
+          plan: the job's plan.
+          signals: the launcher's signals, if it has used them to wait for other hosts.
           remote: the other hosts, if there are any.
         """
         self._plan = plan
@@ -40,7 +40,7 @@ class Job:
         self._remote = remote or RemoteHosts({}, plan)
 
     def run(self) -> int:
-        """Runs it and returns the launcher's exit code.
+        """Runs the job and returns the launcher's exit code.
 
         Raises:
           UsageError: the logs can't be written, or there are too many ranks for this system.

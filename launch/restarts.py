@@ -1,6 +1,6 @@
-"""Decides whether a job that has failed starts again, when, and on how many ranks.
+"""Decides whether a failed job starts again, when, and on how many ranks.
 
-A restart goes on from the latest checkpoint, which the program itself restores. It is no use where
+A restart resumes from the latest checkpoint, which the program itself restores. It doesn't help if
 the failure will repeat:
 
     a host is gone                                               no restart
@@ -10,8 +10,8 @@ the failure will repeat:
     fewer GPUs than --min-np                                     no restart
     else                                                         after a pause of 1, 2, 4 … s
 
-Of an elastic job a CPU rank that died is left out, as long as --min-np allows it. The GPUs are
-counted again, and one whose rank was the root cause twice in a row is left out.
+An elastic job continues without a CPU rank that died, if --min-np allows it. GPUs are counted
+again, and a GPU whose rank was the root cause twice in a row is left out.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from collective.launch.progress.preemption import newest
 
 _NOT_STARTED = (126, 127)
 _BAD_USAGE = 2
-# Errors of a program that is wrong, if they come before it has trained.
+# Errors that mean a faulty program, if they come before it has trained.
 _PROGRAM_ERRORS = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Describes how an attempt has failed.
+    """Describes how an attempt failed.
 
     Attributes:
       rank: the root cause; None if the job stalled.
       code: its exit code, as a shell reports it.
-      error: the class of the error that it raised, "" if it isn't known.
+      error: the class of the error that it raised, "" if unknown.
       last_step: the global step that was completed last.
-      checkpoint: the path of the newest checkpoint, "" without one.
-      checkpoint_step: its global step.
+      checkpoint: the path of the newest checkpoint, "" if there is none.
+      checkpoint_step: the global step of that checkpoint.
       has_trained: whether any rank has completed a step.
-      lost_host: the host whose loss it was, "" for none.
+      lost_host: the host whose loss was the failure, "" for none.
     """
 
     rank: int | None
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """Says how a job goes on: after `pause` seconds, by `plan`."""
+    """Says how a job continues: with `plan`, after `pause` seconds."""
 
     plan: LaunchPlan
     pause: float
@@ -67,7 +67,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Decision:
-    """Holds the restart, None for none, and the lines that say so at the end of the report."""
+    """Holds the restart (None for none), and the lines about it at the end of the report."""
 
     restart: Restart | None = None
     text: str = ""
@@ -76,15 +76,15 @@ class Decision:
 def failure_of(
     outcome: JobOutcome, milestones: Sequence[Milestones], lost_host: str = ""
 ) -> Failure:
-    """Returns what a restart depends on.
+    """Returns the facts on which a restart depends.
 
     Args:
-      outcome: how the ranks have ended.
-      milestones: of each rank.
-      lost_host: a host that was lost, maybe when its ranks had ended already.
+      outcome: how the ranks ended.
+      milestones: each rank's milestones.
+      lost_host: a host that was lost, maybe after its ranks had already ended.
     """
     cause = outcome.root_cause()
-    # The rank that failed knows best how far it was.
+    # The failed rank itself knows best how far it had come.
     of_cause = milestones[cause.rank] if cause else Milestones()
     best = max((each.last_step for each in milestones), default=0)
     checkpoint = newest(milestones)
@@ -101,25 +101,25 @@ def failure_of(
 
 
 class RestartPolicy:
-    """Decides after each attempt; it remembers the failure before."""
+    """Decides after each attempt, and remembers the previous failure."""
 
     def __init__(self, visible_gpus: Callable[[], tuple[str, ...]]) -> None:
-        """Remembers nothing yet.
+        """Begins without a previous failure.
 
         Args:
           visible_gpus: returns the GPUs that the job may use now.
         """
         self._visible_gpus = visible_gpus
         self._previous: Failure | None = None
-        self._suspect: str | None = None  # the GPU of the root cause before
+        self._suspect: str | None = None  # the GPU of the previous root cause
         self._condemned: set[str] = set()
 
     def decide(self, failure: Failure, plan: LaunchPlan) -> Decision:
-        """Decides how a job goes on.
+        """Decides how a job continues.
 
         Args:
-          failure: how the attempt has failed.
-          plan: that of the attempt.
+          failure: how the attempt failed.
+          plan: the attempt's plan.
         """
         if not plan.max_restarts:
             return Decision()
@@ -155,7 +155,7 @@ class RestartPolicy:
 
 
 def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
-    """Says that a signal came instead of a restart; returns the launcher's exit code."""
+    """Says that a signal arrived before the restart; returns the launcher's exit code."""
     print(
         f"collective launch: {signum.name} before the restart: the job ends. Resume with the same "
         "command",
@@ -166,12 +166,12 @@ def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
 
 
 def gone(host: str) -> str:
-    """Says why there is no restart without a host."""
+    """Says why there is no restart after the loss of a host."""
     return f"host {host} is gone: start the job again, on the hosts that are left"
 
 
 def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> str:
-    """Returns why a restart would be no use; "" if it may be."""
+    """Returns why a restart wouldn't help; "" if it may."""
     if failure.lost_host:
         return gone(failure.lost_host)
     if failure.code in _NOT_STARTED:

@@ -1,9 +1,9 @@
 """A job of several hosts, from the command line to the exit code.
 
-on the first host                       on every other
-listens, waits for all              ◀──  comes, with the job's secret
-tells all who is there              ──▶  knows its ranks
-Job with RemoteHosts: decides       ◀─▶  HostAgent: does as it is told
+on the first host                       on every other host
+listens, waits for all              ◀──  connects, with the job's secret
+sends the list of hosts             ──▶  knows its ranks
+Job with RemoteHosts: decides       ◀─▶  HostAgent: follows orders
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def run(
     """Runs this host's part of the job; returns the launcher's exit code.
 
     Args:
-      plan: of this host's ranks alone.
+      plan: the plan of this host's ranks alone.
       options: say which host this is.
-      secret: the job's.
-      choose_shown: returns the ranks whose output is shown, given how many there are.
+      secret: the job's secret.
+      choose_shown: returns the ranks whose output is shown, given the number of ranks.
 
     Raises:
       UsageError: the hosts don't find each other, or the job can't be started.
@@ -72,7 +72,7 @@ def run(
 
 
 def stopped_before_start(signum: signal.Signals, plan: LaunchPlan) -> int:
-    """Says that a signal came before the job began; returns the launcher's exit code."""
+    """Says that a signal arrived before the job began; returns the launcher's exit code."""
     print(
         f"collective launch: {signum.name} before all hosts were there: nothing was started",
         file=sys.stderr,
@@ -110,15 +110,15 @@ def run_with_guests(
     choose_shown: Callable[[int], frozenset[int]],
     signals: SignalPipe,
 ) -> int:
-    """Runs the job on the hosts that have come; returns the launcher's exit code.
+    """Runs the job on the hosts that have connected; returns the launcher's exit code.
 
     Args:
-      plan: of this host's ranks alone.
-      own: this host, the first; nothing if the job is only started from here.
+      plan: the plan of this host's ranks alone.
+      own: this host, the first; empty if the job is only started from here.
       guests: the others, by their number.
-      address: this host's, by which the others reach it.
-      choose_shown: returns the ranks whose output is shown, given how many there are.
-      signals: the launcher's.
+      address: this host's address, by which the others reach it.
+      choose_shown: returns the ranks whose output is shown, given the number of ranks.
+      signals: the launcher's signals.
     """
     hosts = make_world(own, guests)
     plan = _with_hosts(plan, hosts, 0 if own else -1, address)
@@ -150,12 +150,12 @@ def _run_other(plan: LaunchPlan, options: HostOptions, secret: bytes, signals: S
 def run_as_agent(
     plan: LaunchPlan, joined: tuple[Channel, Sequence[Host], int], signals: SignalPipe
 ) -> int:
-    """Does what the first host says; returns the launcher's exit code.
+    """Follows the first host's orders; returns the launcher's exit code.
 
     Args:
-      plan: of this host's ranks alone.
-      joined: what `join` has returned.
-      signals: the launcher's.
+      plan: the plan of this host's ranks alone.
+      joined: the result of `join`.
+      signals: the launcher's signals.
 
     Raises:
       UsageError: the ranks can't be started here.
@@ -182,10 +182,10 @@ def run_from_here(
     """Starts the launchers of all hosts, and runs the job; returns the launcher's exit code.
 
     Args:
-      plan: of this host's ranks alone, if the list begins with it.
+      plan: the plan of this host's ranks alone, if the list begins with this host.
       host_list: the hosts, their ranks, and how to start them.
       arguments: this launcher's command line.
-      choose_shown: returns the ranks whose output is shown, given how many there are.
+      choose_shown: returns the ranks whose output is shown, given the number of ranks.
 
     Raises:
       UsageError: a host can't be started, or the job can't be started.
@@ -221,7 +221,7 @@ def run_from_here(
             }
             starter.start(names[node], instructions)
         guests = gathering.wait(signals, host_list.start_timeout, starter.problem)
-        # By the names of the list, that a report can be followed.
+        # Uses the names in the list, so that the user recognizes them in a report.
         guests = {node: replace(guest, name=names[node]) for node, guest in guests.items()}
         return run_with_guests(plan, own, guests, address, choose_shown, signals)
     except Stopped as stop:

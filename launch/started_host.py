@@ -1,4 +1,4 @@
-"""The launcher of a host that another one has started (host_start.py): its stdin tells it all."""
+"""The launcher that another host has started here (host_start.py); it reads its orders on stdin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_STDIN_BYTES = 8 << 20
 
 
 def main() -> int:
-    """Runs the launcher of another host, as its stdin says; returns its exit code."""
+    """Runs the launcher as its stdin says; returns its exit code."""
     try:
         data = sys.stdin.buffer.read(_MOST_STDIN_BYTES)
         instructions = json.loads(data)
@@ -38,7 +38,7 @@ def main() -> int:
 def _run(instructions: Mapping[str, Any]) -> int:
     options = parse_options(instructions["arguments"])
     options.ranks = instructions["ranks"] or options.ranks or "auto"
-    options.standalone = True  # hosts are no affair of this command line any more
+    options.standalone = True  # the hosts are known; this command line doesn't decide them
     options.hosts = options.hostfile = options.nodes = None
     options.elastic, options.min_ranks, options.tee = False, None, "all"
     plan = make_plan(options, os.environ)
@@ -51,7 +51,7 @@ def _run(instructions: Mapping[str, Any]) -> int:
             introduction(instructions["node"], instructions["nodes"], plan.devices),
             timeouts(options),
             signals,
-            returns=False,  # it listens already
+            returns=False,  # the first host already listens
         )
     except Stopped as stop:
         return stopped_before_start(stop.signum, plan)

@@ -1,1 +1,1 @@
-"""Looks for what will be in a job's way: `--check`."""
+"""Finds what would stop a job before it starts: `--check`."""

@@ -1,6 +1,6 @@
-"""The report of `--check`: versions, resources, hosts, what is missing and how to get it.
+"""The report of `--check`: versions, resources, hosts, and how to get what is missing.
 
-TensorFlow, Horovod and CuPy are imported by another process: it takes seconds, and a broken build
+Another process imports TensorFlow, Horovod and CuPy: the import takes seconds, and a broken build
 may crash.
 """
 
@@ -46,7 +46,7 @@ from collective.launch.planning.machine import available_cores, memory_bytes, sh
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 11)
 _IMPORT_TIMEOUT = 180  # seconds
 
-# Of the package, not of this machine: it says nothing of a GPU.
+# This describes the package, not the machine: it says nothing about a GPU.
 _TENSORFLOW = """
 import tensorflow as module
 facts = {"CUDA": "built with" + ("" if module.test.is_built_with_cuda() else "out") + " CUDA"}
@@ -56,8 +56,8 @@ import horovod as module
 import horovod.tensorflow as hvd
 facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mpi_built()}
 """
-# Of extras, and of a user's own environment: missed by nobody who hasn't installed them. A release
-# with a NumPy or protobuf other than it needs fails at its import, or at its first use.
+# Packages of extras, and of a user's own environment; nobody needs them who hasn't installed them.
+# A release whose NumPy or protobuf doesn't match fails at its import, or at its first use.
 _OPTIONAL = {
     "pyarrow": ("import pyarrow.parquet; import pyarrow as module; facts = {}", "pyarrow>=14,<22"),
     "tensorflow_datasets": (
@@ -66,7 +66,7 @@ _OPTIONAL = {
     ),
 }
 _CUPY = "import cupy as module; facts = {}"
-# By name, in the other process: the launcher itself imports nothing of the package.
+# Runs in the other process: the launcher itself imports nothing from the package.
 _OPERATIONS = """
 import types
 import tensorflow
@@ -86,16 +86,16 @@ json.dump({"version": version, **facts}, sys.__stdout__)
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """Says what the job will be for which a machine is checked.
+    """Describes the job for which a machine is checked.
 
     Attributes:
-      ranks: on this host, None for as many as it has GPUs.
-      uses_gpus: whether it may run on GPUs.
-      files: that each host is to have.
-      hosts: which of its hosts this is; None for a job of one host, or one that is started from
-        here.
-      listed: the hosts on which it is started from here.
-      seconds: for how long a host may take to answer.
+      ranks: the number of ranks on this host; None means one per GPU.
+      uses_gpus: whether the job may run on GPUs.
+      files: the files that each host needs.
+      hosts: says which of the job's hosts this is; None for a job of one host, or a job that is
+        started from here.
+      listed: the hosts on which the job is started from here.
+      seconds: how long a host may take to answer.
     """
 
     ranks: int | None = None
@@ -107,18 +107,18 @@ class CheckedJob:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "collective check") -> int:
-    """Runs the check as a command of its own, which takes no arguments."""
+    """Runs the check as a separate command, which takes no arguments."""
     description = "Says what is installed and what is missing; exits with 1 if nothing can train."
     argparse.ArgumentParser(prog=prog, description=description).parse_args(arguments)
     return check()
 
 
 def check(job: CheckedJob = CheckedJob(), environment: Mapping[str, str] = os.environ) -> int:
-    """Prints the report. Returns 0 if nothing is in the way of training on the CPU, else 1.
+    """Prints the report. Returns 0 if nothing prevents training on the CPU, else 1.
 
     Args:
-      job: what this machine is to be ready for; without hosts only the machine itself is checked.
-      environment: the launcher's.
+      job: the job to check for; without hosts only the machine itself is checked.
+      environment: the launcher's environment.
     """
     required: list[str] = []  # without these nothing trains
     recommended: list[str] = []  # without these something else doesn't work
@@ -163,7 +163,7 @@ def _check_listed(job: CheckedJob, listed: HostList, here: HostFacts) -> list[Fi
 def _check_membership(
     job: CheckedJob, hosts: HostOptions, here: HostFacts, environment: Mapping[str, str]
 ) -> list[Finding]:
-    """Checks this host as one of a job's on each of which a launcher is started."""
+    """Checks this host as one host of a job that has a launcher started on each host."""
     own_ranks = job.ranks or (max(1, here.gpus) if job.uses_gpus else 1)
     findings = of_host(here, "", own_ranks * hosts.nodes, job.ranks, hosts.nodes, job.uses_gpus)
     address = ""
@@ -231,7 +231,7 @@ def _check_port(address: str, port: int) -> list[Finding]:
 
 
 def _check_way(addresses: Sequence[str], hosts: HostOptions) -> list[Finding]:
-    """Tries to reach the first host. Where nobody listens yet, it answers all the same."""
+    """Tries to reach the first host. A host answers even if nobody listens on the port yet."""
     reason = ""
     for address in addresses:
         try:
@@ -287,7 +287,7 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
 
 
 def _check_optional(recommended: list[str]) -> None:
-    """Looks at packages that may be left out, where they are installed."""
+    """Checks the optional packages that are installed."""
     for name, (source, requirement) in _OPTIONAL.items():
         if importlib.util.find_spec(name) is None:
             continue
@@ -314,7 +314,7 @@ def _show_machine(gpus: tuple[str, ...]) -> None:
     names = f" ({', '.join(gpus)})" if gpus else ""
     _show("GPUs", f"{len(gpus)} visible{names}, {len(driver_gpus())} reported by the driver")
     _show("cores", f"{available_cores()} available of {os.cpu_count()}")
-    # CPU ranks share memory without a name, which counts as memory; only NCCL and MPI have files.
+    # CPU ranks share unnamed memory, which counts as memory; only NCCL and MPI use files.
     _show("memory", f"{_gibibytes(memory_bytes())}, what CPU ranks share included")
     _show("/dev/shm", f"{_gibibytes(shared_memory_bytes())}, for NCCL and MPI")
 
@@ -331,7 +331,8 @@ def _facts_of_import(source: str) -> tuple[dict[str, object], str]:
     """Imports a package in another process.
 
     Returns:
-      Its version and features, and "" for no problem; or nothing, and why it can't be imported.
+      The package's version and features, and "" if there is no problem; or nothing, and the
+      reason why it can't be imported.
     """
     try:
         result = subprocess.run(

@@ -1,8 +1,8 @@
-"""What a host tells of itself, so that a job's hosts can be compared before the job starts.
+"""Collects facts about a host, so that a job's hosts can be compared before the job starts.
 
     here:  ssh h2 'cd FOLDER && exec PYTHON -m collective.launch.check.host_facts'
-               stdin ◀── where to come to, files to look for
-               stdout ──▶ its facts, and a port at which it listens
+               stdin ◀── the address to connect to, files to look for
+               stdout ──▶ its facts, and the port on which it listens
                stdin ◀── where the other hosts listen
                stdout ──▶ which of them it can't reach
 
@@ -35,10 +35,10 @@ from collective.launch.planning.devices import driver_gpus, visible_gpus
 from collective.launch.planning.machine import available_cores, shared_memory_bytes
 from collective.version import __version__
 
-MARK = "collective-host-facts "  # a login shell may write lines of its own
+MARK = "collective-host-facts "  # marks the answer; a login shell may write other lines
 CONNECT_SECONDS = 3.0
 _MOST_CONNECTIONS_AT_ONCE = 32
-# Distributions that bring a package, by the package's name.
+# The distributions that provide a package, by the package's name.
 _DISTRIBUTIONS = {
     "TensorFlow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-gpu"),
     "Horovod": ("horovod",),
@@ -51,19 +51,20 @@ class HostFacts:
 
     Attributes:
       collective, python: versions.
-      packages: of TensorFlow and Horovod, "" where it isn't installed.
-      cores, gpus: how many it may use.
-      open_files: how many a process may open.
-      shared_memory: bytes of /dev/shm.
-      interfaces: its addresses.
-      host_name: its own name.
-      name_addresses: to which its own name leads.
+      packages: the versions of TensorFlow and Horovod, "" for a package that isn't installed.
+      cores, gpus: how many the host may use.
+      open_files: how many files a process may open.
+      shared_memory: the size of /dev/shm in bytes.
+      interfaces: the host's addresses.
+      host_name: the host's own name.
+      name_addresses: the addresses to which that name resolves.
       has_address_library: whether ranks can be told where to listen.
       clock: seconds since the epoch.
-      missing: files that it was asked for and doesn't have.
-      address: from which it reaches who asks; "" if it doesn't, or wasn't told where that is.
-      unreachable: why it doesn't reach who asks.
-      port: where it listens at that address.
+      missing: the requested files that the host doesn't have.
+      address: the host's address on the route to the asking host; "" if it can't connect, or
+        wasn't told where to.
+      unreachable: why it can't connect to the asking host.
+      port: the port on which it listens at that address.
     """
 
     collective: str
@@ -86,12 +87,12 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Question:
-    """Says what a host is asked.
+    """Holds what a host is asked.
 
     Attributes:
-      address, port: where who asks listens; "" for nowhere.
-      files: to look for.
-      seconds: after which the answer comes too late.
+      address, port: where the asking host listens; "" for nowhere.
+      files: the files to look for.
+      seconds: after how many seconds an answer comes too late.
     """
 
     address: str = ""
@@ -101,7 +102,7 @@ class Question:
 
 
 def local_facts(question: Question = Question()) -> HostFacts:
-    """Returns what there is to tell of this host."""
+    """Returns the facts about this host."""
     address, unreachable = "", ""
     if question.address:
         try:
@@ -133,7 +134,7 @@ def local_facts(question: Question = Question()) -> HostFacts:
 
 
 def unreachable_peers(peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
-    """Tries to connect to hosts: names, addresses and ports. Returns why it fails, by the name."""
+    """Tries to connect to hosts (name, address, port). Returns for each failure name and reason."""
 
     def reason(peer: tuple[str, str, int]) -> str:
         try:
@@ -148,13 +149,13 @@ def unreachable_peers(peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Answers on stdout what is asked on stdin."""
+    """Answers on stdout the question that comes on stdin."""
     try:
         question = Question(**json.loads(sys.stdin.readline()))
     except (ValueError, TypeError):
         print("collective launch: no question on stdin: --check -H asks it", file=sys.stderr)
         return 2
-    signal.alarm(int(2 * question.seconds) + 1)  # the asking process is gone
+    signal.alarm(int(2 * question.seconds) + 1)  # by then the asking process is gone
     facts = asdict(local_facts(question))
     with listener_at(facts["address"]) as listener:
         facts["port"] = listener.getsockname()[1] if facts["address"] else 0
@@ -162,7 +163,7 @@ def main() -> int:
         line = sys.stdin.readline()
         if line:
             _say(unreachable_peers([tuple(peer) for peer in json.loads(line)]))
-            sys.stdin.read()  # others may still be on their way to this host
+            sys.stdin.read()  # other hosts may still be connecting to this one
     return 0
 
 
@@ -172,10 +173,10 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def listener_at(address: str) -> Iterator[socket.socket]:
-    """Listens at a port that the system gives; at "" it doesn't.
+    """Listens on a port that the system chooses; does nothing for the address "".
 
-    Who comes is sent away at once: that the connection was made is proof enough. The kernel keeps
-    few that nobody takes, 128 on old ones, and a job may have more hosts.
+    Each connection is closed at once: that it was made is proof enough. The kernel queues only a
+    few connections that nobody accepts (128 on old kernels), and a job may have more hosts.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -198,7 +199,7 @@ def _send_away(listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            if error.errno == errno.EINVAL:  # it listens no more
+            if error.errno == errno.EINVAL:  # the socket was shut down
                 return
             time.sleep(0.05)  # no descriptor is left, or the peer is gone again
         else:

@@ -1,6 +1,6 @@
-"""Judges what hosts tell of themselves: a line for each thing that will be in a job's way.
+"""Judges the facts about hosts: one line for each problem that the job would have.
 
-Pure functions: facts in, findings out.
+The functions are pure: facts in, findings out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from collective.launch.check.host_facts import HostFacts
 from collective.launch.check.host_survey import Answer, Survey
 
-# Descriptors, as measured: a rank has four to each other rank, and some of its own; it reads and
-# writes files, too. The launcher has two pipes and two logs of each rank, and one to each host.
+# Measured numbers of descriptors. A rank has four for each other rank, and some of its own; it also
+# reads and writes files. The launcher has two pipes and two logs per rank, and one per host.
 _DESCRIPTORS_OF_PEER = 4
 _DESCRIPTORS_OF_RANK = 128
 _DESCRIPTORS_OF_LAUNCHER = 64
@@ -23,11 +23,11 @@ _CLOCK_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Says what is wrong, both values, and what helps.
+    """Says what is wrong, gives both values, and says what helps.
 
     Attributes:
-      sentence: says it.
-      is_obstacle: whether the job can't run so.
+      sentence: the text.
+      is_obstacle: whether it prevents the job from running.
     """
 
     sentence: str
@@ -35,12 +35,12 @@ class Finding:
 
 
 def open_files_needed(ranks: int, own_ranks: int, hosts: int = 1) -> int:
-    """Returns how many files a process of a host must be able to open.
+    """Returns how many files a process on a host must be able to open.
 
     Args:
-      ranks: of the job.
-      own_ranks: of the host.
-      hosts: of the job.
+      ranks: the number of ranks in the job.
+      own_ranks: the number of ranks on the host.
+      hosts: the number of hosts in the job.
     """
     of_rank = _DESCRIPTORS_OF_RANK + _DESCRIPTORS_OF_PEER * (ranks - 1)
     return max(of_rank, _DESCRIPTORS_OF_LAUNCHER + 4 * own_ranks + hosts)
@@ -52,11 +52,11 @@ def of_host(
     """Returns what a host lacks.
 
     Args:
-      facts: what it has told.
-      name: of the host, for people: "" for this one.
-      ranks: of the job, as far as it is known.
-      own_ranks: of this host, None for as many as it has GPUs.
-      hosts: of the job.
+      facts: the host's facts.
+      name: the host's name for messages; "" for this host.
+      ranks: the number of ranks in the job, as far as it is known.
+      own_ranks: the number of ranks on this host; None means one per GPU.
+      hosts: the number of hosts in the job.
       uses_gpus: whether the job may run on GPUs.
     """
     of = f"host {name}: " if name else ""
@@ -121,12 +121,12 @@ def of_hosts(
     ranks: Mapping[str, int | None],
     uses_gpus: bool,
 ) -> list[Finding]:
-    """Returns what is in the way of a job that is started from here on all hosts.
+    """Returns what would stop a job that is started from here on all hosts.
 
     Args:
-      surveyed: what they have told.
-      here: the facts of this host, to which they are compared.
-      ranks: of each host, None for as many as it has GPUs.
+      surveyed: the answers of all hosts.
+      here: the facts of this host, with which they are compared.
+      ranks: the number of ranks on each host; None means one per GPU.
       uses_gpus: whether the job may run on GPUs.
     """
     total = sum(
@@ -160,7 +160,7 @@ def of_hosts(
 
 
 def describe(answer: Answer) -> str:
-    """Returns a line about a host, for people."""
+    """Returns a line about a host, for messages."""
     facts = answer.facts
     if facts is None:
         return "doesn't answer"
@@ -172,12 +172,12 @@ def describe(answer: Answer) -> str:
 
 
 def network_text(facts: HostFacts, address: str, why: str) -> str:
-    """Returns which interface a job takes, and why; all of a host without an address.
+    """Returns the interface that a job uses, and why; without an address, all interfaces.
 
     Args:
-      facts: of the host.
-      address: the one that the job takes, "" if that isn't known.
-      why: it takes this one.
+      facts: the host's facts.
+      address: the address that the job uses, "" if it isn't known.
+      why: why the job uses this address.
     """
     usable = {
         name: [each for each in addresses if not _is_link_local(each)]
@@ -195,7 +195,7 @@ def network_text(facts: HostFacts, address: str, why: str) -> str:
 
 
 def ip_versions(facts: HostFacts) -> str:
-    """Returns "IPv4", "IPv6" or both: what a host has addresses of, other than the loopback's."""
+    """Returns "IPv4", "IPv6" or both: the kinds of a host's addresses, except for loopback."""
     versions = {
         ipaddress.ip_address(each).version
         for addresses in facts.interfaces.values()
@@ -206,7 +206,7 @@ def ip_versions(facts: HostFacts) -> str:
 
 
 def interface_with(facts: HostFacts, address: str) -> str:
-    """Returns the interface of a host that has an address, "" if none has."""
+    """Returns the interface of a host that has this address, "" if none has."""
     for name, addresses in facts.interfaces.items():
         if address in addresses:
             return name
@@ -228,7 +228,7 @@ def _of_name(answer: Answer, has_address: bool) -> list[Finding]:
 
 
 def _needs_ipv6(answer: Answer, here: HostFacts) -> str:
-    """Says that a host can be reached by IPv6 only, which is missing; "" otherwise."""
+    """Says that a host is reachable only by IPv6, which this host lacks; "" otherwise."""
     found = answer.addresses
     versions = {ipaddress.ip_address(each.partition("%")[0]).version for each in found}
     if versions != {6} or "IPv6" in ip_versions(here):

@@ -1,4 +1,4 @@
-"""Asks the hosts of a job what host_facts.py tells, all at a time, each for so long at most."""
+"""Asks all hosts of a job at the same time for their facts (host_facts.py), with a time limit."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MOST_BYTES = 1 << 20  # of a line
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds what a host has told.
+    """Holds a host's answer.
 
     Attributes:
-      name: by which it was asked.
-      facts: None where it didn't tell any.
-      problem: why it didn't, and what helps.
-      addresses: to which its name leads, from here.
-      clock_offset: so many seconds its clock is ahead of this host's; 0 where the difference may be
-        the time that the question took.
-      unreachable: why it doesn't reach another host, by that one's name.
+      name: the name by which it was asked.
+      facts: None if the host told none.
+      problem: why it told none, and what helps.
+      addresses: the addresses to which its name resolves here.
+      clock_offset: how many seconds its clock is ahead of this host's; 0 if the difference may be
+        due to the time that the question took.
+      unreachable: the reasons why it can't reach other hosts, by their names.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Survey:
-    """Holds what all hosts have told.
+    """Holds the answers of all hosts.
 
     Attributes:
       answers: in the order of the hosts.
-      address: this host's, at which they would come to it; "" if none could be found.
+      address: this host's address for connections from the others; "" if none could be found.
       problem: why none could be found.
     """
 
@@ -74,12 +74,12 @@ def survey(
     """Asks all hosts.
 
     Args:
-      names: of the hosts; one may be this one.
-      ssh: how to reach them.
-      interface: by which this host is to be reached, None to find it.
-      files: that each should have.
-      seconds: for how long each may take to answer.
-      python: the interpreter, by the same path on every host.
+      names: the names of the hosts; this host may be one of them.
+      ssh: how to reach the hosts.
+      interface: the interface by which others reach this host, None to find it.
+      files: the files that each host needs.
+      seconds: how long each host may take to answer.
+      python: the path of the interpreter, the same on every host.
     """
     with ThreadPoolExecutor(min(len(names), _MOST_AT_A_TIME)) as pool:
         addresses = list(pool.map(_addresses, names))
@@ -110,7 +110,7 @@ def survey(
 
 
 class _AskedHost:
-    """Runs host_facts.py on a host, and talks to it."""
+    """Runs host_facts.py on a host, and talks to the program."""
 
     def __init__(self, name: str, ssh: SshOptions, python: str, seconds: float) -> None:
         self._name, self._ssh, self._python, self._seconds = name, ssh, python, seconds
@@ -119,7 +119,7 @@ class _AskedHost:
         self._too_late = False
 
     def ask(self, question: Question) -> Answer:
-        """Returns what it tells."""
+        """Returns the host's answer."""
         module = (self._python, "-m", "collective.launch.check.host_facts")
         try:
             command = command_on_host(self._name, module, self._ssh)
@@ -139,7 +139,7 @@ class _AskedHost:
             return Answer(self._name, problem=self._explanation())
         try:
             facts = HostFacts(**told)
-            # It has looked at its clock between the two times.
+            # The host has read its clock between these two times.
             offset = facts.clock - min(max(facts.clock, start), end)
         except TypeError:
             problem = "another version of this package answers there: install the same on all"
@@ -147,7 +147,7 @@ class _AskedHost:
         return Answer(self._name, facts, clock_offset=offset)
 
     def meet(self, peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
-        """Returns which of the others it can't reach, and why."""
+        """Returns which of the other hosts it can't reach, and why."""
         others = [peer for peer in peers if peer[0] != self._name]
         if not others or self._process is None:
             return {}
@@ -157,7 +157,7 @@ class _AskedHost:
         return lost
 
     def end(self) -> None:
-        """Ends the program, if it is still there."""
+        """Ends the program if it still runs."""
         process = self._process
         if process is not None:
             for stream in (process.stdin, process.stdout):
@@ -174,7 +174,7 @@ class _AskedHost:
         self._errors.close()
 
     def _exchange(self, words: object) -> dict[str, Any] | None:
-        """Sends a line and returns the answer; None if there is none in time."""
+        """Sends a line and returns the answer; None if no answer comes in time."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         timer = threading.Timer(self._seconds, self._give_up)
@@ -216,7 +216,7 @@ class _AskedHost:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a program with what it has started: that, too, holds the pipe which is read."""
+    """Kills a program and its children: they, too, hold the pipe that is being read."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -233,7 +233,7 @@ def _addresses(name: str) -> list[str]:
 def _own_address(
     names: Sequence[str], addresses: Sequence[Sequence[str]], interface: str | None
 ) -> tuple[str, str]:
-    """Returns this host's address by which the others reach it, and why there is none."""
+    """Returns the address by which the others reach this host, and why there is none."""
     if interface is not None:
         try:
             return address_of_interface(interface), ""

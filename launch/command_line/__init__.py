@@ -1,1 +1,1 @@
-"""Reads the launcher's command line and environment, and refuses what can't be used."""
+"""Reads the launcher's command line and environment, and refuses invalid options."""

@@ -1,4 +1,4 @@
-"""The command that each rank runs, made of the words after the launcher's options."""
+"""The command that each rank runs, made from the words after the launcher's options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from collective.job.errors import UsageError
 
-# The frameworks whose scripts run as they are: modules of collective.compat.
+# The frameworks whose scripts run unchanged, each a module of collective.compat.
 FRAMEWORKS = ("deeprec", "hybridbackend", "horovod", "sok")
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-# Of the launcher's options; others are as likely to be a script's own.
+# Options that only the launcher has; its other options might as well be a script's own.
 _UNMISTAKABLE_OPTIONS = frozenset({"--dry-run", "--stall-timeout", "--nproc-per-node", "--tee"})
 _MOST_SOURCE_READ = 1 << 20
 
@@ -28,12 +28,12 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
 
     Args:
       words: `script.py args`, `-m module args`, or either after a Python interpreter. A bare
-        `python` or `python3` is the launcher's own; another one, by version or path, is taken at
-        its word.
+        `python` or `python3` means the launcher's own interpreter; one with a version or a path
+        is used as given.
       no_python: the words are any program and its arguments.
 
     Raises:
-      UsageError: there is nothing to run, or it doesn't exist.
+      UsageError: there is nothing to run, or the program doesn't exist.
     """
     if not words:
         raise UsageError("no script given: collective launch [options] script.py [arguments]")
@@ -48,9 +48,9 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
 
 
 def misplaced_option(words: Sequence[str]) -> str:
-    """Returns a note on an option of the launcher's that comes after a script; "" for none.
+    """Returns a note about a launcher option that comes after the script; "" if there is none.
 
-    All that stands there is the script's. A script whose source has the word means it.
+    All words after the script belong to the script. There is no note if its source has the word.
     """
     scripts = [number for number, word in enumerate(words) if word.endswith(".py")]
     arguments = words[scripts[0] + 1 :] if scripts else ()
@@ -72,12 +72,12 @@ def as_framework(command: Sequence[str], framework: str, embedding_scope: str) -
     """Returns the command line of a rank that runs a script of another framework.
 
     Args:
-      command: the rank's command, of `rank_command`.
-      framework: its name, of FRAMEWORKS.
+      command: the rank's command, as `rank_command` returns it.
+      framework: the framework's name, one of FRAMEWORKS.
       embedding_scope: "script" or "auto".
 
     Raises:
-      UsageError: the command runs no script and no module in Python.
+      UsageError: the command doesn't run a Python script or module.
     """
     if not is_interpreter(command[0]):
         raise UsageError("--as is for Python scripts: it and --no-python contradict")
@@ -100,15 +100,15 @@ def _program_command(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_interpreter(word: str) -> bool:
-    """Tells an interpreter from a script that is called `python`, which can't be executed."""
+    """Tells an interpreter from a script called `python`, which can't be executed."""
     is_script = os.path.isfile(word) and not os.access(word, os.X_OK)
     return bool(_INTERPRETER.fullmatch(os.path.basename(word))) and not is_script
 
 
 def script_of(words: Sequence[str], no_python: bool = False) -> str:
-    """Returns the path of the script, or of the program, that a `rank_command`'s words run.
+    """Returns the path of the script or program that the words of `rank_command` run.
 
-    It is "" for a module, for code, and for a program that PATH finds.
+    The path is "" for a module, for code, and for a program that is found by PATH.
     """
     if not words:
         return ""
@@ -119,7 +119,7 @@ def script_of(words: Sequence[str], no_python: bool = False) -> str:
 
 
 def _without_options(words: Sequence[str]) -> list[str]:
-    """Returns what an interpreter runs: its words without the options before."""
+    """Returns an interpreter's words without its options: the script or module comes first."""
     program = list(words)
     while program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
         del program[: 2 if program[0] in _INTERPRETER_OPTIONS_WITH_VALUE else 1]
@@ -127,7 +127,7 @@ def _without_options(words: Sequence[str]) -> list[str]:
 
 
 def _check_program(words: Sequence[str], interpreter: str) -> None:
-    """Says in one sentence what can't be run, before every rank says it with a traceback."""
+    """Reports in one sentence what can't run, before every rank fails with a traceback."""
     program = _without_options(words) if interpreter else list(words)
     if not program:
         raise UsageError(f"{interpreter} is given no script to run")
@@ -145,7 +145,7 @@ def _check_program(words: Sequence[str], interpreter: str) -> None:
 
 
 def _folder() -> str:
-    """Returns the current folder, in words if it has been deleted."""
+    """Returns the current folder, or a note if it has been deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -153,11 +153,11 @@ def _folder() -> str:
 
 
 def _check_module(name: str) -> None:
-    """Looks for what `python -m name` runs, as Python does, but imports nothing."""
+    """Looks for the module of `python -m name`, as Python does, but imports nothing."""
     top, *rest = name.split(".")
     if not rest and top in sys.builtin_module_names:
         return
-    # By the last part of a name alone: the whole one would need the packages around it imported.
+    # Looks up the first part of the name: the whole name would need its packages imported.
     spec = importlib.machinery.PathFinder.find_spec(top, ["", *sys.path])
     if spec is None:
         specs = (finder.find_spec(top, None) for finder in sys.meta_path)
@@ -180,31 +180,31 @@ def _check_module(name: str) -> None:
 
 
 def _may_make_modules(parent: importlib.machinery.ModuleSpec) -> bool:
-    """Tells whether there may be modules of this name that its folder doesn't show."""
-    if parent.origin is None:  # a package without code, parts of which may lie elsewhere
+    """Tells whether a package may have modules that its folder doesn't show."""
+    if parent.origin is None:  # a namespace package, whose parts may be elsewhere
         return True
     try:
         with open(parent.origin, "rb") as file:
             source = file.read(_MOST_SOURCE_READ)
-    except OSError:  # in an archive
+    except OSError:  # it is in an archive
         return True
     return b"__path__" in source or b"sys.modules" in source
 
 
 def _check_file(path: str) -> None:
-    """Checks what Python runs by a path: a script, a folder, an archive or compiled code."""
+    """Checks the path that Python is to run: a script, a folder, an archive or compiled code."""
     if os.path.isdir(path):
         script = os.path.join(path, "__main__.py")
         if os.path.isfile(script):
             _check_syntax(script)
         elif not os.path.isfile(f"{script}c"):
             raise UsageError(f"{path} is a folder, and can't be run without __main__.py in it")
-    elif os.path.isfile(path) and not zipfile.is_zipfile(path):  # a pipe can be read once only
+    elif os.path.isfile(path) and not zipfile.is_zipfile(path):  # a pipe can be read only once
         _check_syntax(path)
 
 
 def _check_syntax(script: str) -> None:
-    """Compiles source, whatever its file's name ends with."""
+    """Compiles the source, whatever the file's extension."""
     try:
         with open(script, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -218,5 +218,5 @@ def _check_syntax(script: str) -> None:
         kind = type(error).__name__
         other = "" if script.endswith(".py") else "; --no-python runs what is no Python script"
         raise UsageError(f"{script}, line {error.lineno}: {kind}: {error.msg}{other}") from None
-    except (OSError, ValueError):  # the rank says it
+    except (OSError, ValueError):  # the rank reports it
         pass

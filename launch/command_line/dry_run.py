@@ -1,4 +1,4 @@
-"""The text of `--dry-run`: the plan of a job, for people."""
+"""The text of `--dry-run`: the plan of a job, made readable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORY = "<memory of the launcher>"
 def describe(
     plan: LaunchPlan, hosts: HostOptions | None = None, listed: HostList | None = None
 ) -> str:
-    """Lists command, output and devices, and each variable that a rank's environment gains."""
+    """Lists command, output and devices, and each variable that a rank's environment gets."""
     if hosts is not None:
         plan = _with_hosts(plan, hosts)
     environments = [
@@ -58,7 +58,7 @@ def describe(
 
 
 def _with_hosts(plan: LaunchPlan, hosts: HostOptions) -> LaunchPlan:
-    """Returns the plan of all hosts, as if each had as many ranks as this one."""
+    """Returns the plan for all hosts, as if each had as many ranks as this one."""
     names = [f"<host {node}>" for node in range(hosts.nodes)]
     return replace(
         plan,

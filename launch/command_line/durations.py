@@ -10,10 +10,10 @@ _NUMBER_WITH_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d)")
 
 
 def seconds(text: str) -> float:
-    """Returns the seconds that a text such as "90", "90s", "1.5m" or "1h30m" means.
+    """Returns the seconds in a text such as "90", "90s", "1.5m" or "1h30m".
 
     Raises:
-      argparse.ArgumentTypeError: it isn't a duration.
+      argparse.ArgumentTypeError: the text isn't a duration.
     """
     try:
         return float(text)

@@ -1,6 +1,6 @@
-"""What the command line and the environment say of a job's hosts: torchrun's options and variables.
+"""The options and variables that describe a job's hosts, under torchrun's names.
 
-An option counts before torchrun's variable (PET_NNODES), and this before the plain one (NODE_RANK).
+An option overrides torchrun's variable (PET_NNODES), which overrides the plain one (NODE_RANK).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_HOSTFILE = "/etc/mpi/hostfile"  # where Kubeflow's MPI operator puts it
 _MOST_HOSTFILE_CHARACTERS = 1 << 20
 _MOST_NODES = 4096
 
-# Which variables say it where no option does, the first of them that is set.
+# The variables to use if an option is missing; the first one that is set counts.
 _VARIABLES = {
     "nodes": ("PET_NNODES",),
     "node": ("PET_NODE_RANK", "NODE_RANK"),
@@ -39,13 +39,13 @@ class HostOptions:
 
     Attributes:
       nodes: how many hosts there are.
-      node: this one's number.
-      master: the name or address of the first one.
-      port: where the first one waits for the others.
-      interface: the interface that leads to the others, None to find it.
-      start_timeout: for how many seconds hosts wait for each other to come.
+      node: this host's number.
+      master: the name or address of the first host.
+      port: the port on which the first host waits for the others.
+      interface: the interface that leads to the other hosts, None to find it.
+      start_timeout: how many seconds hosts wait for each other at the start.
       host_timeout: after how many seconds of silence a host counts as lost.
-      secret_file: the file with the job's secret, if it was named.
+      secret_file: the file with the job's secret, if one was named.
     """
 
     nodes: int
@@ -60,7 +60,7 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Says how ssh is called: its port and identity file, if they were given."""
+    """Says how to call ssh: its port and identity file, if given."""
 
     port: int | None = None
     identity_file: str | None = None
@@ -68,14 +68,14 @@ class SshOptions:
 
 @dataclass(frozen=True)
 class HostList:
-    """Says on which hosts a job is to be started from here.
+    """Lists the hosts on which a job is to be started from here.
 
     Attributes:
-      hosts: the name of each, and how many ranks it gets; None for as many as it has GPUs.
-      interface: the interface that leads to them, None to find it.
-      start_timeout: for how many seconds they may take to come.
+      hosts: each host's name and number of ranks; None means one rank per GPU.
+      interface: the interface that leads to the hosts, None to find it.
+      start_timeout: how many seconds the hosts may take to connect.
       host_timeout: after how many seconds of silence a host counts as lost.
-      ssh: how to reach them.
+      ssh: how to reach the hosts.
     """
 
     hosts: tuple[tuple[str, int | None], ...]
@@ -86,13 +86,13 @@ class HostList:
 
 
 def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> HostList | None:
-    """Returns the hosts that -H or a host file names; None if nothing does.
+    """Returns the hosts of -H or of a host file; None if there is no list.
 
-    With them -np is the number of all ranks, as in mpirun and horovodrun: hosts get their ranks in
-    the list's order, and one that would get none is left out.
+    With a list, -np is the number of all ranks, as in mpirun and horovodrun: hosts get their ranks
+    in the list's order, and hosts that would get none are left out.
 
     Raises:
-      UsageError: the list can't be read, or contradicts other options.
+      UsageError: the list is unreadable, or contradicts other options.
     """
     flags = {"-H": options.hosts, "--hostfile": options.hostfile}
     given = [flag for flag, value in flags.items() if value]
@@ -123,24 +123,24 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
 
 
 def _decides_itself(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Tells whether hosts are decided on without a host file that happens to be there."""
+    """Tells whether the options settle the hosts, so that the default host file is ignored."""
     # A rank may start a job of its own.
     in_rank = bool(environment.get("COLLECTIVE_LAUNCHED"))
     return options.standalone or host_count_is_given(options, environment) or in_rank
 
 
 def host_count_is_given(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Tells whether --nnodes, or its variable where that counts, says how many hosts there are."""
+    """Tells whether --nnodes, or the variable that replaces it, gives the number of hosts."""
     if options.nodes is None and options.standalone:
         return False
     return _given("--nnodes", options.nodes, "nodes", environment)[1] is not None
 
 
 def timeouts(options: argparse.Namespace) -> tuple[float, float]:
-    """Returns for how many seconds hosts wait for each other to come, and for a word.
+    """Returns --start-timeout and --host-timeout in seconds.
 
     Raises:
-      UsageError: they can't be that.
+      UsageError: one of them isn't possible.
     """
     given = {"--start-timeout": options.start_timeout, "--host-timeout": options.host_timeout}
     for flag, value in given.items():
@@ -164,7 +164,7 @@ def _read(path: str) -> str:
 def _share_out(
     hosts: Sequence[tuple[str, int | None]], ranks: str | None
 ) -> list[tuple[str, int | None]]:
-    """Returns the hosts with their ranks, so many in all as -np says."""
+    """Returns the hosts with their ranks, which add up to -np."""
     known = [f"{name}:{slots}" for name, slots in hosts if slots is not None]
     if ranks in ("gpu", "cpu") and known:
         raise UsageError(
@@ -194,7 +194,7 @@ def _share_out(
 
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options, in a group of their own."""
+    """Adds the options as a group."""
     add = parser.add_argument_group("several hosts").add_argument
     add(
         "--nnodes",
@@ -279,15 +279,15 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 
 def ranks_from_environment(environment: Mapping[str, str]) -> str | None:
-    """Returns what torchrun's variable says of the ranks of a host."""
+    """Returns the number of ranks per host from torchrun's variable."""
     return _variable("ranks", environment)[1]
 
 
 def host_options(options: argparse.Namespace, environment: Mapping[str, str]) -> HostOptions | None:
-    """Returns what options and environment say of the hosts; None for a job of one host.
+    """Returns the hosts from options and environment; None for a job of one host.
 
     Raises:
-      UsageError: they contradict each other, or something is missing.
+      UsageError: the options contradict each other, or something is missing.
     """
     start_timeout, host_timeout = timeouts(options)
     if options.standalone:
@@ -337,10 +337,10 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
 
 
 def _launcher_task(environment: Mapping[str, str]) -> Membership | None:
-    """Returns what a scheduler says of this launcher, which it has started on each host.
+    """Returns what the scheduler that started this launcher says about its host's place.
 
     Raises:
-      UsageError: it has started more than one on a host.
+      UsageError: the scheduler has started more than one launcher on a host.
     """
     task = started_by(environment)
     if task is not None and task.local_size > 1:
@@ -355,7 +355,7 @@ def _launcher_task(environment: Mapping[str, str]) -> Membership | None:
 def _given(
     flag: str, value: object, name: str, environment: Mapping[str, str]
 ) -> tuple[str, str | None]:
-    """Returns who says it, an option or a variable, and what."""
+    """Returns the option or variable that gives the value, and the value."""
     if value is not None:
         return flag, str(value)
     return _variable(name, environment)
@@ -384,7 +384,7 @@ def _number(origin: str, text: str, least: int, most: int) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Tells whether a text is a number of the digits 0 to 9."""
+    """Tells whether a text has only the digits 0 to 9."""
     return text.isascii() and text.isdigit()
 
 
@@ -392,7 +392,7 @@ def rank_count(text: str) -> int | str:
     """Reads -np: a number, or 'auto', 'gpu', 'cpu'.
 
     Raises:
-      UsageError: it is neither.
+      UsageError: the text is neither.
     """
     if text in ("auto", "gpu", "cpu"):
         return text
@@ -404,11 +404,11 @@ def rank_count(text: str) -> int | str:
 
 
 def has_ranks_here(listed: HostList | None) -> bool:
-    """Tells whether this host has ranks: only the first one of a list is the launcher's own."""
+    """Tells whether this host has ranks: of a list, the launcher itself serves only the first."""
     if listed is None:
         return True
     from collective.job.network import (
-        is_this_host,  # here, because it needs psutil, which takes long to import
+        is_this_host,  # imported here: it needs psutil, which is slow to import
     )
 
     return is_this_host(listed.hosts[0][0])
@@ -417,12 +417,12 @@ def has_ranks_here(listed: HostList | None) -> bool:
 def ranks_here(
     given: str | None, environment: Mapping[str, str], listed: HostList | None
 ) -> int | str:
-    """Returns how many ranks this host has, as `rank_count` does.
+    """Returns the number of ranks on this host, as `rank_count` does.
 
     Args:
       given: -np.
-      environment: the launcher's; it counts where there is no list.
-      listed: the hosts of -H or of a host file, if it is a job of these.
+      environment: the launcher's environment; used if there is no list.
+      listed: the hosts of -H or of a host file, if the job has such a list.
 
     Raises:
       UsageError: -np isn't a number of ranks.

@@ -1,4 +1,4 @@
-"""Refuses options that a job has no use for, and values that no machine could make good.
+"""Refuses options that have no effect on a job, and values that no machine can satisfy.
 
                                          one host    a launcher on each    a list of hosts
     --master-addr, --master-port         a note      used                  refused
@@ -8,9 +8,9 @@
     --ssh-port, --ssh-identity-file      refused     refused               used
     --elastic                            used        refused               refused
 
-A line for any number of hosts, `--nnodes M --master-addr H ...`, may say M = 1: there nothing of it
-is refused but ssh's. An option counts before a variable of the environment that says something
-else, and variables that a job has no use for mean nothing.
+A command line that is written for any number of hosts, `--nnodes M --master-addr H ...`, may have
+M = 1: then only ssh's options are refused. An option overrides an environment variable that says
+something else. Variables that have no effect on a job are ignored.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_purpose(options: argparse.Namespace) -> None:
     """Checks that a command line has one purpose.
 
     Raises:
-      UsageError: it has several.
+      UsageError: it has several purposes.
     """
     flags = {"--emit": options.emit, "--check": options.check, "--dry-run": options.dry_run}
     given = [flag for flag, value in flags.items() if value]
@@ -65,15 +65,15 @@ def check_purpose(options: argparse.Namespace) -> None:
 
 
 def check_used(options: argparse.Namespace, environment: Mapping[str, str], mode: Mode) -> str:
-    """Checks that a job of several hosts, or of one, has a use for what was given.
+    """Checks that each given option has an effect on a job of one host or of several.
 
     Args:
       options: as given.
-      environment: the launcher's.
-      mode: one host; a launcher that is started on each of several; a list of hosts.
+      environment: the launcher's environment.
+      mode: one host; several hosts with a launcher started on each; or a list of hosts.
 
     Returns:
-      A note on what has no effect, though torchrun's users give it; "" for none.
+      A note on an option without effect that torchrun's users often give; "" for none.
 
     Raises:
       UsageError: an option would have no effect.
@@ -103,10 +103,10 @@ def check_used(options: argparse.Namespace, environment: Mapping[str, str], mode
 
 
 def check_limits(options: argparse.Namespace) -> None:
-    """Checks numbers, and options that are about others.
+    """Checks numbers, and options that need other options.
 
     Raises:
-      UsageError: one can't be, or has no effect.
+      UsageError: a value is impossible, or an option has no effect.
     """
     if options.framework is None and options.embedding_scope != "script":
         raise UsageError(
@@ -131,11 +131,11 @@ def check_limits(options: argparse.Namespace) -> None:
 
 
 def least_ranks(options: argparse.Namespace, size: int) -> int:
-    """Returns how few ranks an elastic job may have; 0 if the job isn't elastic.
+    """Returns the least number of ranks of an elastic job; 0 if the job isn't elastic.
 
     Args:
       options: as given.
-      size: the number of ranks with which it starts.
+      size: the number of ranks at the start.
 
     Raises:
       UsageError: the options contradict each other.

@@ -1,4 +1,4 @@
-"""What `collective launch --help` says: every option in a line. `--help all` is the manual."""
+"""The text of `collective launch --help`: one line per option. `--help all` is the manual."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ TIME is in seconds, or as 90s, 10m, 2h. Example: {prog} -np 2 train.py --epochs 
 
 
 def short_help(prog: str) -> str:
-    """Returns the text for a launcher that is called `prog`; it fits on two small screens."""
+    """Returns the text for a launcher called `prog`; it fits on two small screens."""
     return _TEXT.format(prog=prog)

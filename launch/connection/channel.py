@@ -1,7 +1,7 @@
-"""A channel: one connection between two launchers, for messages, without waiting.
+"""A channel: one connection between two launchers, whose calls never wait.
 
-Both sides send a word each second; who hears nothing for `--host-timeout` takes the other host for
-lost.
+Both sides send a message each second. A side that hears nothing for `--host-timeout` treats the
+other host as lost.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import time
 from collective.launch.connection.frames import FrameStream, Refused
 from collective.launch.connection.messages import Message, decode, encode
 
-BEAT = 1.0  # seconds between two words
-_LATE = 5.0  # later than this, it was this launcher that stood still
+BEAT = 1.0  # seconds between two heartbeats
+_LATE = 5.0  # a heartbeat this late means that this launcher itself was stopped
 _MOST_BYTES_A_READ = 1 << 16
-_MOST_READS = 16  # at a time: others want their turn, too
+_MOST_READS = 16  # at a time: other channels need their turn, too
 
 
 class ChannelClosed(Exception):
-    """Says how a connection ended."""
+    """Says why a connection ended."""
 
 
 class Channel:
-    """Holds a connection, and what waits to be sent.
+    """Holds a connection, and the bytes that wait to be sent.
 
     Attributes:
       peer: the other side's address, for people.
@@ -37,8 +37,8 @@ class Channel:
 
         Args:
           connection: a connected socket.
-          secret: the job's.
-          is_server: whether this side was connected to.
+          secret: the job's secret.
+          is_server: whether the other side opened the connection.
           timeout: after how many seconds of silence the peer counts as lost.
         """
         connection.setblocking(False)
@@ -58,7 +58,7 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """Returns what a selector has to wait for."""
+        """Returns the events for which a selector has to wait."""
         writes = selectors.EVENT_WRITE if self._stream.outgoing else 0
         return selectors.EVENT_READ | writes
 
@@ -68,16 +68,16 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def send(self, kind: str, **fields: object) -> None:
-        """Queues a message, and sends as much as goes without waiting."""
+        """Queues a message, and sends as much as possible without waiting."""
         self._stream.write(encode(kind, fields))
         self.flush()
 
     def receive(self) -> list[Message]:
-        """Returns the messages that have come, and sends what waits.
+        """Returns the messages that have arrived, and sends what is queued.
 
         Raises:
           ChannelClosed: the peer, or the network between, ended the connection.
-          Refused: the peer sent what it may not.
+          Refused: the peer sent something that isn't allowed.
         """
         messages: list[Message] = []
         for _ in range(_MOST_READS):
@@ -89,7 +89,7 @@ class Channel:
                 raise ChannelClosed(error.strerror or str(error)) from None
             if not data:
                 if messages:
-                    break  # its last words first; the end shows again
+                    break  # handle its last messages first; the end is seen again
                 raise ChannelClosed("it closed the connection")
             try:
                 messages += [decode(payload) for payload in self._stream.feed(data)]
@@ -101,7 +101,7 @@ class Channel:
         return messages
 
     def flush(self) -> None:
-        """Sends as much as goes without waiting. A broken connection shows when it is read."""
+        """Sends as much as possible without waiting. A broken connection shows when it is read."""
         outgoing = self._stream.outgoing
         try:
             while outgoing:
@@ -112,7 +112,7 @@ class Channel:
             outgoing.clear()
 
     def beat(self, now: float) -> None:
-        """Sends a word, if it is time to."""
+        """Sends a heartbeat if one is due."""
         if self.authenticated and now >= self._last_beat + BEAT:
             self._last_beat = now
             self.send("alive")
@@ -132,7 +132,7 @@ class Channel:
         return self._last_beat + BEAT
 
     def drain(self, seconds: float) -> None:
-        """Sends all that waits, or as much as goes in so many seconds."""
+        """Sends all that is queued, or as much as possible within `seconds`."""
         end = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_WRITE)

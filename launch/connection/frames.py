@@ -1,4 +1,4 @@
-"""Frames between launchers: each side proves that it holds the job's secret, and every frame too.
+"""Frames between launchers: each side proves that it holds the job's secret; so does each frame.
 
     client                                     server
     magic, nonce c                      ──▶
@@ -6,12 +6,12 @@
     HMAC(secret, "client" c s)          ──▶
     length, HMAC(key, number, payload), payload   ◀──▶  the same, with another key
 
-The nonces are new for each connection, the keys made of them and different in each direction, and
-frames are numbered: what was recorded of another connection, or of this one, is refused, and so is
-a frame that was changed, left out or sent twice. Nothing is encrypted.
+The nonces are new for each connection; the keys are derived from them and differ between the two
+directions. Frames are numbered. So a frame recorded from this or another connection is refused, and
+so is a frame that was changed, left out or sent twice. Nothing is encrypted.
 
-Before a peer has proved itself 80 bytes are taken from it, of fixed layout; so nothing of an
-unknown peer is ever parsed. This file knows no sockets: bytes come in and go out.
+Until a peer has proved itself, at most 80 bytes of fixed layout are accepted from it: nothing from
+an unknown peer is ever parsed. This file knows no sockets: bytes come in and go out.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LONGEST_PAYLOAD = 4 << 20
 
 
 class Refused(Exception):
-    """Says why what a peer sent is refused. It tells nothing of the secret."""
+    """Says why a peer's bytes are refused. The text reveals nothing about the secret."""
 
 
 class FrameStream:
-    """Turns bytes of a connection into payloads, and payloads into bytes.
+    """Turns a connection's bytes into payloads, and payloads into bytes.
 
     Attributes:
-      outgoing: the bytes to send; who sends them takes them off the front.
+      outgoing: the bytes to send; the sender removes them from the front.
       authenticated: whether the peer has proved that it holds the secret.
     """
 
@@ -56,11 +56,11 @@ class FrameStream:
             self.outgoing += MAGIC + self._nonce
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Takes bytes of the peer and returns the payloads that are complete with them.
+        """Takes bytes from the peer and returns the payloads that they complete.
 
         Raises:
-          Refused: they aren't what a holder of the secret sends. The connection is to be closed,
-            once what is outgoing has been sent.
+          Refused: a holder of the secret wouldn't send these bytes. The caller is to close the
+            connection once it has sent what is outgoing.
         """
         self._incoming += data
         if not self.authenticated:
@@ -68,7 +68,7 @@ class FrameStream:
         return self._payloads() if self.authenticated else []
 
     def write(self, payload: bytes) -> None:
-        """Adds a frame to what is outgoing; the peer must be authenticated."""
+        """Adds a frame to the outgoing bytes; the peer must be authenticated."""
         if not self.authenticated:
             raise ValueError("the peer isn't authenticated yet")
         if len(payload) > LONGEST_PAYLOAD:
@@ -86,7 +86,7 @@ class FrameStream:
         elif len(self._incoming) >= _GREETING + _TAG:
             greeting = self._take(_GREETING)
             self._set_keys(self._nonce + greeting[len(MAGIC) :])
-            self.outgoing += self._proof(b"client")  # also where the secrets differ: both hear it
+            self.outgoing += self._proof(b"client")  # even for another secret: both sides notice
             self._check_proof(b"server")
 
     def _shake_hands_as_server(self) -> None:

@@ -1,7 +1,7 @@
 """The messages between launchers: JSON objects of known kinds, each with exactly its fields.
 
-A launcher that takes part is trusted with its own ranks, not with another's memory or time: numbers
-are bounded, lists and texts too, and a rank that isn't its own is refused by who receives it.
+A participating launcher is trusted with its own ranks, not with another launcher's memory or time:
+numbers, lists and texts are bounded. The receiver refuses a rank that isn't the sender's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collective.launch.connection.frames import Refused
 Message = Mapping[str, Any]
 _MOST_NUMBER = 1 << 63
 _MOST_ITEMS = 1 << 16
-_MOST_SECONDS = 1e11  # since 1970, which a calendar can show
+_MOST_SECONDS = 1e11  # since 1970; a calendar can show it
 
 
 def _number(value: object) -> bool:
@@ -23,7 +23,7 @@ def _number(value: object) -> bool:
 
 
 def _time(value: object) -> bool:
-    """Tells whether a clock may show this: one that is wrong is no reason to be refused."""
+    """Tells whether a clock may show this: a wrong clock is no reason to refuse a host."""
     return type(value) in (int, float) and abs(value) < _MOST_SECONDS  # type: ignore[arg-type]
 
 
@@ -117,15 +117,15 @@ _KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
 
 
 def encode(kind: str, fields: Message) -> bytes:
-    """Returns a message's bytes."""
+    """Returns the message as bytes."""
     return json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode()
 
 
 def decode(payload: bytes) -> Message:
-    """Returns a message, checked.
+    """Returns the message in a payload, checked.
 
     Raises:
-      Refused: it is no message.
+      Refused: the payload isn't a message.
     """
     try:
         message = json.loads(payload.decode("utf-8"))

@@ -1,17 +1,17 @@
-"""How the hosts of a job find each other: the first one listens, the others come to it.
+"""How the hosts of a job find each other: the first one listens, the others connect to it.
 
     first host                                      host i
-    listens at --master-addr:--master-port    ◀──   connects, again and again until it is there
+    listens at --master-addr:--master-port    ◀──   connects, again and again until it succeeds
     both prove that they hold the secret      ◀─▶
                                               ◀──   "join": its number, name, devices, version;
-                                                    or "declined" (withdrawal.py): it can't;
-                                                    who comes just after hears so, too,
-                                                    as where the first host can't itself
+                                                    or "declined" (withdrawal.py): it can't take
+                                                    part. Hosts that come just afterwards are told,
+                                                    also if the first host itself can't take part
     has all: stops listening
     "world": all hosts, in their order        ──▶
 
-Who connects is unknown at first. So there are so many connections at most, so many from one
-address, each has a few seconds to prove itself, and of each kind of refusal one line is written.
+A client is unknown at first. So the number of connections is limited, in all and per address; each
+has a few seconds to prove itself; and each kind of refusal is reported in only one line.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MOST_STRANGERS = 256  # connections that haven't proved themselves
 MOST_STRANGERS_OF_ADDRESS = 32
 _CONNECT_SECONDS = 3.0
 _RETRY_SECONDS = 0.25
-_TELL_SECONDS = 20.0  # between two lines about hosts that are awaited
+_TELL_SECONDS = 20.0  # between two lines about missing hosts
 _BACKLOG = 128
-_LATE_SECONDS = 10.0  # for hosts that come when one has said that it can't
+_LATE_SECONDS = 10.0  # to tell hosts that come after one has declined
 
 
 class Stopped(Exception):
-    """Says that a signal told the launcher to stop while hosts were awaited."""
+    """Says that a signal told the launcher to stop while it waited for hosts."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
@@ -52,12 +52,12 @@ class Stopped(Exception):
 
 
 class Declined(UsageError):
-    """Says that a host has come only to say that it can't take part."""
+    """Says that a host has connected only to say that it can't take part."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """Holds a host that has come to the first one: its channel, name and devices."""
+    """Holds a host that has connected to the first one: its channel, name and devices."""
 
     channel: Channel
     name: str
@@ -76,28 +76,28 @@ class Gathering:
         nodes: int,
         host_timeout: float,
     ) -> None:
-        """Begins to listen.
+        """Starts to listen.
 
         Args:
-          address: where, one of this host's.
-          port: where; 0 lets the kernel choose.
-          secret: the job's.
-          awaited: the numbers of the hosts that are to come.
+          address: one of this host's addresses.
+          port: the port; 0 lets the kernel choose.
+          secret: the job's secret.
+          awaited: the numbers of the hosts that are to connect.
           nodes: how many hosts the job has.
           host_timeout: after how many seconds of silence a host counts as lost.
 
         Raises:
-          UsageError: the address can't be listened at.
+          UsageError: this host can't listen at the address.
         """
         self._secret = secret
         self._awaited = frozenset(awaited)
         self._nodes = nodes
         self._host_timeout = host_timeout
         self._guests: dict[int, Guest] = {}
-        self._strangers: dict[Channel, float] = {}  # until when each may prove itself
+        self._strangers: dict[Channel, float] = {}  # the deadline by which each has to prove itself
         self._refusals: dict[str, int] = {}
-        self._given_up = ""  # what hosts are told instead of being taken
-        self._told: set[int] = set()  # the hosts that know that it's no use
+        self._given_up = ""  # the reason that hosts are told if the job is given up
+        self._told: set[int] = set()  # the hosts that were told
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -121,15 +121,15 @@ class Gathering:
         timeout: float,
         problem: Callable[[], str] = lambda: "",
     ) -> dict[int, Guest]:
-        """Returns the hosts that were awaited, when all have come; nobody listens any more then.
+        """Returns the awaited hosts once all have connected; then stops listening.
 
         Args:
-          signals: the launcher's.
-          timeout: for how many seconds to wait.
-          problem: tells why it is no use to wait any longer, "" as long as it is.
+          signals: the launcher's signals.
+          timeout: how many seconds to wait.
+          problem: returns why waiting is no use any longer, "" while it is.
 
         Raises:
-          UsageError: not all have come in time, or one says that it can't.
+          UsageError: not all have connected in time, or one says that it can't take part.
           Stopped: the launcher is told to stop.
         """
         start = time.monotonic()
@@ -160,7 +160,7 @@ class Gathering:
         return self._guests
 
     def refuse_all(self, signals: SignalPipe, reason: str) -> None:
-        """Tells hosts that come within seconds why the first one can't take part.
+        """Tells hosts that connect in the next seconds why the first one can't take part.
 
         Raises:
           Stopped: the launcher is told to stop.
@@ -173,7 +173,7 @@ class Gathering:
             self.close()
 
     def _give_up(self, words: str) -> None:
-        """Tells all hosts that have come, and ends their connections."""
+        """Tells all connected hosts, and ends their connections."""
         self._given_up = f"the first host gave up: {words}"
         for node, guest in self._guests.items():
             guest.channel.send("refused", reason=self._given_up)
@@ -183,7 +183,7 @@ class Gathering:
         self._guests.clear()
 
     def _tell_late_hosts(self, signals: SignalPipe) -> None:
-        """Tells those that come within seconds: they would wait for --start-timeout otherwise."""
+        """Tells hosts that connect within seconds; else they would wait for --start-timeout."""
         end = time.monotonic() + _LATE_SECONDS
         if self._awaited - self._told:
             _say(f"waiting up to {_LATE_SECONDS:g} s for {self._missing()}, to say so there, too")
@@ -191,7 +191,7 @@ class Gathering:
             self._look(signals, time.monotonic())
 
     def _look(self, signals: SignalPipe, now: float) -> None:
-        """Waits a moment for whatever comes, and takes it."""
+        """Waits briefly for connections and messages, and handles them."""
         ready = self._selector.select(0.2)
         for signum in signals.take():
             if signum in signals.stop_signals:
@@ -218,7 +218,7 @@ class Gathering:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # the peer is gone again, or there is no descriptor left
+            except OSError:  # the peer has left, or no descriptor is free
                 return
             try:
                 channel = Channel(connection, self._secret, True, self._host_timeout)
@@ -251,7 +251,7 @@ class Gathering:
                 self._refuse(channel, str(error))
 
     def _take(self, channel: Channel, message: Message) -> int:
-        """Takes a host that has proved itself and says who it is."""
+        """Accepts a host that has proved itself and says which one it is."""
         if message["kind"] == "alive":
             raise Refused("a word before it has said who it is")
         if message["kind"] not in ("join", "declined"):
@@ -276,7 +276,7 @@ class Gathering:
         return node
 
     def _part(self, node: int, channel: Channel) -> None:
-        """Ends the connection to a host that knows that it's no use."""
+        """Ends the connection to a host that knows why the job doesn't start."""
         del self._strangers[channel]
         self._forget(channel)
         self._told.add(node)
@@ -302,7 +302,7 @@ class Gathering:
         self._forget(channel)
 
     def _note(self, peer: str, reason: str) -> None:
-        """Writes a line, the first time."""
+        """Writes a line, but only the first time."""
         if reason not in self._refusals:
             _say(f"refused a connection from {peer}: {reason}")
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
@@ -321,7 +321,7 @@ class Gathering:
         return f"node{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
     def close(self) -> None:
-        """Listens no more, and ends all connections but those of hosts."""
+        """Stops listening, and closes all connections except those of accepted hosts."""
         for channel in self._strangers:
             channel.close()
         self._strangers.clear()
@@ -343,24 +343,24 @@ def join(
     source: str | None = None,
     returns: bool = True,
 ) -> tuple[Channel, list[Host], int]:
-    """Comes to the first host, and waits with it for the others.
+    """Connects to the first host, and waits with it for the others.
 
     Args:
-      addresses: finds the first host's, again for each try.
-      port: where it listens.
-      secret: the job's.
+      addresses: finds the first host's addresses; called for each try.
+      port: the port on which it listens.
+      secret: the job's secret.
       introduction: the fields of "join".
-      timeouts: for how many seconds to try, and to wait for a word.
-      signals: the launcher's.
-      source: the address of this host from which to come, None to let the kernel choose.
-      returns: whether the first host may still have to start, or starts again where it has gone:
-        a user or a scheduler starts it, not it this host.
+      timeouts: how many seconds to try, and how many seconds of silence to allow.
+      signals: the launcher's signals.
+      source: this host's address for the connection, None to let the kernel choose.
+      returns: whether the first host may still have to start, or may start again after it has
+        gone. That is so if a user or a scheduler starts it; not if it has started this host.
 
     Returns:
       The channel, all hosts, and this one's number.
 
     Raises:
-      UsageError: the first host can't be reached, or has refused.
+      UsageError: the first host can't be reached, or has refused this one.
       Stopped: the launcher is told to stop.
     """
     end = time.monotonic() + timeouts[0]
@@ -371,7 +371,7 @@ def join(
         try:
             return _wait_for_world(channel, introduction, signals)
         except ChannelClosed as error:
-            # One that gives up says so. This one had too many strangers at once, or was killed.
+            # A host that gives up says so. This one had too many unknown clients, or was killed.
             joined = channel.authenticated
             channel.close()
             channel = None
@@ -401,7 +401,7 @@ def _connect(
         problem = ""
         try:
             found = addresses()
-        except UsageError as error:  # a name may become known when the first host starts
+        except UsageError as error:  # the name may resolve only once the first host starts
             found, problem = [], str(error)
         for address in found:
             try:
@@ -465,7 +465,7 @@ def _wait_for_world(
 
 
 def introduction(node: int, nodes: int, devices: Sequence[str | None]) -> Message:
-    """Returns the fields by which a host introduces itself."""
+    """Returns the fields with which a host introduces itself."""
     return {
         "version": __version__,
         "node": node,
@@ -476,10 +476,10 @@ def introduction(node: int, nodes: int, devices: Sequence[str | None]) -> Messag
 
 
 def make_world(own: Sequence[Host], guests: dict[int, Guest]) -> list[Host]:
-    """Returns all hosts in their order, tells each of them, and gives them distinct names.
+    """Returns all hosts in order with distinct names, and sends them to each host.
 
     Args:
-      own: the first host; nothing if the job is only started from here.
+      own: the first host; empty if the job is only started from here.
       guests: the others.
     """
     nodes = sorted(guests)

@@ -1,4 +1,4 @@
-"""This package's programs on other hosts, by ssh: the command line, and why it fails."""
+"""Runs this package's programs on other hosts over ssh: the command line, and why it fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collective.launch.command_line.host_options import SshOptions
 _CONNECT_SECONDS = 15
 _PATH_NAMES = ("PYTHONPATH", "LD_LIBRARY_PATH")
 _FAILED = 255  # ssh's own exit code
-_NOT_STARTED = (126, 127)  # a shell's
+_NOT_STARTED = (126, 127)  # exit codes of a shell
 _NO_FOLDER = re.compile(r"\bcd: ")
 _NO_PACKAGE = re.compile(r"No module named '?collective")
 
-# The first line that is found among ssh's words decides.
+# The first entry that matches a line of ssh decides.
 _REMEDIES = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -53,9 +53,9 @@ def command_on_host(host: str, module: Sequence[str], ssh: SshOptions) -> list[s
     """Returns the command that runs one of this package's programs on a host, in this folder.
 
     Args:
-      host: its name or address; this host needs no ssh.
+      host: the host's name or address; this host needs no ssh.
       module: the program's command line.
-      ssh: how to call it.
+      ssh: how to call ssh.
 
     Raises:
       UsageError: there is no ssh here.
@@ -73,7 +73,7 @@ def command_on_host(host: str, module: Sequence[str], ssh: SshOptions) -> list[s
         options += ["-p", str(ssh.port)]
     if ssh.identity_file is not None:
         options += ["-i", ssh.identity_file]
-    # What Python needs to find this package; all else goes by stdin.
+    # The variables that Python needs to find this package; everything else goes through stdin.
     paths = [f"{name}={os.environ[name]}" for name in _PATH_NAMES if name in os.environ]
     command = ["env", *paths, *module] if paths else module
     remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
@@ -81,12 +81,12 @@ def command_on_host(host: str, module: Sequence[str], ssh: SshOptions) -> list[s
 
 
 def explanation(host: str, code: int, lines: Sequence[str], python: str) -> str:
-    """Says why ssh couldn't run this package's program on a host; "" if that isn't known.
+    """Says why ssh couldn't run this package's program on a host; "" if the reason is unknown.
 
     Args:
-      host: its name or address.
-      code: the exit code of ssh.
-      lines: what was written to stderr.
+      host: the host's name or address.
+      code: ssh's exit code.
+      lines: the lines on stderr.
       python: the interpreter that was to run there.
     """
     last = lines[-1] if lines else "it says nothing"
@@ -109,11 +109,11 @@ def explanation(host: str, code: int, lines: Sequence[str], python: str) -> str:
 
 
 def _remedy(host: str, lines: Sequence[str]) -> str:
-    """Returns what helps where ssh has failed; "" if its words aren't known.
+    """Returns what helps after ssh has failed; "" if its message is unknown.
 
     Args:
-      host: its name or address.
-      lines: what ssh has written to stderr.
+      host: the host's name or address.
+      lines: ssh's lines on stderr.
     """
     text = "\n".join(lines)
     for pattern, fix in _REMEDIES:

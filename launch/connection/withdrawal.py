@@ -1,9 +1,9 @@
 """Tells the other hosts that this one can't take part, so that nobody waits for it.
 
-A launcher whose script is missing ends before it has come to the first one. Where that one listens
-already, it hears why, and ends with all that have come; where it doesn't yet, it waits for
---start-timeout, since this host may be mended and started again. If it is the first one itself, it
-listens for some seconds, and tells those that come.
+A launcher whose script is missing ends before it has connected to the first host. If the first host
+already listens, it is told why, and ends together with all hosts that have connected. If it doesn't
+listen yet, it will wait for --start-timeout, since this host may be repaired and started again. If
+this host is the first one itself, it listens for some seconds and tells the hosts that connect.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from collective.launch.connection.rendezvous import Gathering, Stopped
 from collective.launch.processes.signals import SignalPipe, stop_signals
 from collective.version import __version__
 
-_SECONDS = 5.0  # for all that this host has to say to the first one
+_SECONDS = 5.0  # to tell the first host
 
 
 def withdraw(options: HostOptions, environment: Mapping[str, str], reason: str) -> None:
-    """Tells them, if they are there. Whatever goes wrong: the caller's own error is what counts.
+    """Tells the other hosts if it can reach them. Errors are ignored: the caller's own counts.
 
     Args:
       options: say which host this is, and where the first one is.
-      environment: the launcher's, for the secret.
-      reason: why it can't take part.
+      environment: the launcher's environment, for the secret.
+      reason: why this host can't take part.
     """
     try:
         secret = job_secret(environment, options.secret_file)
@@ -74,7 +74,7 @@ def _tell_first(secret: bytes, options: HostOptions, reason: str) -> None:
 
 
 def _tell(channel: Channel, end: float, options: HostOptions, reason: str) -> None:
-    """Tells it once both have proved themselves, and waits until the first host has taken it."""
+    """Tells a peer once both sides have authenticated, and waits until the peer has received it."""
     told = False
     with selectors.DefaultSelector() as selector:
         selector.register(channel, channel.events)

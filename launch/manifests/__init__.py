@@ -1,8 +1,8 @@
 """Prints what a scheduler needs to run a job on its hosts: `--emit KIND`, instead of starting it.
 
-A *cluster job* is what the options say, whatever the scheduler: the launcher's own command line, on
-so many *replicas* (hosts, or pods that stand for them), each with so many ranks, GPUs and cores.
-Each kind of manifest is a pure function of it, in a file of its own.
+A *cluster job* is the job that the options describe, for any scheduler: the launcher's command
+line, run on a number of *replicas* (hosts, or pods that stand for them) with so many ranks, GPUs
+and cores each. Each kind of manifest is a pure function of the cluster job, in its own file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def manifest(job: ClusterJob, kind: str) -> str:
 
     Args:
       job: the job.
-      kind: the scheduler's kind of manifest, of KINDS.
+      kind: the kind of manifest, one of KINDS.
     """
     return _TEXTS[kind](job)

@@ -1,6 +1,6 @@
-"""A job for a scheduler, made of the launcher's options and those of `--emit`.
+"""A job for a scheduler, made from the launcher's options and those of `--emit`.
 
-What a scheduler would refuse minutes later, or a pod would die of, is refused here.
+This file refuses what a scheduler would refuse minutes later, or what would make a pod fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from collective.job.errors import UsageError
 from collective.launch.manifests.options import ManifestOptions, split_options, without_ranks
 
-# From the end of --grace, when the launcher kills what is left, to the end of its report.
+# The time from the end of --grace, when the launcher kills what is left, to the end of its report.
 _REPORT_SECONDS = 15
 _MOST_NAME = 40  # a pod's name has the job's, its number and a few random letters: 63 in all
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -24,12 +24,12 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _SIZE = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 _MEBIBYTES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A rank gets these from the launcher, and the launcher from the scheduler.
+# The launcher sets these variables for a rank, or the scheduler for the launcher.
 _RESERVED = re.compile(
     r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
 )
-# What a scheduler says to each launcher: the options by their attributes.
+# The options that the scheduler sets for each launcher, by their attributes.
 _SCHEDULERS_OPTIONS = {
     "nodes": "--nnodes",
     "node": "--node-rank",
@@ -39,7 +39,7 @@ _SCHEDULERS_OPTIONS = {
     "hosts": "-H",
     "hostfile": "--hostfile",
 }
-# Which options a kind has no use for, and why.
+# The options that have no effect on a kind of manifest, and why.
 _UNUSED = {
     "mpijob": {
         "secret": "the launcher makes a secret by itself, and hands it over by ssh",
@@ -65,9 +65,9 @@ class Volume:
     """Names a volume that all replicas see.
 
     Attributes:
-      name: the claim, or docker's volume.
-      folder: where containers see it.
-      size: that of a claim that is to be made, as "100Gi"; "" for one that exists.
+      name: the name of the claim, or of docker's volume.
+      folder: the folder where containers see it.
+      size: the size of a claim that is to be made, as "100Gi"; "" for a claim that exists.
     """
 
     name: str
@@ -83,10 +83,10 @@ class ClusterJob:
       name: a DNS label.
       image: the image of the containers; "" where there are none.
       arguments: the words after `collective launch`.
-      replicas: how many hosts or pods.
-      ranks: of each replica.
-      gpus: of each replica.
-      cpus: the cores of each replica; 0 if nobody said.
+      replicas: how many hosts or pods there are.
+      ranks: the number of ranks on each replica.
+      gpus: the number of GPUs of each replica.
+      cpus: the cores of each replica; 0 if not given.
       memory: the most MiB that each replica may use; 0 for no limit.
       volume: for checkpoints.
       secret: the name of Kubernetes' Secret.
@@ -135,18 +135,18 @@ def cluster_job(
     time_to_save: float,
     stall_timeout: float,
 ) -> ClusterJob:
-    """Makes a job of the options.
+    """Makes a cluster job from the options.
 
     Args:
-      options: the launcher's, of which `emit` is given.
-      launcher_words: all options as given, up to the command.
+      options: the launcher's options, with `emit`.
+      launcher_words: all options as given, without the command.
       command: the words of the command.
-      ranks: what -np says: a number, "auto", "gpu" or "cpu".
-      device: what --device says.
+      ranks: the value of -np: a number, "auto", "gpu" or "cpu".
+      device: the value of --device.
       max_restarts, time_to_save, stall_timeout: as in `ClusterJob`.
 
     Raises:
-      UsageError: the options contradict, or name what a scheduler would refuse.
+      UsageError: the options contradict each other, or a scheduler would refuse them.
     """
     if not command:
         raise UsageError(f"--emit {options.emit}: no script given, which the job would run")
@@ -181,7 +181,7 @@ def _arguments(
     """Returns the command line after the launcher's name, on the hosts."""
     _, words = split_options(launcher_words)
     if options.emit == "mpijob":
-        words = without_ranks(words)  # the host file says it; -np would be the number of all ranks
+        words = without_ranks(words)  # the host file has the number; -np would mean all ranks
     # A script that looks like an option was given after a "--".
     unclear = command[0].startswith("-") and command[0] != "-m"
     return (*words, *(["--"] if unclear else []), *command)
@@ -259,7 +259,7 @@ def _job_name(given: str | None, command: Sequence[str]) -> str:
 
 
 def _name_of_script(command: Sequence[str]) -> str:
-    """Returns a name like the script's or module's: "train" of `models/Train.py --epochs 3`."""
+    """Returns a name made from the script or module: "train" for `models/Train.py --epochs 3`."""
     word = next((word for word in command if word.endswith(".py")), command[0])
     if "-m" in command[:-1]:
         word = command[command.index("-m") + 1].rpartition(".")[2]

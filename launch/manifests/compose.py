@@ -1,6 +1,6 @@
 """A file for docker compose: containers that stand for hosts, on one machine.
 
-They have a network of their own, in which a service is known by its name, and a volume in common.
+They share a network of their own, which knows a service by its name, and a volume.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _service(job: ClusterJob, number: int) -> Document:
 
 
 def _resources(job: ClusterJob, number: int) -> dict[str, Any]:
-    """Returns the limits of a container; each has GPUs of its own of the machine's."""
+    """Returns the limits of a container; each container gets its own GPUs of the machine."""
     resources: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     if job.cpus:

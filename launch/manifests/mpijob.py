@@ -1,9 +1,9 @@
 """An MPIJob of Kubeflow's MPI operator: `kubeflow.org/v2beta1`.
 
-There is no MPI in it. The operator gives all pods keys for ssh, and the launcher's pod a list of
-the workers in /etc/mpi/hostfile; the launcher reads that, and starts launchers in the workers' pods
-by ssh, by which they also get the job's secret. The image is one with an ssh server: the stage
-`mpi` of docker/Dockerfile.
+There is no MPI in it. The operator gives all pods keys for ssh, and gives the launcher's pod a list
+of the workers in /etc/mpi/hostfile. The launcher reads that list, starts launchers in the workers'
+pods over ssh, and sends them the job's secret the same way. The image needs an ssh server: it is
+the stage `mpi` of docker/Dockerfile.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _mpijob(job: ClusterJob) -> Document:
         "env": environment(job),
         "resources": resources(job),
         "volumeMounts": volume_mounts(job),
-        # The launcher starts when all workers can be reached. A probe that went on would fill the
-        # ssh server's log.
+        # The launcher starts when all workers can be reached. A probe that continued after the
+        # start would fill the ssh server's log.
         "startupProbe": {"tcpSocket": {"port": _SSH_PORT}, "periodSeconds": 5},
         **liveness_probe(job),
     }
@@ -60,11 +60,11 @@ def _mpijob(job: ClusterJob) -> Document:
         "kind": "MPIJob",
         "metadata": {"name": job.name},
         "spec": {
-            "mpiImplementation": "OpenMPI",  # whose form of the hostfile the launcher reads
+            "mpiImplementation": "OpenMPI",  # the launcher reads this form of the hostfile
             "slotsPerWorker": job.ranks,
             "sshAuthMountPath": _SSH_KEYS,
             "launcherCreationPolicy": "WaitForWorkersReady",
-            # A launcher that has given up is a pod that failed; one that was lost is another.
+            # A launcher that gives up is a failed pod; one that is lost gets another pod.
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": job.max_restarts},
             "mpiReplicaSpecs": {
                 "Launcher": _replicas(job, 1, "Never", launcher),

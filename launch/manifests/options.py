@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from collective.job.errors import UsageError
 
-# -np in any of its forms: alone before its value, or with it.
+# -np in any of its forms: separate from its value, or joined with it.
 _RANKS = re.compile(r"(?:-np?|--nproc[-_]per[-_]node)(?P<value>=.*)?|-np?(?P<glued>[^=-].*)")
 KINDS = ("trainjob", "mpijob", "slurm", "compose")
 
 
 class ManifestOptions(argparse.Namespace):
-    """Holds these options as they were given; None where one wasn't. `cluster_job` judges."""
+    """Holds these options as given; None for one that wasn't. `cluster_job` checks them."""
 
     emit: str | None
     job_name: str | None
@@ -95,10 +95,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_unused(options: ManifestOptions) -> None:
-    """Checks the options of a job for which there is to be no manifest.
+    """Refuses these options for a job without --emit.
 
     Raises:
-      UsageError: one of them is given, which would have no effect.
+      UsageError: one of them is given, and would have no effect.
     """
     if options.emit is not None:
         return
@@ -108,10 +108,10 @@ def check_unused(options: ManifestOptions) -> None:
 
 
 def split_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Splits the launcher's options into those of manifests, by name, and all others as given.
+    """Splits the launcher's options into the manifest options, by name, and all others as given.
 
     Args:
-      words: the options, without the command after them, of a line that could be parsed.
+      words: the options of a command line that has been parsed, without the command.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser)
@@ -133,7 +133,7 @@ def without_ranks(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the launcher's options without -np.
 
     Args:
-      words: the options as given, without those of manifests.
+      words: the options as given, without the manifest options.
     """
     others: list[str] = []
     position = 0

@@ -1,6 +1,6 @@
-"""The parts of a pod that both of Kubernetes' kinds of job have.
+"""The parts of a pod that both Kubernetes job kinds share.
 
-The image's user is number 1000: by `fsGroup` it may write to the volume, and read secrets.
+The image's user is number 1000: `fsGroup` lets it write to the volume, and read secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROBE_PERIOD = 60
 
 
 def claim(volume: Volume) -> list[Document]:
-    """Returns the claim of a volume that is to be made; nothing for one that exists."""
+    """Returns the claim for a volume that is to be made; nothing for one that exists."""
     if not volume.size:
         return []
     return [
@@ -37,25 +37,25 @@ def claim(volume: Volume) -> list[Document]:
 
 
 def volume_comment(job: ClusterJob) -> list[str]:
-    """Returns the line that says what the claim needs; nothing for a claim that exists."""
+    """Returns a line that says what the claim needs; nothing for a claim that exists."""
     if not job.volume.size:
         return []
     return ["The storage class has to offer ReadWriteMany; storageClassName chooses one."]
 
 
 def arguments(job: ClusterJob) -> list[str]:
-    """Returns the arguments of the launcher, none of which Kubernetes changes."""
+    """Returns the launcher's arguments, escaped so that Kubernetes leaves them unchanged."""
     return [literal(word) for word in job.arguments]
 
 
 def environment(job: ClusterJob, **more: str) -> list[Document]:
-    """Returns the variables of a container: `more`, and those that the user gave."""
+    """Returns the variables of a container: `more`, and those that the user has given."""
     variables = {**more, **{name: literal(value) for name, value in job.environment.items()}}
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def resources(job: ClusterJob) -> Document:
-    """Returns what a pod asks for, and may use. Cores aren't limited: a limit throttles."""
+    """Returns a pod's requests and limits. Cores have no limit, which would throttle the pod."""
     requests: dict[str, Any] = {"cpu": str(job.cores)}
     limits: dict[str, Any] = {}
     if job.memory:
@@ -66,11 +66,11 @@ def resources(job: ClusterJob) -> Document:
 
 
 def pod_settings(job: ClusterJob) -> dict[str, Any]:
-    """Returns a pod's time to stop, its rights and its volumes."""
+    """Returns the time that a pod has to stop, its rights and its volumes."""
     volumes: list[Document] = [
         {"name": "checkpoints", "persistentVolumeClaim": {"claimName": job.volume.name}},
     ]
-    if job.gpus:  # NCCL's buffers; CPU ranks share memory that no folder has
+    if job.gpus:  # NCCL's buffers; CPU ranks share memory that is in no folder
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     return {
         "terminationGracePeriodSeconds": job.seconds_to_stop,
@@ -89,7 +89,7 @@ def volume_mounts(job: ClusterJob) -> list[Document]:
 
 
 def liveness_probe(job: ClusterJob) -> Mapping[str, Document]:
-    """Returns the probe that ends a pod whose launcher should have ended the job, and didn't.
+    """Returns the probe that ends a pod whose launcher should have ended the job but didn't.
 
     The launcher's own --stall-timeout comes first, and reports who was missing.
     """

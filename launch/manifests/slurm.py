@@ -1,10 +1,10 @@
 """A batch file for Slurm: one launcher on each host, started by srun.
 
-Slurm says who is where; the batch file turns that into the launcher's flags. Before the time limit
-Slurm sends USR1 to the batch file, which passes it on as TERM to its host's launcher, the first
-one: the ranks save and end, and the job goes back to the queue. (srun kills all tasks at once where
-it gets TERM itself, and scancel would signal also what ranks have started.) Only USR1 does so: TERM
-is what scancel sends, and what Slurm sends to jobs that it puts back by itself.
+The batch file turns Slurm's list of hosts into the launcher's flags. Before the time limit Slurm
+sends USR1 to the batch file, which passes it on as TERM to the launcher of its host, the first one:
+the ranks save and end, and the job goes back to the queue. The batch file itself has to pass it on:
+srun kills all tasks at once when it gets TERM, and scancel would also signal the ranks' children.
+Only USR1 starts this: TERM comes from scancel, and from Slurm when it requeues a job by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 
 from collective.launch.manifests.cluster_job import ClusterJob
 
-_FIRST_PORT, _PORTS = 20000, 10000  # below those that the kernel gives away
+_FIRST_PORT, _PORTS = 20000, 10000  # below those that the kernel assigns by itself
 
 _BODY = r"""
 # Launchers know each other by a secret, in the job's folder, which all hosts see.
@@ -72,7 +72,7 @@ def slurm_text(job: ClusterJob) -> str:
         directives.append(f"--mem={job.memory}M")
     directives += [
         "--output=%x-%j.out",
-        "--open-mode=append",  # of a job that comes back
+        "--open-mode=append",  # the job may come back from the queue
         "--requeue",
         f"--signal=B:USR1@{job.seconds_to_stop}",
     ]

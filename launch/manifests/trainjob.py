@@ -1,9 +1,9 @@
 """A TrainJob of Kubeflow's trainer: `trainer.kubeflow.org/v1alpha1`.
 
-The stock runtime, `torch-distributed`, runs any image: all that it does for PyTorch is to set
-PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, which the
-launcher reads. A job may change a runtime's volumes and time to stop, but neither its probes nor
-its restart policy: these need a runtime of the job's own.
+The stock runtime, `torch-distributed`, runs any image: for PyTorch it only sets PET_NNODES,
+PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, and the launcher reads
+these. A job may change a runtime's volumes and time to stop, but not its probes or its restart
+policy: these need the job's own runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def trainjob_text(job: ClusterJob) -> str:
 def _trainjob(job: ClusterJob) -> Document:
     own = {"kind": "TrainingRuntime", "name": job.name}
     settings = pod_settings(job)
-    # The group may read it: the container's user isn't its owner.
+    # Readable by the group: the container's user isn't the owner.
     secret = {"secretName": job.secret, "defaultMode": 0o440}
     mount = {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True}
     pod: dict[str, Any] = {
@@ -79,10 +79,10 @@ def _trainjob(job: ClusterJob) -> Document:
 
 
 def _runtime(job: ClusterJob) -> Document:
-    """Returns the stock runtime with a probe; a pod that is lost starts all pods again.
+    """Returns the stock runtime with a probe added; after the loss of a pod all pods start again.
 
-    They start together, and as often as --max-restarts says: the ranks go on from their latest
-    checkpoint either way.
+    They start together, up to --max-restarts times: either way the ranks resume from their latest
+    checkpoint.
     """
     pod = {
         "restartPolicy": "Never",

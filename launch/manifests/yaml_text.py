@@ -12,17 +12,17 @@ Document = Mapping[str, Any]
 
 
 class _Literal(str):
-    """Is written in double quotes, whatever it looks like."""
+    """Is written in double quotes, whatever it contains."""
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
-        """Writes what is the same twice out twice: anchors are hard to edit."""
+        """Writes repeated values in full: anchors are hard to edit."""
         return True
 
 
-# The readers of Kubernetes and compose take more for numbers and booleans than PyYAML does, as 1e3,
-# 0o17 and y: whatever begins like one of these is quoted.
+# Kubernetes and compose read more texts as numbers and booleans than PyYAML does, such as 1e3, 0o17
+# and y: texts that begin like one of these are quoted.
 _Dumper.add_implicit_resolver(
     "",
     re.compile(r"([-+]?\.?[0-9][-+.:_0-9A-Fa-foxX]*|[yYnN])\Z"),
@@ -35,10 +35,10 @@ _Dumper.add_representer(
 
 
 def yaml_text(comment: Sequence[str], *documents: Document) -> str:
-    """Returns the documents after a comment.
+    """Returns the documents as YAML after a comment.
 
     Args:
-      comment: its lines.
+      comment: the comment's lines.
       documents: mappings, whose order is kept.
     """
     parts = [
@@ -49,8 +49,8 @@ def yaml_text(comment: Sequence[str], *documents: Document) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns a text that Kubernetes and compose take for this one.
+    """Returns `text` escaped so that Kubernetes and compose read it unchanged.
 
-    They would put variables in the place of $(...), and take 1e3 for a number.
+    They would substitute variables for $(...), and read 1e3 as a number.
     """
     return _Literal(text.replace("$", "$$"))

@@ -1,12 +1,12 @@
-"""The launcher of a host that isn't the first: it does for the first one what must be done here.
+"""The launcher of a host that isn't the first: it acts on this host for the first host's launcher.
 
     joined ──"start"──▶ ranks run ──all have ended: "done"──▶ waiting ──"over"──▶ exit code
                             │                                    └──"start"──▶ ranks run
                             └──the first host is lost──▶ ranks end ──▶ exit code 137
 
-Signals that this launcher receives are told to the first host, which passes them on to all ranks of
-all hosts. Only if that host is lost does this one decide by itself: its ranks get TERM, and after
-the grace KILL.
+This launcher reports the signals that it receives to the first host, which passes them on to all
+ranks of all hosts. It decides by itself only if the first host is lost: then its ranks get TERM,
+and KILL after the grace period.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _REPORT_INTERVAL = 1.0
 
 
 class HostAgent:
-    """Runs the ranks of this host for the first one."""
+    """Runs the ranks of this host on behalf of the first host."""
 
     def __init__(self, plan: LaunchPlan, signals: SignalPipe, channel: Channel) -> None:
         """Starts nothing yet.
 
         Args:
-          plan: the job's, with all hosts.
-          signals: the launcher's.
-          channel: leads to the first host.
+          plan: the job's plan, with all hosts.
+          signals: the launcher's signals.
+          channel: the connection to the first host.
         """
         self._plan = plan
         self._signals = signals
@@ -61,7 +61,7 @@ class HostAgent:
         self._report: list[str] = []
 
     def run(self) -> int:
-        """Runs it and returns the launcher's exit code, the same as the first host's."""
+        """Runs the ranks and returns the launcher's exit code, the same as the first host's."""
         while self._code is None or self._ranks is not None:
             self._wait()
             now = time.monotonic()
@@ -73,7 +73,7 @@ class HostAgent:
         return self._code
 
     def _wait(self) -> None:
-        """Handles what comes, or waits for a moment."""
+        """Handles signals and messages, or waits for a moment."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.descriptor, selectors.EVENT_READ, self._on_wakeup)
             if self._channel is not None:
@@ -138,7 +138,7 @@ class HostAgent:
             _say(message["text"])
         elif kind == "over":
             self._code = message["code"] & 0xFF
-            if ranks is not None:  # the first host waits no longer for them
+            if ranks is not None:  # the first host no longer waits for them
                 self._shutdown.begin(signal.SIGKILL, time.monotonic())
         elif kind in ("signal", "ending", "room", "put", "leave"):
             if ranks is not None:
@@ -169,7 +169,7 @@ class HostAgent:
         return self._channel is not None
 
     def _lose_first_host(self, reason: str) -> None:
-        """Ends the ranks: nobody else does any more."""
+        """Ends the ranks, which no other host does any more."""
         first = self._plan.hosts[0].name
         self._report = loss_report(f"the first host, {first},", reason, time.time())
         self._code = LOST
@@ -182,7 +182,7 @@ class HostAgent:
 
 
 class _RunningRanks:
-    """Holds the ranks of one attempt, and tells of them."""
+    """Holds the ranks of one attempt, and reports about them."""
 
     def __init__(
         self,
@@ -214,17 +214,17 @@ class _RunningRanks:
             )
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Has the selector wait for events and output of the ranks."""
+        """Has the selector wait for the ranks' events and output."""
         assert self.local.supervisor is not None
         selector.register(self.local.supervisor.events, selectors.EVENT_READ, self._on_events)
-        # While the first host's reader is slow the ranks are, as they would be there.
+        # A slow reader on the first host slows these ranks, as it slows the ranks there.
         congested = self._untaken > _MOST_UNTAKEN_BYTES and self._connected()
         for stream in self._all_streams():
             if stream.readable and not congested:
                 selector.register(stream, selectors.EVENT_READ, stream.read)
 
     def take(self, message: Message) -> None:
-        """Does what the first host asks for."""
+        """Carries out a request of the first host."""
         kind = message["kind"]
         if kind == "signal":
             if not 1 <= message["number"] <= signal.NSIG:
@@ -238,7 +238,7 @@ class _RunningRanks:
             self.local.rendezvous.apply(message_entry(message))
 
     def look(self, now: float) -> None:
-        """Tells what is new of the ranks."""
+        """Reports what is new about the ranks."""
         while self._entries:
             kind, fields = entry_message(self._entries.popleft(), self._attempt)
             self._send(kind, **fields)
@@ -265,7 +265,7 @@ class _RunningRanks:
         self._finish()
 
     def close(self) -> None:
-        """Closes what is left of the ranks."""
+        """Closes what is left of the attempt."""
         for stream in self._all_streams():
             stream.close()
         self.local.close()
@@ -340,7 +340,7 @@ class _RunningRanks:
                 )
 
     def _publish(self, entry: Entry) -> None:
-        self._entries.append(entry)  # in a thread of the rendezvous
+        self._entries.append(entry)  # runs in a thread of the rendezvous
         self._wake()
 
     def _forward(self, rank: int, is_error: bool, data: bytes) -> None:
@@ -352,7 +352,7 @@ class _RunningRanks:
 
 
 class _ForwardedStream(RankStream):
-    """Reads one stream of a rank, keeps it, and has it shown on the first host."""
+    """Reads one stream of a rank, stores it, and has the first host show it."""
 
     def __init__(
         self,
@@ -375,4 +375,4 @@ def _say(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody reads it; the first host's launcher ends the job
+        pass  # stderr has no reader; the first host's launcher ends the job

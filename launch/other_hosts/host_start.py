@@ -1,12 +1,12 @@
-"""Starts a job on its hosts from one of them: over ssh it runs a launcher on each of the others.
+"""Starts a job's other hosts from this one: it runs a launcher on each of them over ssh.
 
     here:  ssh h2 'cd FOLDER && exec PYTHON -m collective.launch.started_host'
-               stdin ◀── the job's secret, the environment, where to come to, the command line
-    on h2: reads that, comes to the launcher here (started_host.py), does as told (host_agent.py)
+               stdin ◀── the job's secret, the environment, this host's address, the command line
+    on h2: reads that, connects to the launcher here (started_host.py), does as told (host_agent.py)
 
-Nothing secret stands in a command line. Over ssh nothing else goes: output, signals and the end of
-the job have the connection between launchers. BatchMode keeps ssh from asking anybody; keys of
-hosts are checked as ssh's own configuration says.
+No command line contains a secret. Nothing else goes over ssh: output, signals and the end of the
+job use the connection between the launchers. BatchMode keeps ssh from prompting; ssh checks host
+keys as its configuration says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collective.launch.connection.ssh import command_on_host, explanation
 _FAREWELL_SECONDS = 5.0
 _SHOWN_LINES = 5
 
-# What tells of this host, or of this login, and not of the job.
+# Variables that describe this host or this login, not the job.
 _OWN_NAMES = frozenset(
     {
         *("_", "COLUMNS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD"),
@@ -40,14 +40,14 @@ _OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "KUBERNETES_", "PET_", "SLURM_", "OMPI
 
 
 class HostStarter:
-    """Starts the launchers of other hosts, and knows of those that have failed."""
+    """Starts the launchers of other hosts, and reports those that have failed."""
 
     def __init__(self, ssh: SshOptions, python: str = sys.executable) -> None:
         """Starts nothing yet.
 
         Args:
-          ssh: how to call it.
-          python: the interpreter, by the same path on every host.
+          ssh: how to call ssh.
+          python: the path of the interpreter, the same on every host.
         """
         self._ssh = ssh
         self._python = python
@@ -57,8 +57,8 @@ class HostStarter:
         """Starts the launcher of a host.
 
         Args:
-          host: its name or address.
-          instructions: what it reads from its stdin.
+          host: the host's name or address.
+          instructions: what the launcher reads from its stdin.
 
         Raises:
           UsageError: there is no ssh here.
@@ -75,12 +75,12 @@ class HostStarter:
                 stdin=file,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is the launcher's
+                start_new_session=True,  # Ctrl-C goes to the launcher only
             )
         self._started.append((host, process, errors))
 
     def problem(self) -> str:
-        """Returns why a host can't take part, "" as long as all may."""
+        """Returns why a host can't take part; "" while no host has failed."""
         for host, process, errors in self._started:
             code = process.poll()
             if code is not None:
@@ -90,7 +90,7 @@ class HostStarter:
         return ""
 
     def end(self) -> None:
-        """Waits for launchers that are done, and ends those that aren't."""
+        """Waits for launchers that are done, and ends the others."""
         end = time.monotonic() + _FAREWELL_SECONDS
         for _, process, errors in self._started:
             try:
@@ -110,7 +110,7 @@ class HostStarter:
 
 
 def passed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that other hosts get: all but those of this host and this login."""
+    """Returns the variables for other hosts: all except those of this host and this login."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,8 +1,8 @@
 """The other hosts of a job, as the first host's launcher sees them.
 
-It decides for all: when to stop, which rank is the root cause, whether to start again. A host's
-launcher (`host_agent.py`) starts its ranks when it is told to, passes signals on, and tells how its
-ranks end and what they write. So a job of several hosts goes as one of one host does.
+The first host decides for all: when to stop, which rank is the root cause, whether to start again.
+The launcher of another host (`host_agent.py`) starts its ranks on request, passes signals on, and
+reports its ranks' ends and output. So a job of several hosts runs like a job of one host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FAREWELL_SECONDS = 5.0
 
 
 class Listener(Protocol):
-    """Is told what happens on other hosts: an attempt."""
+    """Is told what happens on other hosts; an attempt is the listener."""
 
     def on_rank_exit(self, rank_exit: RankExit) -> None: ...
     def on_output(self, rank: int, is_error: bool, data: bytes) -> None: ...
@@ -46,11 +46,11 @@ class Listener(Protocol):
 
 
 class _Unable(Exception):
-    """A host can't start its ranks; the text says why."""
+    """Says why a host can't start its ranks."""
 
 
 class _RemoteHost:
-    """Holds what is known of a host."""
+    """Holds what is known about a host."""
 
     def __init__(self, channel: Channel, name: str, ranks: range) -> None:
         self.channel = channel
@@ -58,7 +58,7 @@ class _RemoteHost:
         self.ranks = ranks
         self.running = set(ranks)
         self.done = False
-        self.owed = 0  # bytes of output that were taken, which the host doesn't know yet
+        self.owed = 0  # bytes of output received but not yet acknowledged
         self.clock_offset: int | None = None  # nanoseconds from its clock to this host's
 
     def speaks_for(self, rank: int) -> int:
@@ -71,16 +71,16 @@ class RemoteHosts:
     """Holds the other hosts. Without any, every method does nothing.
 
     Attributes:
-      records: what each of their ranks posted last on its progress board.
-      lost: the name of the first host that was lost; "" while all are there.
+      records: each remote rank's latest record on its progress board.
+      lost: the name of the first host that was lost; "" if none was.
     """
 
     def __init__(self, guests: Mapping[int, Guest], plan: LaunchPlan) -> None:
         """Takes over the channels.
 
         Args:
-          guests: those that have come, by their number among the plan's hosts.
-          plan: the job's.
+          guests: the connected hosts, by their number among the plan's hosts.
+          plan: the job's plan.
         """
         self.records: dict[int, ProgressRecord] = {}
         self._hosts: list[_RemoteHost] = []
@@ -110,7 +110,7 @@ class RemoteHosts:
         selector: selectors.BaseSelector,
         wake: Callable[[], None],
     ) -> None:
-        """Has all hosts start their ranks; what comes of it is told to `listener`."""
+        """Has all hosts start their ranks; `listener` is told what happens there."""
         self._attempt = plan.restart_count
         self._listener, self._selector, self._wake = listener, selector, wake
         self._registered = set()
@@ -127,12 +127,12 @@ class RemoteHosts:
             )
 
     def publish(self, entry: Entry) -> None:
-        """Takes, from any thread, what a rank of this host did at the rendezvous."""
+        """Takes, from any thread, an entry that a rank of this host made at the rendezvous."""
         self._entries.append(entry)
         self._wake()
 
     def watch(self) -> None:
-        """Has the selector wait for the hosts."""
+        """Has the selector wait for the hosts' messages."""
         if self._selector is None:
             return
         for host in set(self._hosts) - self._registered:
@@ -146,11 +146,11 @@ class RemoteHosts:
         return min((host.channel.next_time() for host in self._hosts), default=float("inf"))
 
     def look(self, now: float, congested: bool) -> None:
-        """Does what is due: says that this host is there, and finds hosts that aren't.
+        """Does what is due: sends heartbeats, and finds hosts that are lost.
 
         Args:
           now: the time.
-          congested: whether output isn't read, so that hosts are not to send more.
+          congested: whether output isn't being read, so that hosts shouldn't send more.
         """
         while self._entries:
             self._distribute(self._entries.popleft())
@@ -168,7 +168,7 @@ class RemoteHosts:
         self._tell("signal", number=int(signum), groups=to_groups)
 
     def mark_ending(self) -> None:
-        """Tells all ranks that the job ends: a signal is no wish to save any more."""
+        """Tells all ranks that the job ends: from now on a signal doesn't ask them to save."""
         self._tell("ending")
 
     def say(self, text: str) -> None:
@@ -177,7 +177,7 @@ class RemoteHosts:
             self._tell("say", text=text[: 1 << 18])
 
     def give_up(self, reason: str) -> None:
-        """Takes the hosts for lost whose ranks don't end."""
+        """Treats the hosts whose ranks don't end as lost."""
         for host in list(self._hosts):
             if not host.done:
                 self.lose(host, reason)
@@ -192,9 +192,9 @@ class RemoteHosts:
         self._hosts = []
 
     def pause(self, signals: SignalPipe, seconds: float) -> signal.Signals | None:
-        """Waits between two attempts; returns the signal that told to stop, None if none came.
+        """Waits between two attempts; returns the signal that asked to stop, None if none came.
 
-        It ends early where a host is lost.
+        The pause ends early if a host is lost.
         """
         end = time.monotonic() + seconds
         listener = _PauseListener()
@@ -210,13 +210,13 @@ class RemoteHosts:
                 return stop
 
     def lose(self, host: _RemoteHost, reason: str) -> None:
-        """Takes a host for lost."""
+        """Treats a host as lost."""
         self._remove(host)
         assert self._listener is not None
         self._listener.on_host_lost(host.name, host.ranks, reason)
 
     def _remove(self, host: _RemoteHost) -> None:
-        """Waits for a host no longer."""
+        """Stops waiting for a host."""
         self._hosts.remove(host)
         self.lost = self.lost or host.name
         if host in self._registered and self._selector is not None:
@@ -231,7 +231,7 @@ class RemoteHosts:
             host.channel.send(kind, **fields)
 
     def _hear(self, host: _RemoteHost) -> None:
-        if host not in self._hosts:  # lost a moment ago
+        if host not in self._hosts:  # it was lost a moment ago
             return
         try:
             for message in host.channel.receive():
@@ -278,7 +278,7 @@ class RemoteHosts:
             raise Refused(f"a message {kind!r} that only the first host sends")
 
     def _distribute(self, entry: Entry) -> None:
-        """Does on all hosts what a rank did at the rendezvous: on all in this order."""
+        """Repeats a rank's rendezvous entry on all hosts, in the same order on each."""
         assert self._listener is not None
         self._listener.apply(entry)
         kind, fields = entry_message(entry, self._attempt)
@@ -286,7 +286,7 @@ class RemoteHosts:
 
 
 class _PauseListener:
-    """Listens between two attempts: only a wish to stop counts."""
+    """Listens between two attempts: only a request to stop counts."""
 
     stop: signal.Signals | None = None
 
@@ -303,7 +303,7 @@ class _PauseListener:
 
 
 def entry_message(entry: Entry, attempt: int) -> tuple[str, dict[str, object]]:
-    """Returns the kind and the fields of the message that tells what a rank did."""
+    """Returns the kind and the fields of the message that carries an entry."""
     fields: dict[str, object] = {"attempt": attempt, "scope": entry.scope, "key": entry.key}
     if entry.value is None:
         return "leave", fields
@@ -311,7 +311,7 @@ def entry_message(entry: Entry, attempt: int) -> tuple[str, dict[str, object]]:
 
 
 def message_entry(message: Message) -> Entry:
-    """Returns what a rank did, of a message "put" or "leave"."""
+    """Returns the entry that a message "put" or "leave" carries."""
     value = _bytes(message["value"]) if message["kind"] == "put" else None
     return Entry(message["scope"], message["key"], value)
 

@@ -1,1 +1,1 @@
-"""Shows what ranks write, and reports how they ended."""
+"""Shows the ranks' output, and reports how they ended."""

@@ -1,16 +1,16 @@
-"""The digest of the ranks' stderr: noise is left out, what ranks write alike is shown once.
+"""The digest of the ranks' stderr: leaves noise out, and shows once what several ranks write alike.
 
     RankStream ──whole lines──▶ RankDigest ──most of them──────────────▶ Screen
                                     │ a warning, an error                  ▲
                                     ▼                                      │
                                 JobDigest: waits for the other ranks ──────┘
 
-Only the shown output is condensed; logs have every byte. Nothing waits for long: an error a few
-seconds, a warning until the reference, the first rank that is shown, has had time to write it. Who
-dies or hangs meanwhile loses nothing, and what is held has a bound.
+Only the shown output is condensed; logs have every byte. Nothing waits for long: an error waits a
+few seconds; a warning waits until the reference, the first rank that is shown, has had time to
+write it. A rank that dies or hangs meanwhile loses nothing, and the held output is bounded.
 
-While an error is held, so is what its rank writes to stderr after it. A traceback has no end that
-could be seen: the rest of a dying rank's output belongs to it.
+While an error is held, so is what its rank writes to stderr after it. The end of a traceback can't
+be recognized: the rest of a dying rank's output belongs to it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from collective.launch.output.stderr_lines import (
 )
 from collective.launch.planning.rank_names import rank_names
 
-# For how many seconds an error waits for other ranks to raise the same.
+# How many seconds an error waits for other ranks to raise the same.
 ERROR_PATIENCE = 2.0
-# For how many seconds more the error of a lost peer waits for its cause to be known.
+# How many seconds longer the error of a lost peer waits for its cause to be known.
 CAUSE_PATIENCE = 3.0
-# Within so many seconds comes the rest of a message, and of a warning.
+# How many seconds the rest of a message, or of a warning, may take.
 _MESSAGE_END = 0.3
-# What comes later than this many seconds after an error is no part of its message.
+# Output that comes more than this many seconds after an error isn't part of its message.
 _LONGEST_PART = 1.0
 _MOST_BYTES_HELD = 1 << 16
 _MOST_WARNING_LINES = 50
 _MOST_PLACES = 3
-# An interrupt that came while TensorFlow made the error of a lost peer is in an error of pybind11.
+# pybind11 reports an interrupt that comes while TensorFlow creates the error of a lost peer.
 _INTERRUPT = re.compile(
     r"KeyboardInterrupt|RuntimeError: pybind11::error_already_set: MISMATCH of original and "
     r"normalized active exception types: ORIGINAL (?:Unknown|Aborted|Cancelled|Internal)Error "
@@ -61,14 +61,14 @@ _LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 class JobDigest:
-    """Compares what the ranks write. Times are those of the monotonic clock."""
+    """Compares the ranks' output. Times are those of the monotonic clock."""
 
     def __init__(self, say: Callable[[str], None], on_cpu: Mapping[int, bool]) -> None:
         """Makes the digests of the ranks.
 
         Args:
-          say: shows a note of the launcher's own.
-          on_cpu: for each rank whose output is shown, ascending, whether it has no GPU.
+          say: shows the launcher's own notes.
+          on_cpu: tells for each shown rank, in ascending order, whether it has no GPU.
         """
         self._say = say
         reference = min(on_cpu)
@@ -88,16 +88,16 @@ class JobDigest:
 
     @property
     def holds_errors(self) -> bool:
-        """Tells whether an error may be repeated, or be a mere echo of Ctrl-C."""
+        """Tells whether an error is held that may be repeated, or may only echo Ctrl-C."""
         return len(self._ranks) > 1 or self.interrupted
 
     def next_time(self) -> float:
-        """Returns when something that is held is to be shown; infinity if nothing is held."""
+        """Returns when to show something that is held; infinity if nothing is held."""
         times = [rank.next_time() for rank in self._ranks.values()]
         return min(self._warnings.next_time(), *times)
 
     def flush_due(self, now: float) -> None:
-        """Shows what has been held for long enough."""
+        """Shows what has been held long enough."""
         if self.next_time() > now:
             return
         for rank in self._ranks.values():
@@ -113,15 +113,15 @@ class JobDigest:
         """Shows everything that is still held."""
         self._end_warnings()
         self._show_errors(self._ranks.values(), time.monotonic())
-        self._end_warnings()  # of what was held after errors
+        self._end_warnings()  # warnings in the text held after errors
 
     def interruption(self) -> str:
-        """Says where ranks were when they were interrupted; "" if none has said so."""
+        """Says where ranks were when they were interrupted; "" if no rank has said so."""
         places = _by_place(self._interrupted_at, "interrupted")
         return places and f"{places} (KeyboardInterrupt; --verbose shows the tracebacks)"
 
     def losses(self) -> str:
-        """Says where ranks lost a peer; "" if no error of these was left out."""
+        """Says where ranks lost a peer; "" if no such error was left out."""
         places = _by_place(self._lost_a_peer_at, "lost a peer")
         return places and f"{places} (--verbose and --log-dir have the tracebacks)"
 
@@ -134,13 +134,13 @@ class JobDigest:
         self._warnings.add(rank, lines, time.monotonic())
 
     def say_deprecations(self) -> None:
-        """Shows one line for all warnings of deprecated functions, of all ranks."""
+        """Shows one line for all ranks' warnings about deprecated functions."""
         if not self._has_said_deprecations:
             self._has_said_deprecations = True
             self._say(f"collective launch: {_DEPRECATIONS}")
 
     def _with_the_same_errors(self, due: Sequence[RankDigest]) -> list[RankDigest]:
-        """Adds the ranks that hold an error which one of those in `due` holds as well."""
+        """Adds the ranks that hold the same error as one of those in `due`."""
         identities = {identity for rank in due for identity in rank.held_errors()}
         return [
             rank
@@ -172,7 +172,7 @@ class JobDigest:
         error = rank_error.error
         if not self.interrupted:
             return False
-        # What was raised first may be the cause, even if an interrupt ended its handling.
+        # The first exception may be the cause, even if an interrupt ended its handling.
         if not all(_is_interrupt(each) or message_lost_a_peer(each) for each in error.messages):
             return False
         if not error.is_aside:
@@ -180,7 +180,7 @@ class JobDigest:
         return True
 
     def _is_echo_of_failure(self, rank_error: RankError) -> bool:
-        """Tells whether an error only says that its rank lost a peer, whose failure is reported."""
+        """Tells whether an error only says that its rank lost a peer whose failure is reported."""
         error = rank_error.error
         if not self.cause_is_known or not _is_lost_peer(error):
             return False
@@ -211,7 +211,7 @@ class RankDigest:
     """Sorts the lines of one rank's stderr.
 
     Attributes:
-      show: shows text of this rank; the owner of the rank's stream sets it.
+      show: shows this rank's text; set by the owner of the rank's stream.
     """
 
     show: Callable[[bytes], None]
@@ -219,19 +219,19 @@ class RankDigest:
     def __init__(self, job: JobDigest, rank: int, is_reference: bool, on_cpu: bool) -> None:
         self._job = job
         self._rank = rank
-        self._in_line = False  # the last text that was shown has no end yet
-        self._warning: list[str] | None = None  # to whose end more lines may belong
+        self._in_line = False  # the last shown text is an unfinished line
+        self._warning: list[str] | None = None  # more lines may still belong to it
         self._warning_since = 0.0
         self._is_reference = is_reference
         self._on_cpu = on_cpu
-        self._held: list[bytearray] = []  # parts, the first of which has an error and its message
+        self._held: list[bytearray] = []  # the first part has an error and its message
         self._held_since = 0.0
         self._part_since = 0.0
         self._last_held = 0.0
         self._has_waited_for_cause = False
 
     def take(self, data: bytes, hold_errors: bool = True) -> None:
-        """Takes text: segments that end in a newline or a carriage return, the last maybe not."""
+        """Takes text: segments that end in a newline or a carriage return; the last may not."""
         if self._held:
             self._hold(data)
             return
@@ -250,13 +250,13 @@ class RankDigest:
         self._show_now(bytes(shown))
 
     def show_held(self, data: bytes) -> None:
-        """Shows whole lines, in a line of their own."""
+        """Shows whole lines, beginning on a new line."""
         if self._in_line:
             self._show_now(b"\n")
         self._show_now(data)
 
     def end_warning(self) -> None:
-        """Takes the warning that was begun for whole."""
+        """Treats the current warning as complete."""
         if self._warning is not None:
             if is_deprecation(self._warning[0]):
                 self._job.say_deprecations()
@@ -273,9 +273,9 @@ class RankDigest:
         return self._held_since + ERROR_PATIENCE if self._held else math.inf
 
     def waits_for_cause(self) -> bool:
-        """Has a lost peer wait on, once, for its cause to be known; tells whether it does.
+        """Has a lost peer's error wait longer for its cause, but only once; tells whether it waits.
 
-        It does if all the errors that are held say nothing else.
+        It does if every held error says only that a peer was lost.
         """
         if self._has_waited_for_cause or self._held_since == -math.inf:
             return False
@@ -294,7 +294,7 @@ class RankDigest:
         return {error.identity for part in self._held for error in _errors_in_part(part)}
 
     def release(self) -> tuple[list[RankError], bytes]:
-        """Returns the errors that are held, and the text after them; holds no more."""
+        """Returns the held errors and the text after them, and stops holding them."""
         parts, self._held = self._held, []
         errors: list[RankError] = []
         text = b""
@@ -312,11 +312,11 @@ class RankDigest:
         return errors, text
 
     def _begin_holding(self, before: bytes, first: bytes, data: bytes) -> None:
-        """Begins to hold an error.
+        """Starts to hold an error.
 
         Args:
-          before: what is to be shown at once.
-          first: the error's first line, perhaps after a progress bar.
+          before: the text to show at once.
+          first: the error's first line, maybe after a progress bar.
           data: that line and everything after it.
         """
         self.end_warning()
@@ -383,7 +383,7 @@ def _by_place(ranks_by_place: Mapping[str, list[int]], what_happened: str) -> st
 
 
 def _is_lost_peer(error: RaisedError) -> bool:
-    # What was raised first may be the cause, even if a lost peer ended its handling.
+    # The first exception may be the cause, even if a lost peer ended its handling.
     return all(map(message_lost_a_peer, error.messages))
 
 
@@ -392,7 +392,7 @@ def _is_interrupt(message: Sequence[str]) -> bool:
 
 
 def _lines_behind_interrupt(rank_error: RankError) -> Sequence[str]:
-    """Returns what a rank wrote right after a KeyboardInterrupt, which has no message."""
+    """Returns what a rank wrote right after a KeyboardInterrupt; that is no message of it."""
     error = rank_error.error
     if not _is_interrupt(error.messages[-1]):
         return ()
@@ -412,7 +412,7 @@ def _text_lines(text: bytearray) -> list[str]:
 
 
 def _errors_in_part(part: bytearray) -> list[RaisedError]:
-    """Returns the errors in text. A last line without an end, a prompt say, is in no message."""
+    """Returns the errors in text. An unfinished last line, such as a prompt, is in no message."""
     lines = _text_lines(part)
     errors = list(errors_in(lines))
     if part.endswith(b"\n"):

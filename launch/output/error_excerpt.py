@@ -1,7 +1,7 @@
-"""The excerpt of a rank's last words that the report shows: its error, without stacks and noise.
+"""The excerpt of a rank's last output that the report shows: its error, without stacks and noise.
 
-An error that was handled is no reason why a rank has ended. After an uncaught one Python ends with
-code 1, and little is written after it; with another code it must be the last thing written.
+A handled error isn't the reason why a rank ended. After an uncaught error Python ends with code 1,
+and writes little after it; with another code the error must be the last thing written.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from collective.launch.output.stderr_lines import (
 )
 
 _SHOWN_LINES = 20
-_FIRST_LINES = 8  # of a longer error; the rest are its last ones
+_FIRST_LINES = 8  # of a longer error; its last lines fill the rest
 _LONGEST_LINE = 500
 _ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
 UNCAUGHT = 1  # Python's exit code
-# After an uncaught exception's own line: its message, and what is said on the way out.
+# The lines after an uncaught exception's own line: its message, and output on the way out.
 _MOST_LINES_BEHIND = 50
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Holds what a report shows.
+    """Holds the lines that a report shows.
 
     Attributes:
-      is_error: whether it begins with an exception; else it is the last lines, whatever they say.
-      place: the script's own line that raised it, "" if that isn't known.
-      lines: at most twenty and one that says how many are left out.
+      is_error: whether it begins with an exception; else it is simply the last lines.
+      place: the line of the script that raised the exception, "" if it isn't known.
+      lines: at most twenty, and one that says how many are left out.
     """
 
     is_error: bool
@@ -49,10 +49,10 @@ class Excerpt:
 
 
 def tells_more(stdout: Sequence[str], stderr: Sequence[str]) -> bool:
-    """Tells whether a process says on stdout, and not on stderr, why it has ended.
+    """Tells whether stdout, and not stderr, explains why a process has ended.
 
-    Its stderr counts, unless there is nothing but noise, or nothing but warnings while an error is
-    on stdout, where a script's handler of a log may write.
+    Stderr explains it, unless it has nothing but noise, or nothing but warnings while stdout has an
+    error: a script's log handler may write there.
     """
     if not stdout or all(map(is_noise, stderr)):
         return bool(stdout)
@@ -66,7 +66,7 @@ def tells_more(stdout: Sequence[str], stderr: Sequence[str]) -> bool:
 
 
 def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
-    """Returns the error that a process has ended with, if its last words tell of one.
+    """Returns the error that ended a process, if its last output shows one.
 
     Args:
       words: the last lines of its output.
@@ -80,11 +80,11 @@ def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
 
 
 def excerpt(words: Sequence[str], code: int) -> Excerpt:
-    """Chooses the lines that tell best why a rank has ended.
+    """Chooses the lines that best explain why a rank has ended.
 
     Args:
       words: the last lines of its output.
-      code: its exit code, or minus the signal. After a signal an exception was something earlier.
+      code: its exit code, or minus the signal. An exception before a signal was an earlier event.
     """
     if code < 0:
         crash = fatal_line(words)
@@ -97,12 +97,12 @@ def excerpt(words: Sequence[str], code: int) -> Excerpt:
             return Excerpt(True, error.place, _first_and_last(lines))
     lines = [line for line in words if not is_noise(line)]
     if code > 0 and last_error(words) is not None:
-        lines = list(lines_without_frames(lines))  # else a long stack may be all that is shown
+        lines = list(lines_without_frames(lines))  # else a long stack may fill the excerpt
     return Excerpt(False, "", tuple(_shortened(line) for line in lines[-_SHOWN_LINES:]))
 
 
 def _later_lines(words: Sequence[str]) -> list[str]:
-    """Returns what a program wrote after its error, except for warnings and errors in passing."""
+    """Returns the output after a program's error, without warnings and errors in passing."""
     asides: set[int] = set()
     for error in errors_in(words):
         asides.update(range(error.first, error.end))

@@ -14,10 +14,10 @@ STREAM_NAMES = ("stdout", "stderr")
 
 
 def check_logs(plan: LaunchPlan) -> None:
-    """Finds out whether the logs can be written, and leaves nothing.
+    """Checks whether the logs can be written, and leaves no files.
 
     Raises:
-      UsageError: they can't.
+      UsageError: they can't be written.
     """
     if plan.log_dir is None:
         return
@@ -27,7 +27,7 @@ def check_logs(plan: LaunchPlan) -> None:
     try:
         os.rmdir(tempfile.mkdtemp(dir=folder))
     except OSError as error:
-        error.filename = plan.log_dir  # the trial's own name says nothing
+        error.filename = plan.log_dir  # the trial's own name would tell the user nothing
         raise _unwritable(plan.log_dir, error) from None
 
 
@@ -36,7 +36,7 @@ def _unwritable(log_dir: str, error: OSError) -> UsageError:
 
 
 def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | None]]:
-    """Opens the files that keep stdout and stderr of each rank of this host.
+    """Opens the files that store stdout and stderr of each rank of this host.
 
     Raises:
       UsageError: they can't be written.
@@ -48,8 +48,8 @@ def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | N
         for rank in plan.local_ranks:
             folder = Path(plan.log_dir, f"rank.{rank}")
             folder.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: who follows the file sees what the rank wrote, when it wrote it.
-            # A restart goes on with the files.
+            # Unbuffered: a reader who follows the file sees the output as the rank writes it.
+            # A restart appends to the files.
             stdout, stderr = (_opened(folder / name, plan) for name in STREAM_NAMES)
             logs[rank] = stdout, stderr
     except OSError as error:

@@ -1,14 +1,15 @@
 """The outcome of a job: how each rank ended, which one is the root cause, and the failure report.
 
-The rank that failed first isn't always the first to be gone. A rank that raises shuts Horovod down
-on its way out; a peer that waits in a collective gets an error from that, and may well be dead
-before the root cause has finished its own clean-up. Such a *victim* says so in its last words. It
-is not blamed while another rank may still turn out to be the root cause. One that takes longer is
-told to stop, and ends by that: it is blamed if a victim has named it and it had raised an error.
+The first rank to fail isn't always the first to end. A rank that raises an error shuts Horovod down
+on its way out; a peer that waits in a collective gets an error from that, and may end before the
+root cause has finished its own clean-up. Such a *victim* says so in its last output. It isn't
+blamed while another rank may still turn out to be the root cause. A root cause that takes longer is
+told to stop, and ends by that signal: it is blamed if a victim has named it and it had raised an
+error.
 
-The root cause may tell of lost peers, too: they die of its error while it cleans up. So a victim is
-for certain who ends with that, and nothing else. Who has raised an error of its own is blamed
-before such a one, and after a rank that says nothing of peers.
+The root cause may report lost peers, too: they die of its error while it cleans up. So only a rank
+whose output ends with a lost peer, and says nothing else, is certainly a victim. A rank that has
+raised its own error is blamed before such a victim, and after a rank that doesn't mention peers.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from collective.launch.output.stderr_lines import (
 )
 from collective.launch.planning.rank_names import rank_names
 
-# For how many seconds after its first victim the root cause may take to end.
+# How many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
-# How ranks end that were told to stop, by Ctrl-C or TERM.
+# The exit codes of ranks that were told to stop, by Ctrl-C or TERM.
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-# So many ranks are named one by one.
+# Up to this many ranks are named one by one.
 _FEW_RANKS = 3
-# In the stack of a script that `--as` runs.
+# This file is in the stack of every script that `--as` runs.
 _RUNS_SCRIPTS = "collective/run_script.py"
-# Of how many last lines without stacks one may say that a peer was lost.
+# How many of the last lines, without stacks, are searched for a lost peer.
 _VICTIM_LINES = 200
 
 
@@ -54,16 +55,16 @@ class RankExit:
     """Describes how one rank ended.
 
     Attributes:
-      rank, pid: which process; pid is 0 if it couldn't be started.
+      rank, pid: the process; pid is 0 if it couldn't be started.
       code: the exit code, or minus the signal.
       time: in seconds since the epoch.
-      requested: whether the launcher had told it to stop.
-      last_lines: its last lines, more than are shown: TensorFlow explains an error at length.
+      requested: whether the launcher told it to stop.
+      last_lines: its last lines, more than are shown: TensorFlow's errors are long.
       last_lines_from: "stderr" or "stdout".
       host: the name of its host, "" for the launcher's.
-      lost_by: why its host counts as lost, "" for a rank that has ended itself.
-      was_ending: whether it had raised an error, and was told to stop on its way out; `code` is
-        the error's.
+      lost_by: why its host counts as lost, "" for a rank that ended by itself.
+      was_ending: whether it had raised an error and was told to stop while it ended; `code` is then
+        the error's code.
     """
 
     rank: int
@@ -83,20 +84,21 @@ class RankExit:
 
     @functools.cached_property
     def error(self) -> RaisedError | None:
-        """Returns the error that the rank ended with, if it has told of one."""
+        """Returns the error that ended the rank, if its output shows one."""
         return ending_error(self.last_lines, self.code)
 
     @functools.cached_property
     def victim_certainty(self) -> int:
-        """Tells how sure it is, by the rank's own words, that it failed because of another.
+        """Tells how certain the rank's own output makes it that another rank caused its failure.
 
-        0: it says nothing of lost peers. 1: it does, and its error was another one at first.
-        2: it has failed of that, as far as it says.
+        0: it doesn't mention lost peers. 1: it does, but its first error was a different one.
+        2: as far as it says, it failed only because of lost peers.
         """
         if not self.failed:
             return 0
         if self.error is None:
-            # Horovod's threads write whenever they like: of peers that went before, or after.
+            # Horovod's threads write at any time: about peers that ended before this rank, or
+            # after.
             spoken = [line for line in self._words_on_peers() if not is_horovods(line)]
             is_certain = any(map(lost_a_peer, spoken))
         else:
@@ -105,12 +107,12 @@ class RankExit:
 
     @property
     def is_victim(self) -> bool:
-        """Tells whether the rank says itself that it failed because of another."""
+        """Tells whether the rank itself says that it failed because of another."""
         return self.victim_certainty > 0
 
     @property
     def lost_ranks(self) -> frozenset[int]:
-        """Returns the ranks that it has lost, as far as it names them."""
+        """Returns the ranks that it reports as lost, as far as it names them."""
         found = map(lost_rank, self._words_on_peers()) if self.failed else ()
         return frozenset(rank for rank in found if rank is not None)
 
@@ -119,14 +121,14 @@ class RankExit:
         error: list[str] = []
         if self.error:
             error = [*self.error.chain, *self.error.message]
-            # Horovod's threads, and others, tell of peers that have died of the error.
+            # Horovod's threads, and others, report peers that have died of this rank's error.
             before = [line for line in words[: self.error.end] if not is_horovods(line)]
             behind = [line for line in words[self.error.end :] if not is_log_line(line)]
             words = (*before, *behind)
         return error + list(lines_without_frames(words))[-_VICTIM_LINES:]
 
     def as_failure(self) -> RankExit:
-        """Returns this end as it would have been without the launcher's TERM, after an error."""
+        """Returns the end that the rank's error would have led to without the launcher's TERM."""
         if self.code == UNCAUGHT:
             failure = replace(self, requested=False)
         elif self.code < 0:
@@ -155,7 +157,7 @@ class RankExit:
 
 
 class JobOutcome:
-    """Collects the ranks' ends in the order in which they came."""
+    """Collects the ranks' ends in the order in which they are reported."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -171,7 +173,7 @@ class JobOutcome:
         return len(self.exits) < self._size
 
     def running_text(self) -> str:
-        """Names the ranks that still run, for people: "ranks 0 and 2"."""
+        """Names the ranks that still run, for messages: "ranks 0 and 2"."""
         ended = {rank_exit.rank for rank_exit in self.exits}
         running = [rank for rank in range(self._size) if rank not in ended]
         if not running:
@@ -182,19 +184,19 @@ class JobOutcome:
         return rank_names(running)
 
     def root_cause(self) -> RankExit | None:
-        """Returns the first rank that failed unasked; a victim only if there is nobody else."""
+        """Returns the first rank that failed unasked; a victim only if there is no other."""
         failed = [end for end in self.exits if end.failed and not end.requested]
         return min(failed, key=lambda end: end.victim_certainty, default=None)
 
     @property
     def is_preempted(self) -> bool:
-        """Tells whether a rank was told to stop, rather than failed."""
+        """Tells whether the root cause was told to stop rather than failed."""
         cause = self.root_cause()
         return cause is not None and cause.shell_code in _STOPPED
 
     @property
     def left_preempted(self) -> bool:
-        """Tells whether all ranks have left by themselves, as ranks do that were told to stop."""
+        """Tells whether all ranks have ended by themselves, with the code of preempted ranks."""
         return all(end.code in (0, *_STOPPED) for end in self.exits) and any(
             end.code in _STOPPED for end in self.exits
         )
@@ -207,7 +209,7 @@ class JobOutcome:
         return not cause.is_victim or bool(self._early_leavers()) or not self.any_running
 
     def failure_report(self) -> str:
-        """Returns the report on the root cause, for people; "" if there is none."""
+        """Returns the report on the root cause as text; "" if there is no root cause."""
         cause = self.root_cause()
         if cause is None:
             return ""
@@ -275,7 +277,7 @@ class JobOutcome:
         return lines + [f"    {line}" for line in shown.lines]
 
     def _early_leavers(self) -> list[RankExit]:
-        """Returns the ranks that ended with 0, unasked, in a job that then failed."""
+        """Returns the ranks that ended with 0, unasked, in a job that failed later."""
         return [end for end in self.exits if not end.failed and not end.requested]
 
 
@@ -283,7 +285,7 @@ def loss_report(host: str, lost_by: str, when: float) -> list[str]:
     """Returns the first lines of the report on the loss of a host.
 
     Args:
-      host: names it, and its ranks.
+      host: the host's name and ranks.
       lost_by: why it counts as lost.
       when: in seconds since the epoch.
     """

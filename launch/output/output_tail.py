@@ -1,28 +1,28 @@
-"""The end of what a rank has written to a stream, for the report on its failure.
+"""Keeps the end of a rank's output on one stream, for the report on its failure.
 
-A line of megabytes, as the message of an error that prints an array, keeps its beginning and the
-lines before it: the exception's name stands there, and its traceback.
+Of a line of megabytes, such as the message of an error that prints an array, its beginning is kept,
+and the lines before it: they have the exception's name and its traceback.
 """
 
 from __future__ import annotations
 
-TAIL_BYTES = 1 << 16  # at least so much is kept
-_LINE_BYTES = 1 << 13  # of a line that is longer than the tail, so much of its beginning
-_BYTES_BEFORE = 1 << 14  # and so much of what stands before it
-_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of a character but its first
+TAIL_BYTES = 1 << 16  # at least this much is kept
+_LINE_BYTES = 1 << 13  # the kept beginning of a line that is longer than the tail
+_BYTES_BEFORE = 1 << 14  # and of the text before that line
+_CONTINUATION = bytes(range(0x80, 0xC0))  # all bytes of a character except its first
 
 
 class OutputTail:
     """Keeps the end of a stream in bounded memory."""
 
     def __init__(self) -> None:
-        # It ends within the line that `_tail` goes on with, if characters are missing.
+        # If characters are missing, it ends within the line that `_tail` continues.
         self._head = b""
         self._missing = 0  # characters between the two
         self._tail = bytearray()
 
     def take(self, data: bytes) -> None:
-        """Takes what the stream goes on with."""
+        """Takes the next piece of the stream."""
         self._tail += data
         if len(self._tail) > 2 * TAIL_BYTES:
             cut = bytes(self._tail[:-TAIL_BYTES])
@@ -30,9 +30,9 @@ class OutputTail:
             self._leave_out(cut)
 
     def lines(self, count: int) -> list[str]:
-        """Returns the last lines, of a progress bar only its last state.
+        """Returns the last lines; of a progress bar only its last state.
 
-        A line that wasn't kept whole ends in "... (5000000 characters)".
+        A line that wasn't kept completely ends in "... (5000000 characters)".
         """
         text = (self._head + self._rest()).decode("utf-8", "replace")
         text = text.replace("\r\n", "\n").rstrip()
@@ -44,7 +44,7 @@ class OutputTail:
         if self._missing and not _start_of_line(cut):
             self._missing += _characters(cut)
             return
-        if self._missing:  # the long line has ended, and isn't the last one any more
+        if self._missing:  # the long line has ended, and is no longer the last one
             cut = cut[min(cut.find(b) for b in (b"\n", b"\r") if b in cut) + 1 :]
         else:
             cut = self._head + cut
@@ -70,5 +70,5 @@ def _start_of_line(data: bytes) -> int:
 
 
 def _characters(data: bytes) -> int:
-    """Counts characters of UTF-8, also where the data begins or ends within one."""
+    """Counts characters of UTF-8, even if the data begins or ends within one."""
     return len(data.translate(None, _CONTINUATION))

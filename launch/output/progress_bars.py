@@ -1,7 +1,7 @@
-"""The progress bars of other ranks than the first are left out: all of them show one progress.
+"""Leaves out the progress bars of all ranks but the first: they all show the same progress.
 
-A bar redraws itself after a carriage return. tqdm's and Keras's end with a newline; then their
-last state is left out, too. What else comes after a bar in its line is shown.
+A bar redraws itself after a carriage return. tqdm's and Keras's bars end with a newline; then their
+last state is left out, too. Other text that follows a bar in its line is shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ProgressBars:
     """Leaves the progress bars out of one stream."""
 
     def __init__(self) -> None:
-        self._after_return = False  # what follows stands where a bar stood
+        self._after_return = False  # the next text takes the place of a bar
         self._undecided = b""  # ends with a carriage return, which a newline may follow
 
     def without(self, data: bytes) -> bytes:
-        """Returns what is left of a piece of output."""
+        """Returns a piece of output without the bars."""
         data, self._undecided = self._undecided + data, b""
         shown = bytearray()
         for match in _SEGMENT.finditer(data):

@@ -1,4 +1,4 @@
-"""An error of Python as a rank's stderr tells it: the exception, its message, where it was raised.
+"""An error of Python in a rank's stderr: the exception, its message, and where it was raised.
 
 Traceback (most recent call last):
   File "train.py", line 9, in <module>                    the script's own last frame: the place
@@ -35,15 +35,15 @@ _FATAL = re.compile(r"Fatal Python error: ")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)(?:, in (.*?)(?:  \*{1,2})?)?$')
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<(?!stdin|string)"
-    # TensorFlow's copy of a function, of a random name, which is gone with the process.
+    # TensorFlow's copy of a function, in a file with a random name that is deleted at the end.
     r"|/__autograph_generated_file"
 )
-# So begins the message of an error in a function that TensorFlow has copied; its stack follows.
+# An error in a function that TensorFlow has copied begins so; its stack follows.
 _IN_COPIED_CODE = re.compile(r"\S+: in user code:$")
 _PACKAGE = f"{Path(__file__).parents[2]}/"
-# A class of the library's own, whose messages say what is wrong and what to do.
+# A class of this library, whose messages say what is wrong and what to do.
 _OWN_ERROR = re.compile(r"collective(?:\.\w+)+: \S")
-# What the second rank to make, move or remove something raises.
+# The errors of the second rank that makes, moves or removes the same file.
 _THERE_ALREADY = re.compile(
     r"FileExistsError: |OSError: \[Errno (?:17|39)\] |shutil\.Error: .*already exists"
     r"|tensorflow\.\S*\.AlreadyExistsError: (?!Resource)"
@@ -52,8 +52,8 @@ _GONE_ALREADY = re.compile(r"FileNotFoundError: |tensorflow\.\S*\.NotFoundError:
 _REMOVES = re.compile(
     r"\b(?:rmtree|rmdir|remove|unlink|rename|replace|move|DeleteRecursively|Remove|Rename)\("
 )
-# What a script meets that was written for other versions of Python and of packages. Names of
-# frameworks for which `--as` stands may be missing there alone.
+# The errors of a script written for other versions of Python or of packages. The frameworks that
+# `--as` can replace may be missing for no other reason than that.
 _FRAMEWORKS = "tensorflow|horovod|hybridbackend|sparse_operation_kit|collective"
 _OF_OTHER_VERSIONS = re.compile(
     r"(?:Name|UnboundLocal|Syntax|Indentation|Tab)Error: "
@@ -63,12 +63,12 @@ _OF_OTHER_VERSIONS = re.compile(
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod['.]")
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
-# Introduces a stack within a message: of the operation that failed, of its Python function.
+# Introduces a stack within a message: of the operation that failed, or of its Python function.
 _HEADING = re.compile(
     r"Original stack trace for |Original op created by |Traceback \(most recent call last\):$"
     r"|Detected at node .* defined at \(most recent call last\):$"
 )
-# TensorFlow says nothing about the error with them.
+# Words of TensorFlow that say nothing about the error.
 _EMPTY_WORDS = re.compile(
     r"Node: '|\d+ successful operations\.$|\d+ derived errors ignored\.$"
     r"|Hint: If you want to see a list of allocated tensors when OOM happens"
@@ -81,12 +81,12 @@ class RaisedError:
     """Describes one error.
 
     Attributes:
-      first, own, end: its lines among those that were read: its first one, the exception's own
-        line, and the one after its last.
-      is_aside: whether it was reported in passing: of a thread, of a destructor.
-      chain: the own lines of all its exceptions, those that it was raised from first.
-      messages: for each exception of the chain its own line and all that follows it.
-      message: the exception's own line and what follows, of stack frames only the script's own.
+      first, own, end: line numbers in the text that was read: the error's first line, the
+        exception's own line, and the line after the error's last.
+      is_aside: whether it was reported in passing, for a thread or a destructor.
+      chain: the own lines of all its exceptions, causes first.
+      messages: for each exception of the chain, its own line and all that follows it.
+      message: the exception's own line and what follows; of stack frames only the script's own.
       place: the script's own last frame, "" if there is none.
     """
 
@@ -101,17 +101,17 @@ class RaisedError:
 
     @property
     def identity(self) -> tuple[str, str, bool]:
-        """Returns class and place: alike on ranks that raise the same."""
+        """Returns class and place: the same on ranks that raise the same error."""
         return self.chain[-1].partition(":")[0], self.place, self.is_aside
 
     @property
     def is_a_sentence(self) -> bool:
-        """Tells whether the message says all: what the library raises for what it has caught."""
+        """Tells whether the message says all: this library raised it for an error it caught."""
         return _OWN_ERROR.match(self.chain[-1]) is not None and not self.is_aside
 
     @property
     def lacks_horovod(self) -> bool:
-        """Tells whether the program imports Horovod, which isn't installed."""
+        """Tells whether the program imports Horovod but Horovod isn't installed."""
         return _NO_HOROVOD.search(self.chain[-1]) is not None
 
     def without_stack(self) -> list[str]:
@@ -119,12 +119,12 @@ class RaisedError:
         return [*self.message, f"{_PLACE}{self.place}"] if self.place else list(self.message)
 
     def essence(self) -> tuple[str, ...]:
-        """Returns the message as another rank writes it that raises the same."""
+        """Returns the message in the form that is the same on every rank that raises this error."""
         return tuple(without_volatile(line) for line in self.message if not _NODE_NAME.match(line))
 
 
 def tells_of_shared_files(error: RaisedError) -> bool:
-    """Tells whether an error is such as ranks get that handle the same files at once."""
+    """Tells whether an error is typical of ranks that handle the same files at the same time."""
     own = error.chain[-1]
     if _GONE_ALREADY.match(own):
         return _REMOVES.search(error.place) is not None
@@ -132,17 +132,17 @@ def tells_of_shared_files(error: RaisedError) -> bool:
 
 
 def tells_of_other_versions(error: RaisedError) -> bool:
-    """Tells whether a script has used what this Python, or a package, hasn't."""
+    """Tells whether a script has used something that this Python, or a package, doesn't have."""
     return _OF_OTHER_VERSIONS.match(error.chain[-1]) is not None
 
 
 def begins_error(line: str) -> bool:
-    # What was written before, a progress bar say, may lack its end.
+    # The text before it, such as a progress bar, may lack its end.
     return line.endswith(TRACEBACK) or _ASIDE.match(line) is not None
 
 
 def errors_in(lines: Sequence[str]) -> Iterator[RaisedError]:
-    """Yields the errors that are told by lines of stderr, in their order."""
+    """Yields the errors in lines of stderr, in their order."""
     position = 0
     while position < len(lines):
         error = _error_at(lines, position) if begins_error(lines[position]) else None
@@ -152,7 +152,7 @@ def errors_in(lines: Sequence[str]) -> Iterator[RaisedError]:
 
 
 def last_error(lines: Sequence[str]) -> RaisedError | None:
-    """Returns the error that a program has ended with, if the lines tell of any."""
+    """Returns the error that ended a program, if the lines show one."""
     errors = list(errors_in(lines))
     for error in reversed(errors):
         if not error.is_aside:
@@ -161,7 +161,7 @@ def last_error(lines: Sequence[str]) -> RaisedError | None:
 
 
 def fatal_line(lines: Sequence[str]) -> int | None:
-    """Returns the last line by which the interpreter says that it crashed."""
+    """Returns the last line in which the interpreter reports a crash."""
     for number in reversed(range(len(lines))):
         if _FATAL.match(lines[number]):
             return number
@@ -213,7 +213,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
 
 
 def _is_of_stack(line: str) -> bool:
-    """Tells whether a line is of a stack, or was written in between: by another thread."""
+    """Tells whether a line belongs to a stack, or was written into one by another thread."""
     return not line or line[0] in " \t" or is_log_line(line)
 
 
@@ -222,7 +222,7 @@ def _places(lines: Iterable[str]) -> list[str]:
 
 
 def _message_end(lines: Sequence[str], own: int) -> int:
-    """Returns the line after a message, which has no end of its own."""
+    """Returns the line after a message; messages have no end mark."""
     for number in range(own + 1, len(lines)):
         line = lines[number]
         # TensorFlow puts the traceback of a Python function into the message, with empty lines.
@@ -235,11 +235,11 @@ def _message_end(lines: Sequence[str], own: int) -> int:
 
 
 def lines_without_frames(lines: Sequence[str]) -> Iterator[str]:
-    """Yields lines without empty ones and stacks: of each, the script's own last frame stays."""
-    heading = ""  # of the stack that follows; without a frame it is nothing
+    """Yields the nonempty lines, and of each stack only the script's own last frame."""
+    heading = ""  # the heading of the stack that follows; ignored without a frame
     place = ""
     shown: set[str] = set()
-    code_indent = 0  # of the code below a frame; 0 outside of a stack
+    code_indent = 0  # the indent of the code below a frame; 0 outside of a stack
     lacks_code = False
     for line in lines:
         frame = _FRAME.match(line)
@@ -267,7 +267,7 @@ def lines_without_frames(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _stack_summary(heading: str, place: str, shown: set[str]) -> list[str]:
-    """Returns the lines that stand for a stack, none if its place was shown before."""
+    """Returns the lines that replace a stack; none if its place was shown before."""
     if not place or place in shown:
         return []
     shown.add(place)
@@ -275,5 +275,5 @@ def _stack_summary(heading: str, place: str, shown: set[str]) -> list[str]:
 
 
 def is_of_script(file: str) -> bool:
-    """Tells whether a frame's file is the user's: no library, and not this package."""
+    """Tells whether a frame's file is the user's, not a library's and not this package's."""
     return not _LIBRARY.search(file) and not file.startswith(_PACKAGE)

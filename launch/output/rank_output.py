@@ -1,12 +1,12 @@
-"""The ranks' output: line by line to the launcher's stdout and stderr, byte by byte to the logs.
+"""Passes the ranks' output on: by line to the launcher's stdout and stderr, by byte to the logs.
 
     pipe of rank 0's stdout ──▶ RankStream ──▶ Screen (the launcher's stdout) ──▶ ThreadedWriter
     pipe of rank 1's stdout ──▶ RankStream ──┘
                                      └──────▶ rank.1/stdout
 
 `Console` owns all of them. A *segment* is text that ends in a newline or, as progress bars do, in a
-carriage return; it is shown with its end as it is and the rank before it. Everything is bytes:
-text that isn't UTF-8 passes untouched.
+carriage return; it is shown with its own end, after the rank's number. Everything is bytes: text
+that isn't UTF-8 passes unchanged.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from collective.launch.planning.environment import line_prefix
 from collective.launch.planning.plan import LaunchPlan
 
 _LAST_WORDS_LINES = 2000
-# A partial line is held back for so many seconds, hoping for its end. On a terminal somebody waits
-# for a prompt or a bar; in a file it matters more that no other rank's text comes between.
+# How many seconds a partial line is held back for its end. On a terminal somebody waits for a
+# prompt or a bar; in a file it matters more that no other rank's text comes between.
 _TERMINAL_PATIENCE = 0.2
 _FILE_PATIENCE = 1.0
-# A "line" of more bytes than this is shown in parts.
+# A line that is longer than this many bytes is shown in parts.
 _LONGEST_LINE = 16 << 20
-_NOISE_BYTES = 200  # of a line, which show whether it may be noise
+_NOISE_BYTES = 200  # the beginning of a line shows whether it may be noise
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -56,10 +56,10 @@ class Console:
 
         Args:
           plan: says which ranks are shown.
-          pipes: the reading ends of stdout and stderr of each rank of this host; what another
-            host's ranks write comes by `take`.
-          logs: the files that keep them.
-          notify: called from a thread when there is room for more output, or nobody to read it.
+          pipes: the reading ends of stdout and stderr of each rank of this host; the output of
+            other hosts' ranks comes through `take`.
+          logs: the files that store the output.
+          notify: called from a thread when there is room for more output, or no reader left.
         """
         self._screens = _screens(notify)
         self._digest: JobDigest | None = None
@@ -85,13 +85,13 @@ class Console:
         self._watched: set[RankStream] = set()
 
     def say(self, text: str) -> None:
-        """Writes a message of the launcher's own to stderr."""
+        """Writes a message from the launcher itself to stderr."""
         self._screens[-1].say(text)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Has the selector wait for the streams that may be read.
 
-        A stream may be read while it is open, and its screen has room.
+        A stream may be read while it is open and its screen has room.
         """
         readable = set()
         for stream in self._all_streams():
@@ -105,14 +105,14 @@ class Console:
         self._watched = readable
 
     def next_flush(self) -> float:
-        """Returns when (monotonic time) to show what is held back; infinity if nothing is."""
+        """Returns when (monotonic time) to show held-back text; infinity if there is none."""
         times = [stream.flush_time() for stream in self._flushed()]
         if self._digest:
             times.append(self._digest.next_time())
         return min(times, default=math.inf)
 
     def flush_due(self, now: float) -> None:
-        """Shows what has been held back for long enough, and reports broken logs."""
+        """Shows text that has been held back long enough, and reports broken logs."""
         for stream in self._flushed():
             if stream.flush_time() <= now:
                 stream.flush()
@@ -127,12 +127,12 @@ class Console:
                 stream.log_error = None
 
     def expect_interrupts(self) -> None:
-        """Takes interrupts of ranks for no news from now on: they are told to stop."""
+        """From now on treats interrupts of ranks as expected: they are told to stop."""
         if self._digest:
             self._digest.interrupted = True
 
     def expect_lost_peers(self) -> None:
-        """Takes the loss of a peer for no news from now on: the report will tell its cause."""
+        """From now on treats lost peers as expected: the report will name the cause."""
         if self._digest:
             self._digest.cause_is_known = True
 
@@ -147,16 +147,16 @@ class Console:
     def last_lines(self, rank: int) -> tuple[tuple[str, ...], str]:
         """Returns the last lines of a rank that has ended, and the name of their stream.
 
-        They are those of its stderr or, if that tells nothing, of its stdout.
+        They are those of its stderr or, if that explains nothing, of its stdout.
         """
         return last_lines(*self._streams[rank])
 
     def take(self, rank: int, is_error: bool, data: bytes) -> None:
-        """Takes what a rank of another host has written."""
+        """Takes output of a rank on another host."""
         self._streams[rank][is_error].take(data)
 
     def end(self, selector: selectors.BaseSelector) -> None:
-        """Takes and shows the rest of all pipes."""
+        """Takes and shows what is left in all pipes."""
         for stream in self._watched:
             selector.unregister(stream)
         self._watched = set()
@@ -167,23 +167,23 @@ class Console:
             self._digest.end()
 
     def close(self) -> None:
-        """Ends the threads, of which no other process may be forked."""
+        """Ends the threads: no process may be forked while they run."""
         for screen in self._screens:
             screen.writer.close()
 
     @property
     def congested(self) -> bool:
-        """Tells whether output isn't read, so that a rank that writes more may have to wait."""
+        """Tells whether output isn't being read, so that a rank may have to wait when it writes."""
         return any(screen.writer.congested for screen in self._screens)
 
     @property
     def written(self) -> bool:
-        """Tells whether all output has reached its reader, or there is none to reach."""
+        """Tells whether all output has reached its reader, or there is no reader."""
         return all(screen.writer.idle for screen in self._screens)
 
     @property
     def write_error(self) -> OSError | None:
-        """Returns why nothing can be written any more."""
+        """Returns why nothing can be written any more; None while it can."""
         for screen in self._screens:
             if screen.writer.error is not None:
                 return screen.writer.error
@@ -222,12 +222,12 @@ class RankStream:
         """Takes over the descriptor and the log.
 
         Args:
-          descriptor: the reading end of the pipe; None if the bytes come by `take`.
+          descriptor: the reading end of the pipe; None if the bytes come through `take`.
           prefix: the start of each line; "" passes everything on as it comes, except for a line
             that the digest may leave out.
-          screen: where it is shown, if at all.
-          log: where it is kept, if at all.
-          digest: what it passes on its way to the screen, if anything.
+          screen: the screen that shows the output, if any.
+          log: the file that stores it, if any.
+          digest: the digest through which it passes to the screen, if any.
         """
         if descriptor is not None:
             os.set_blocking(descriptor, False)
@@ -237,11 +237,11 @@ class RankStream:
         self._prefix = prefix.encode()
         self._screen = screen
         self._log = log
-        self._pending = bytearray()  # not shown yet, for want of its end
+        self._pending = bytearray()  # not shown yet: its end is missing
         self._pending_since = 0.0
         self._after_return = False
         self._tail = OutputTail()
-        self._bars: ProgressBars | None = None  # if they are left out
+        self._bars: ProgressBars | None = None  # set if bars are left out
         self._digest = digest
         if digest is not None:
             digest.show = self._show_on_screen
@@ -251,13 +251,13 @@ class RankStream:
         self._bars = ProgressBars()
 
     def fileno(self) -> int:
-        """Returns the descriptor of the pipe."""
+        """Returns the pipe's descriptor."""
         assert self.descriptor is not None
         return self.descriptor
 
     @property
     def readable(self) -> bool:
-        """Tells whether there is a pipe to read, still open."""
+        """Tells whether there is an open pipe to read."""
         return self.open and self.descriptor is not None
 
     @property
@@ -265,9 +265,9 @@ class RankStream:
         return self._screen is not None and self._screen.writer.congested
 
     def read(self) -> bool:
-        """Takes one piece of what is in the pipe. Returns whether there was something."""
+        """Takes one piece from the pipe. Returns whether there was one."""
         if not self.open or self.descriptor is None:
-            return False  # drained when its rank ended, just before its turn in the event loop
+            return False  # already drained: its rank ended just before this turn of the event loop
         try:
             data = os.read(self.descriptor, 1 << 16)
         except BlockingIOError:
@@ -281,14 +281,14 @@ class RankStream:
     def drain(self) -> None:
         """Takes what is in the pipe now.
 
-        It doesn't wait for the pipe's end: a process that a rank left may hold it.
+        It doesn't wait for the pipe's end: a child that a rank has left may hold it open.
         """
         for _ in range(64):  # 4 MB: more than a pipe holds, unless somebody goes on writing
             if not self.open or not self.read():
                 return
 
     def close(self) -> None:
-        """Shows the rest, ends the last line and closes everything."""
+        """Shows the rest, ends the last line, and closes everything."""
         if not self.open:
             return
         self.open = False
@@ -301,11 +301,11 @@ class RankStream:
             self._log.close()
 
     def restart_patience(self) -> None:
-        """Begins the wait for the end of a partial line again: until now nobody read."""
+        """Starts the wait for the end of a partial line again: nobody has read until now."""
         self._pending_since = time.monotonic()
 
     def flush_time(self) -> float:
-        """Returns when (monotonic time) to show a partial line, infinity if there is none."""
+        """Returns when (monotonic time) to show a partial line; infinity if there is none."""
         if not self._pending or self._screen is None:
             return math.inf
         patience = _TERMINAL_PATIENCE if self._screen.terminal else _FILE_PATIENCE
@@ -316,7 +316,7 @@ class RankStream:
         self._show(len(self._pending))
 
     def last_lines(self, count: int) -> list[str]:
-        """Returns the last lines, of a progress bar only its last state."""
+        """Returns the last lines; of a progress bar only its last state."""
         return self._tail.lines(count)
 
     def take(self, data: bytes) -> None:
@@ -333,7 +333,7 @@ class RankStream:
         complete = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if complete:
             complete += len(self._pending)
-        # Without a prefix no other rank's text can come between: somebody watches a line grow.
+        # Without a prefix no other rank's text can come between: the user sees a line grow.
         if self._prefix or complete or not self._pending:
             self._pending_since = time.monotonic()
         self._pending += data
@@ -378,7 +378,7 @@ class Screen:
     def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
         self.terminal = os.isatty(descriptor)
         self.writer = ThreadedWriter(descriptor, notify)
-        self._owner: RankStream | None = None  # after whose text the cursor is
+        self._owner: RankStream | None = None  # the stream whose text is just before the cursor
         self._line_state = b""  # the last byte written; b"" at the start of a line
 
     def show(self, stream: RankStream, data: bytes, prefix: bytes) -> None:
@@ -400,7 +400,7 @@ class Screen:
         self._put(stream, text if continues else prefix + text)
 
     def say(self, text: str) -> None:
-        """Writes lines of the launcher's own."""
+        """Writes lines from the launcher itself."""
         if self._line_state:
             self._put(None, b"\n")
         self._put(None, text.encode("utf-8", "surrogateescape") + b"\n")
@@ -409,8 +409,9 @@ class Screen:
         """Ends the line that `stream` has left open.
 
         Args:
-          stream: nothing happens if the line is another's.
-          after: b"\\r" ends a line that a carriage return left open, b"" one that other text did.
+          stream: nothing happens if another stream's line is open.
+          after: b"\\r" ends a line left open after a carriage return, b"" a line left open after
+            text.
         """
         after_return = self._line_state == b"\r"
         if self._owner is stream and self._line_state and after_return == (after == b"\r"):
@@ -419,7 +420,7 @@ class Screen:
     def _end_line_of_another(self) -> None:
         """Keeps two streams from sharing a line.
 
-        In a file the text that follows a carriage return is legible where it stands.
+        In a file, text that follows a carriage return can be read where it is.
         """
         if self._line_state and (self.terminal or self._line_state != b"\r"):
             self._put(None, b"\n")
@@ -433,7 +434,7 @@ class Screen:
 def _screens(notify: Callable[[], None]) -> tuple[Screen, Screen]:
     """Makes the screens of stdout and stderr.
 
-    They are one screen if they are one terminal, pipe or file, so that lines stay whole.
+    They share one screen if they are the same terminal, pipe or file, so that lines stay whole.
     """
     stdout = Screen(1, notify)
     same = os.path.samestat(os.fstat(1), os.fstat(2))

@@ -1,7 +1,8 @@
-"""An error that several ranks raise is shown once, with the names of these ranks.
+"""Shows an error that several ranks raise once, with the numbers of these ranks.
 
-Ranks raise the same error if its class and the script's line are the same. Where their messages
-differ, the lines that another rank alone has are shown, too: no message is lost, only stacks are.
+Two ranks raise the same error if its class and the line of the script are the same. If their
+messages differ, the lines that only another rank has are shown, too: no message is lost, only
+stacks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field
 from collective.launch.output.raised_error import WHILE_HANDLING, RaisedError
 from collective.launch.planning.rank_names import rank_names
 
-# An error that a rank raises so many seconds after others is an event of its own.
+# An error that a rank raises this many seconds after the others counts as a separate event.
 _SAME_EVENT = 30.0
 _MOST_KNOWN = 50
-# So many lines of differing messages are shown, and of each message at least one.
+# How many lines of differing messages are shown; of each message at least one.
 _MOST_DIFFERING_LINES = 200
 _LONGEST_NOTE = 200
 _WITH_STACK = "  (--verbose and --log-dir have the stack)"
@@ -27,7 +28,7 @@ class RankError:
     """Holds an error as one rank wrote it, line by line.
 
     Attributes:
-      before: what the rank wrote between the error before and this one.
+      before: what the rank wrote between the previous error and this one.
     """
 
     rank: int
@@ -38,7 +39,7 @@ class RankError:
 
 @dataclass(frozen=True)
 class Passage:
-    """Holds what is to be shown.
+    """Holds something to show.
 
     Attributes:
       note: the launcher's own words, if any.
@@ -61,15 +62,15 @@ class _ShownError:
 
 
 class RepeatedErrors:
-    """Remembers the errors that were shown lately."""
+    """Remembers the errors that were shown recently."""
 
     def __init__(self) -> None:
         self._shown: OrderedDict[tuple[str, str, bool], _ShownError] = OrderedDict()
 
     def passages(self, errors: Iterable[RankError], now: float) -> list[Passage]:
-        """Returns what to show of errors that came at about one time, of each rank in its order.
+        """Returns what to show of errors that came at about the same time, in each rank's order.
 
-        A rank that raises the same several times shows it as often.
+        An error that a rank raises several times is shown as often.
         """
         groups: dict[tuple[tuple[str, str, bool], int], list[RankError]] = {}
         occurrences: Counter[tuple[int, tuple[str, str, bool]]] = Counter()
@@ -112,15 +113,15 @@ class RepeatedErrors:
 
 
 def _lines_of(first: RankError) -> Sequence[str]:
-    """Returns an error as it is shown: without its stacks where its message says all."""
-    # What was raised while something else was handled may hide why.
+    """Returns an error as it is shown: without its stacks if its message says everything."""
+    # An error raised while another was handled may hide the reason.
     if not first.error.is_a_sentence or WHILE_HANDLING in first.lines:
         return first.lines
     return [*first.error.without_stack(), _WITH_STACK]
 
 
 def _differing_messages(members: Sequence[RankError], known: set[str]) -> list[Passage]:
-    """Returns the lines of messages that aren't known yet, and makes them known."""
+    """Returns the lines of messages that aren't in `known` yet, and adds them to it."""
     ranks_by_lines: dict[tuple[str, ...], list[int]] = {}
     for member in members:
         lines = tuple(line for line in member.error.essence() if line not in known)

@@ -1,8 +1,8 @@
-"""Warnings that all ranks write alike are shown once, as one rank writes them: the reference.
+"""Shows warnings that all ranks write alike once, as the reference (one of the ranks) writes them.
 
-A warning of another rank is held until the reference has written the same, and then dropped; each
-occurrence of one is matched with one of the other, of about the same time. What the reference
-hasn't written after a while is the rank's own and is shown.
+A warning of another rank is held until the reference has written the same, and is then dropped.
+Each occurrence is matched with one occurrence on the reference at about the same time. A warning
+that the reference hasn't written after a while is the rank's own, and is shown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from collective.launch.output.stderr_lines import without_volatile
 
-# For how many seconds the reference may be behind another rank.
+# How many seconds the reference may be late compared with another rank.
 PATIENCE = 10.0
-# For how many seconds the reference may be ahead of another rank.
+# How many seconds the reference may be early compared with another rank.
 LEAD = 60.0
 _MOST_KNOWN = 2000
 _MOST_HELD = 200
@@ -27,7 +27,7 @@ class HeldWarning:
     """Holds a warning that the reference hasn't written.
 
     Attributes:
-      lines: as the first of the ranks wrote them.
+      lines: the lines as the first of the ranks wrote them.
       since: when that was.
       occurrences: how often each rank wrote it.
     """
@@ -38,13 +38,13 @@ class HeldWarning:
 
 
 class _ReferenceOccurrences:
-    """Counts the occurrences of one warning on the reference, each to be matched once a rank."""
+    """Counts the reference's occurrences of one warning; each rank may match each of them once."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, int]] = deque()  # second, and the count in it
         self._count = 0
         self._expired = 0
-        self._matched: dict[int, int] = {}  # for each rank the occurrences it can't match any more
+        self._matched: dict[int, int] = {}  # for each rank, the occurrences it can no longer match
 
     def add(self, now: float) -> None:
         self._count += 1
@@ -54,7 +54,7 @@ class _ReferenceOccurrences:
         self._expire(now)
 
     def match(self, rank: int, now: float) -> bool:
-        """Matches an occurrence on another rank. Returns whether there is one to match."""
+        """Matches an occurrence on another rank. Returns whether there was one to match."""
         self._expire(now)
         matched = max(self._matched.get(rank, 0), self._expired)
         if matched == self._count:
@@ -79,7 +79,7 @@ class RepeatedWarnings:
         self._held: OrderedDict[tuple[str, ...], HeldWarning] = OrderedDict()
 
     def add(self, rank: int, lines: Sequence[str], now: float) -> None:
-        """Counts a warning. One of the reference's is taken for shown."""
+        """Counts a warning. A warning of the reference counts as shown."""
         key = tuple(without_volatile(line) for line in lines)
         occurrences = self._occurrences.setdefault(key, _ReferenceOccurrences())
         self._occurrences.move_to_end(key)
@@ -113,7 +113,7 @@ class RepeatedWarnings:
         return held
 
     def _match(self, key: tuple[str, ...], occurrences: _ReferenceOccurrences, now: float) -> None:
-        """Drops one occurrence of each rank that waited for the reference's."""
+        """Drops one occurrence on each rank that waited for the reference's."""
         held = self._held.get(key)
         if held is None:
             return

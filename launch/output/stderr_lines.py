@@ -1,4 +1,4 @@
-"""The kinds of lines that Python and TensorFlow write to stderr, known by how they begin."""
+"""Classifies the lines that Python and TensorFlow write to stderr by how they begin."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _WARNING = re.compile(
     # TensorFlow's C++
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: W \S+:\d+\] "
 )
-# Of a function that the program calls; nothing goes from a TensorFlow that is installed.
+# About a function that the program calls; a TensorFlow that is installed won't lose it.
 _DEPRECATION = re.compile(
     r"(?:WARNING:tensorflow:|W\d{4} \S+ +\d+ \S+:\d+\] )From .+ is deprecated"
 )
 _INSTRUCTIONS = "Instructions for updating:"
-# A line of a log: no part of an exception's message.
+# A line of a log; it isn't part of an exception's message.
 _LOG_LINE = re.compile(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:"
 )
 # A line of Horovod's own log.
 _HOROVODS = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [A-Z] \S+:\d+\] \[\d+\]: ")
-# Different on every rank and in every run.
+# Parts that differ on every rank and in every run.
 _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
     r"|(?<=^[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+"
     r"|0x[0-9a-f]+"
 )
-# What names the rank that is to blame, as far as is known.
+# Finds the rank that is to blame, as far as it is known.
 _LOST_RANK = re.compile(
     r"lost rank (\d+), which has (?:ended|given up a run that failed or timed out there), while '"
     r"|A rank failed\. .*?Rank (\d+): left its session with "
@@ -67,7 +67,7 @@ _REMARKABLE = (
     b"Error in",
     b"Process ",
 )
-# How noise begins; "0" stands for any digit, the last one for those of the second's fraction.
+# How noise begins; "0" matches any digit, and the last one all digits of the second's fraction.
 _NOISE_START = b"0000-00-00 00:00:00.0: E external/local_xla/xla/stream_executor/cuda/cuda_"
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _FRACTION = re.compile(rb"\.0+")
@@ -90,7 +90,7 @@ def continues_warning(line: str, before: str) -> bool:
 
 
 def is_deprecation(line: str) -> bool:
-    """Tells whether TensorFlow warns that a function may go from another release."""
+    """Tells whether TensorFlow warns that another release may lack a function."""
     return _DEPRECATION.match(line) is not None
 
 
@@ -99,7 +99,7 @@ def is_log_line(line: str) -> bool:
 
 
 def is_horovods(line: str) -> bool:
-    """Tells whether a line is of Horovod's log, into which its threads write."""
+    """Tells whether a line comes from Horovod's log, into which its threads write."""
     return _HOROVODS.match(line) is not None
 
 
@@ -109,7 +109,7 @@ def lost_a_peer(line: str) -> bool:
 
 
 def lost_rank(line: str) -> int | None:
-    """Returns the rank that was lost, if a line names it as the reason of a failure."""
+    """Returns the lost rank, if a line names it as the reason for a failure."""
     found = _LOST_RANK.search(line)
     return int(found[found.lastindex or 0]) if found else None
 
@@ -118,7 +118,7 @@ def message_lost_a_peer(message: Sequence[str]) -> bool:
     """Tells whether an exception was raised because of another rank.
 
     Args:
-      message: the exception's own line, and what was written after it, by anyone.
+      message: the exception's own line, and what was written after it by any thread.
     """
     own_line = message[0]
     if _MAY_LOSE_A_PEER.match(own_line):
@@ -127,7 +127,7 @@ def message_lost_a_peer(message: Sequence[str]) -> bool:
 
 
 def without_volatile(line: str) -> str:
-    """Returns a line without times, thread ids and addresses: as other ranks write it, too."""
+    """Returns a line without times, thread ids and addresses, to compare ranks by it."""
     return _VOLATILE.sub("*", line)
 
 

@@ -1,1 +1,1 @@
-"""Decides everything about a job before a process starts."""
+"""Decides everything about a job before any process starts."""

@@ -1,18 +1,19 @@
-"""The devices of a job: which GPUs it may use, and which of them each rank gets.
+"""The devices of a job: which GPUs it may use, and which GPU each rank gets.
 
-CUDA_VISIBLE_DEVICES, where it is set, names the devices in its order: indices, UUIDs (GPU-...) or
-MIG ids (MIG-...). As in CUDA, an entry that isn't a device (-1, NoDevFiles, an index past the
-driver's last) hides itself and all that follow; empty means none.
+If CUDA_VISIBLE_DEVICES is set, it lists the devices in their order: indices, UUIDs (GPU-...) or MIG
+ids (MIG-...). As in CUDA, an entry that isn't a device (-1, NoDevFiles, an index past the driver's
+last) hides itself and all entries after it; empty means none.
 
-NVIDIA_VISIBLE_DEVICES is a container's wish. The devices that it left visible have new indices from
-0, so it only says how many: none, void or empty mean none; all means every GPU the driver reports;
-a list means its length, but at most as many as the driver reports.
+NVIDIA_VISIBLE_DEVICES is a request to the container runtime. The devices that it left visible have
+new indices from 0, so the variable only says how many there are: none, void or empty means none;
+all means every GPU that the driver reports; a list means its length, but at most as many as the
+driver reports.
 
-Where neither is set, every GPU counts that the driver reports. Without a driver the variables are
-believed as they stand: CUDA_VISIBLE_DEVICES=0,1 is two devices, so that a job can be planned and
+If neither is set, every GPU that the driver reports counts. Without a driver the variables are
+taken as they are: CUDA_VISIBLE_DEVICES=0,1 means two devices, so that a job can be planned and
 tested on a machine without a GPU.
 
-Two ranks can't share a GPU, except for tests: where COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
+Two ranks can't share a GPU, except for tests: if COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
 job take the visible ones in turn. NCCL refuses such ranks, so Horovod exchanges by Gloo then.
 """
 
@@ -34,11 +35,11 @@ def choose_devices(
     """Returns the device of each rank: a GPU, or None for the CPU.
 
     Args:
-      ranks: how many, or "auto", "gpu" (all visible ones), "cpu" (one for each core).
+      ranks: how many, or "auto", "gpu" (all visible GPUs), "cpu" (one for each core).
       device: "auto", "cpu" or "gpu".
-      gpus: the visible ones.
-      cores: how many are available.
-      shared: ranks may share a GPU.
+      gpus: the visible GPUs.
+      cores: how many cores are available.
+      shared: whether ranks may share a GPU.
 
     Raises:
       UsageError: there are no such devices, or not enough.
@@ -75,7 +76,7 @@ def visible_gpus(environment: Mapping[str, str], driver_uuids: tuple[str, ...]) 
     """Returns one CUDA_VISIBLE_DEVICES entry for each GPU that the job may use.
 
     Args:
-      environment: the launcher's.
+      environment: the launcher's environment.
       driver_uuids: the UUIDs of the GPUs that the driver reports ("" where it has an index but no
         UUID); empty without a driver.
 
@@ -115,7 +116,7 @@ def _is_device(entry: str, driver_uuids: tuple[str, ...]) -> bool:
     if entry.isdigit():
         return not driver_uuids or int(entry) < len(driver_uuids)
     if entry.startswith("GPU-"):
-        # Where the driver tells all UUIDs, one must match; CUDA takes an abbreviated one, too.
+        # If the driver reports all UUIDs, one must match; CUDA also accepts an abbreviated UUID.
         if driver_uuids and all(driver_uuids):
             return any(uuid.startswith(entry) for uuid in driver_uuids)
         return True

@@ -1,8 +1,8 @@
 """The environment of each rank, as a pure function of the plan.
 
-There are two kinds of variables. *Identity* says who a rank is and where it meets the others. It is
-always the launcher's, and an outer job's identity (of another launcher's rank, of mpirun) goes.
-*Tuning* is the user's where the user set it, and the launcher's where not.
+There are two kinds of variables. *Identity* says which rank it is and where it meets the others; it
+always comes from the launcher. The identity that an outer job (another launcher's rank, mpirun) has
+left is removed. *Tuning* comes from the user if the user has set it, else from the launcher.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PYTHON_PATH = "PYTHONPATH"
 # Python imports `sitecustomize` from here when a rank starts.
 STARTUP_HOOK = os.path.dirname(os.path.abspath(startup_hook.__file__))
 
-# An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
-# servers, which Estimator would try to join.
+# The identity of an outer job under other launchers' names. TF_CONFIG describes a cluster of
+# TensorFlow servers, which an Estimator would try to join.
 _OUTER_PREFIXES = (
     "OMPI_COMM_WORLD_",
     "OMPI_UNIVERSE_",
@@ -45,7 +45,7 @@ _OUTER_NAMES = frozenset(
         "HOROVOD_ELASTIC",
         "HOROVOD_RENDEZVOUS_ADDR",
         "HOROVOD_RENDEZVOUS_PORT",
-        secret.VARIABLE,  # for launchers: a rank has no use for it
+        secret.VARIABLE,  # only launchers need it
     }
 )
 
@@ -68,13 +68,13 @@ def rank_environment(
     """Returns the whole environment of one rank.
 
     Args:
-      plan: the job's.
+      plan: the job's plan.
       rank: the rank's number.
-      rendezvous_port: where the rendezvous listens.
+      rendezvous_port: the port on which the rendezvous listens.
       board: the path of the progress board.
       milestones: the path of the milestone board.
       script_files: the path of the record of the script's files.
-      rendezvous_address: what Horovod takes for the address of the rendezvous.
+      rendezvous_address: the address of the rendezvous for Horovod.
     """
     inherited = {
         name: value
@@ -82,7 +82,7 @@ def rank_environment(
         if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
     }
     if not inherited.get(HASH_SEED):
-        inherited.pop(HASH_SEED, None)  # to Python an empty one is none
+        inherited.pop(HASH_SEED, None)  # to Python an empty value is the same as none
     return {
         **_tuning(plan),
         **inherited,
@@ -117,13 +117,13 @@ def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
         "HOROVOD_HOSTNAME": place.host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        # Without it Gloo listens on the address of the host's name, which others may reach.
+        # Without it Gloo listens on the address of the host's name, which other hosts may reach.
         "HOROVOD_GLOO_IFACE": plan.interface,
     }
 
 
 def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Has Horovod listen at the plan's address; what the user preloads comes first."""
+    """Has Horovod listen at the plan's address; the user's own preloads come first."""
     if not plan.gloo_library:
         return {}
     others = inherited.get("LD_PRELOAD", "")
@@ -134,7 +134,7 @@ def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _watch(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Has ranks refuse to train apart (`training_apart`), or lets them."""
+    """Makes ranks refuse to train apart (`training_apart`), or allows it."""
     if plan.independent:
         return {training_apart.VARIABLE: "1"}
     if plan.size == 1 or training_apart.is_independent(inherited):
@@ -165,7 +165,8 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "NCCL_SOCKET_IFNAME": plan.interface,
-        # A constant: all hosts, restarts and later jobs that go on from a checkpoint have the same.
+        # A constant: all hosts, restarts and later jobs that resume from a checkpoint use the same
+        # seed.
         HASH_SEED: "0",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -174,21 +175,22 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
 
 
 def _compiled_for_gpus() -> dict[str, str]:
-    """Lets CUDA keep what its driver compiles of TensorFlow's kernels, on disk (`~/.nv`).
+    """Lets CUDA store on disk (`~/.nv`) what its driver compiles of TensorFlow's kernels.
 
-    TensorFlow 2.15 has none for GPUs newer than sm_80 but code that the driver compiles at a
-    kernel's first use, seconds each. CUDA's default of 1 GiB may not hold all of them.
+    For GPUs newer than sm_80, TensorFlow 2.15 only has code that the driver compiles at a kernel's
+    first use, which takes seconds each. CUDA's default of 1 GiB may not hold all of them.
     """
     return {"CUDA_CACHE_MAXSIZE": str(4 * 2**30)}
 
 
 def _horovod_exchanges(plan: LaunchPlan) -> bool:
-    """Tells whether what the ranks exchange at each step is to go through Horovod.
+    """Tells whether the ranks' exchanges at each step are to go through Horovod.
 
-    Every HOROVOD_CYCLE_TIME milliseconds its thread on each rank asks all others whether there is
-    something to send. Where it is to send, its default of 1 makes a small exchange much slower.
-    Where CPU ranks exchange through memory, asking ten thousand times a second would cost more than
-    the exchange: up to half of a small step, on all cores (benchmarks/RESULTS.md).
+    Every HOROVOD_CYCLE_TIME milliseconds, Horovod's thread on each rank asks all others whether
+    there is something to send. If Horovod carries the exchange, its default of 1 makes a small
+    exchange much slower. If CPU ranks exchange through memory, asking ten thousand times a second
+    would cost more than the exchange: up to half of a small step, on all cores
+    (benchmarks/RESULTS.md).
     """
     carrier = plan.launcher_environment.get("COLLECTIVE_CARRIER", "")
     several = len(plan.hosts) > 1

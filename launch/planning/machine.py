@@ -1,6 +1,6 @@
 """The machine's resources that this process may use: cores, memory, shared memory.
 
-A container's limits count, not only the hardware: a quota of two cores on a machine of 64 cores is
+A container's limits count as well as the hardware: a quota of two cores on a machine of 64 cores is
 two cores.
 """
 
@@ -14,14 +14,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
-    """Returns how many cores affinity and cgroup quota leave, at least one."""
+    """Returns how many cores affinity and the cgroup's quota allow, at least one."""
     cores = len(os.sched_getaffinity(0))
     quotas = [quota for quota in (_quota_v2(), _quota_v1()) if quota is not None]
     return max(1, min([cores, *(int(quota) for quota in quotas)]))
 
 
 def memory_bytes() -> int:
-    """Returns the memory that the machine has or, if less, the cgroup allows."""
+    """Returns the machine's memory, or the cgroup's limit if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         for folder in _folders(controller):
@@ -41,7 +41,7 @@ def shared_memory_bytes() -> int:
 
 
 def _quota_v2() -> float | None:
-    """Returns the smallest cpu.max from this cgroup upwards, in cores."""
+    """Returns the smallest cpu.max of this cgroup and those above it, in cores."""
     quotas = []
     for folder in _folders(""):
         words = _read(folder / "cpu.max").split()
@@ -51,7 +51,7 @@ def _quota_v2() -> float | None:
 
 
 def _quota_v1() -> float | None:
-    """Returns the smallest quota of version 1 of cgroups, in cores."""
+    """Returns the smallest quota of cgroups version 1, in cores."""
     quotas = []
     for folder in _folders("cpu"):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
@@ -63,8 +63,8 @@ def _quota_v1() -> float | None:
 def _folders(controller: str) -> Iterator[Path]:
     """Yields this process's cgroup folder and those above it; `controller` "" means version 2.
 
-    In a container the path in /proc/self/cgroup may be the host's, which isn't mounted; the root of
-    the mount then is this process's cgroup, so the way up always ends there.
+    In a container the path in /proc/self/cgroup may be the host's path, which isn't mounted. The
+    root of the mount is then this process's cgroup, so the way up always ends there.
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")

@@ -12,7 +12,7 @@ from collective.job.errors import UsageError
 from collective.job.gloo_address import LOOPBACK, addresses_of_name, check_host_name, library
 from collective.job.hosts import Host, Placement, placements, ranks_of_node
 
-LONGEST_PAUSE = 60.0  # seconds between two attempts, however many there were
+LONGEST_PAUSE = 60.0  # seconds between two attempts, however many attempts there were
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class LaunchPlan:
       grace: seconds between TERM and KILL.
       time_to_save: seconds that ranks have to save and to end once the job is told to stop.
       shown_ranks: the ranks whose output is shown.
-      log_dir: the folder that keeps all output, if any.
+      log_dir: the folder that stores all output, if any.
       verbose: whether everything is shown as the ranks write it.
       stall_timeout: seconds without progress after which the job ends; 0 means never.
-      preempt_signal: the signal that means TERM, too.
+      preempt_signal: the signal that acts like TERM.
       max_restarts: how often the job is started again after a failure.
       restart_pause: seconds before the first restart; each further pause is twice as long.
-      restart_count: how often it was started again so far.
-      most_ranks: how many ranks were asked for: fewer may be left of an elastic job.
+      restart_count: how often it has been started again so far.
+      most_ranks: how many ranks were requested; an elastic job may have fewer left.
       min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
-      hosts: the job's hosts; none if it has this one only.
+      hosts: the job's hosts; empty if it has only this host.
       node: this host's number among them; -1 if no rank is here.
       interface: the network interface that leads to the other hosts.
-      gloo_address: where the ranks of this host listen for others; "" for where Horovod decides.
-      gloo_library: the library that makes them do so.
-      independent: the ranks are to be independent processes, each with a training of its own.
+      gloo_address: where the ranks of this host listen for others; "" lets Horovod decide.
+      gloo_library: the library that makes the ranks listen there.
+      independent: whether the ranks are independent processes that train separately.
     """
 
     command: tuple[str, ...]
@@ -94,19 +94,20 @@ class LaunchPlan:
 
     @property
     def detects_stalls(self) -> bool:
-        """Tells whether the launcher watches progress: a single rank waits for nobody."""
+        """Tells whether the launcher watches progress; a single rank doesn't wait for others."""
         return self.stall_timeout > 0 and self.size > 1
 
 
 def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
-    """Returns the plan of a job whose ranks on this host listen at an address.
+    """Returns the plan with an address at which this host's ranks listen.
 
     Args:
-      plan: the job's.
-      address: one of this host's.
+      plan: the job's plan.
+      address: one of this host's addresses.
 
     Raises:
-      UsageError: they would listen elsewhere, and other hosts couldn't reach them; or nowhere.
+      UsageError: the ranks would listen elsewhere, so that other hosts couldn't reach them, or
+        wouldn't listen at all.
     """
     if plan.size == 1:
         return plan

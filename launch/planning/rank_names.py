@@ -1,4 +1,4 @@
-"""The names of ranks in messages, short for any number of them."""
+"""Names ranks in messages; the names stay short for any number of ranks."""
 
 from __future__ import annotations
 

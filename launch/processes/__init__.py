@@ -1,1 +1,1 @@
-"""Starts the processes of a host's ranks, and ends all of them."""
+"""Starts the processes of a host's ranks, and ends them all."""

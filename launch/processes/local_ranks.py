@@ -1,4 +1,4 @@
-"""The ranks of this host: started, and what belongs to them until all have ended."""
+"""The ranks of this host: starts them, and holds what belongs to them until all have ended."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from collective.launch.processes.supervisor import (
     SupervisorEvent,
 )
 
-# A rank's pipes have four ends; so many more files may be open, here or in the supervisor.
+# A rank's pipes have four ends, all of which may be open here or in the supervisor.
 _FILES_A_RANK = 4
 _OTHER_FILES = 16
-# For how many seconds to wait for threads that answer ranks which are gone.
+# How many seconds to wait for threads that still answer ranks that have ended.
 _THREAD_PATIENCE = 5.0
 
 
@@ -36,11 +36,11 @@ class LocalRanks:
 
     Attributes:
       ranks: their numbers in the job; none on a host that only starts others.
-      board, milestones: with a page for each rank of the job.
-      rendezvous: the one of these ranks.
+      board, milestones: boards with a page for each rank of the job.
+      rendezvous: the rendezvous of these ranks.
       pipes: the reading ends of each rank's stdout and stderr.
-      logs: the files that keep them.
-      supervisor: the process above them, None without ranks.
+      logs: the files that store the output.
+      supervisor: the parent process of the ranks, None without ranks.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class LocalRanks:
         signals: SignalPipe,
         publish: Callable[[Entry], None] | None = None,
     ) -> None:
-        """Starts them. No thread may run before.
+        """Starts the ranks. No thread may run before.
 
         Args:
-          plan: the job's.
-          signals: the launcher's.
-          publish: what a rank does at the rendezvous goes there.
+          plan: the job's plan.
+          signals: the launcher's signals.
+          publish: is told each entry that a rank makes at the rendezvous.
 
         Raises:
           UsageError: the logs can't be written, or there are too many ranks for this system.
@@ -62,8 +62,8 @@ class LocalRanks:
         self.ranks = plan.local_ranks
         _check_open_files(len(self.ranks))
         self.logs = open_logs(plan)
-        # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
-        # this job.
+        # A shell that exec'ed the launcher may have had children. They are now the launcher's
+        # children, but don't belong to this job.
         self._strangers = frozenset(process_tree.children_by_parent().get(os.getpid(), ()))
         self.rendezvous = KeyValueStore(scope_members(plan.placements), publish)
         try:
@@ -101,7 +101,7 @@ class LocalRanks:
         self.rendezvous.serve()
 
     def rank_of(self, event: SupervisorEvent) -> int:
-        """Returns the number in the job of the rank that an event is about."""
+        """Returns the job-wide number of the rank that an event is about."""
         return self.ranks[event.rank]
 
     def send_signal(self, signum: int, to_groups: bool) -> None:
@@ -110,7 +110,7 @@ class LocalRanks:
             self.supervisor.send_signal(signum, to_groups)
 
     def kill(self) -> list[int]:
-        """Kills the supervisor and everything else: its orphans are the launcher's.
+        """Kills the supervisor and everything else: the launcher has adopted its orphans.
 
         Returns:
           The processes that are left.
@@ -123,7 +123,7 @@ class LocalRanks:
         return process_tree.kill_descendants(KILL_PATIENCE, self._strangers)
 
     def close(self) -> None:
-        """Closes all that is left of ranks that have ended, except for the threads of a console."""
+        """Closes everything of ranks that have ended, except for the threads of a console."""
         self.rendezvous.stop()
         process_tree.reap()
         if self.supervisor is not None:
@@ -134,14 +134,14 @@ class LocalRanks:
 
     @staticmethod
     def wait_for_threads() -> None:
-        """Waits for the end of threads, without which no process may be forked again."""
+        """Waits for threads to end; no process may be forked before."""
         end = time.monotonic() + _THREAD_PATIENCE
         while threading.active_count() > 1 and time.monotonic() < end:
             time.sleep(0.01)
 
 
 def _check_open_files(ranks: int) -> None:
-    """Raises UsageError if so many ranks need more open files than this process may have."""
+    """Raises UsageError if this process may not open the files that so many ranks need."""
     opened: list[int] = []
     try:
         for _ in range(_FILES_A_RANK * ranks + _OTHER_FILES):

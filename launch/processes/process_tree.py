@@ -1,7 +1,8 @@
-"""The tree of processes: who descends from whom, who adopts an orphan, and how to end them all.
+"""The process tree: finds descendants, adopts orphans, and ends all of them.
 
-An orphan goes to the nearest ancestor that declared itself a *subreaper*. Below a subreaper nothing
-gets lost, however often it forks or changes its session: walking the parents in `/proc` finds it.
+An orphan goes to the nearest ancestor that has declared itself a *subreaper*. Nothing gets lost
+below a subreaper, however often it forks or changes its session: walking the parents in `/proc`
+finds it.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the subreaper of everything that will descend from it."""
+    """Makes this process the subreaper of all its future descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when `parent`, which must be its parent, is gone."""
+    """Has the kernel kill this process when its parent `parent` is gone."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before the kernel knew: no signal will come
+    if os.getppid() != parent:  # it ended before the call: no signal will come
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rename(title: str) -> None:
     """Overwrites this process's command line, as `ps` and `pkill -f` see it, with `title`.
 
-    A longer title than the command line is cut.
+    A title that is longer than the command line is cut.
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
@@ -56,10 +57,10 @@ def children_by_parent() -> dict[int, list[int]]:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stat:
-                    # The command's name, in parentheses, may itself hold spaces and parentheses.
+                    # The command's name, in parentheses, may itself contain spaces and parentheses.
                     parent = int(stat.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError):
-                continue  # it ended meanwhile
+                continue  # it has ended meanwhile
             children[parent].append(int(name))
     return children
 
@@ -82,7 +83,7 @@ def signal_descendants(signum: int, spare: Collection[int] = ()) -> None:
         try:
             os.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
-            pass  # gone meanwhile; or it has become another user's, and nobody but root can end it
+            pass  # it has ended; or it belongs to another user now, and only root can end it
 
 
 def reap() -> list[tuple[int, int]]:
@@ -103,12 +104,12 @@ def reap() -> list[tuple[int, int]]:
 def kill_descendants(patience: float, spare: Collection[int] = ()) -> list[int]:
     """Kills everything below this process, a subreaper.
 
-    One pass isn't enough: a process can fork while it is looked for. Its orphan comes to the
-    subreaper, so the next pass finds it.
+    One pass isn't enough: a process can fork during the search. Its orphan goes to the subreaper,
+    so the next pass finds it.
 
     Args:
-      patience: for how many seconds to go on.
-      spare: processes that stay, with all below them.
+      patience: how many seconds to continue.
+      spare: processes to leave alone, with all below them.
 
     Returns:
       The processes that are left.

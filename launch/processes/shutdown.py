@@ -1,6 +1,6 @@
-"""The shutdown of a job: which signal goes to the ranks now, and which harsher one when.
+"""The shutdown of a job: which signal the ranks get now, and when a harsher one follows.
 
-    begun by                signals, with the time between them
+    started by              signals, with the time between them
     ----------------------  -------------------------------------------------------
     a failed rank           TERM, grace, KILL
     TERM to the launcher    TERM, time to save, KILL
@@ -8,10 +8,11 @@
     HUP, QUIT               the same signal, grace, TERM, grace, KILL
     a second INT or TERM    KILL
 
-A later beginning never puts off a KILL that was due earlier. Who signals the launchers of all
-hosts means it once, as a Ctrl-C that srun or mpirun passes on to all of them; so does a scheduler
-that sends TERM to a process twice at one moment. Who presses Ctrl-C twice means it. Slurm sends
-TERM by several ways, seconds apart where it is busy, and KILL by itself: there all TERMs are one.
+A later start never delays a KILL that was due earlier. One request may arrive more than once: srun
+or mpirun passes Ctrl-C on to the launchers of all hosts, and a scheduler may send TERM to a process
+twice at the same moment. Such signals count once. Two presses of Ctrl-C count twice. Slurm sends
+TERM in several ways, seconds apart when it is busy, and then sends KILL itself: there, all TERMs
+count as one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 import signal
 
-# Seconds in which two TERMs to one launcher are one.
+# Two TERMs to one launcher within this many seconds count as one.
 _SAME = 1.0
 
 
@@ -34,7 +35,8 @@ class ShutdownSchedule:
         Args:
           grace: seconds from TERM to KILL where there is nothing to save.
           time_to_save: seconds that ranks have to save, if they are asked to; by default `grace`.
-          term_counts_once: TERM is sent by who kills the job himself when its time is over.
+          term_counts_once: whether repeated TERMs count once: their sender itself kills the job
+            later.
         """
         self._term_counts_once = term_counts_once
         self._grace = grace
@@ -42,7 +44,7 @@ class ShutdownSchedule:
         self._steps: list[tuple[float, signal.Signals]] = []
         self._kill_at = math.inf
         self._requested: signal.Signals | None = None
-        self._told: dict[str, float] = {}  # When the launcher of each host was first told it.
+        self._told: dict[str, float] = {}  # when each host's launcher first received the signal
 
     @property
     def begun(self) -> bool:
@@ -50,11 +52,11 @@ class ShutdownSchedule:
 
     @property
     def was_requested(self) -> bool:
-        """Tells whether somebody told the launcher to stop, and the ranks to save."""
+        """Tells whether the launcher was asked to stop, and the ranks to save."""
         return self._requested is not None
 
     def request(self, signum: signal.Signals, now: float, host: str = "") -> None:
-        """Begins with a signal that the launcher received, or that of another host."""
+        """Starts with a signal that this launcher, or another host's launcher, received."""
         if signum not in (signal.SIGINT, signal.SIGTERM):
             self.begin(signum, now)
         elif self._requested is None:
@@ -64,7 +66,7 @@ class ShutdownSchedule:
             self.begin(signal.SIGKILL, now)
 
     def _is_same(self, signum: signal.Signals, now: float, host: str) -> bool:
-        """Tells whether a signal is one more word of the wish that was heard already."""
+        """Tells whether a signal repeats a request that was received already."""
         if signum != self._requested:
             return False
         is_first = host not in self._told
@@ -74,11 +76,11 @@ class ShutdownSchedule:
         return is_first
 
     def ask_to_save(self, signum: signal.Signals, now: float) -> None:
-        """Begins with `signum` at once, and gives the ranks time to save."""
+        """Starts with `signum` at once, and gives the ranks time to save."""
         self._begin(signum, now, self._time_to_save)
 
     def begin(self, signum: signal.Signals, now: float) -> None:
-        """Begins with `signum` at once."""
+        """Starts with `signum` at once."""
         self._begin(signum, now, self._grace)
 
     def _begin(self, signum: signal.Signals, now: float, patience: float) -> None:
@@ -105,5 +107,5 @@ class ShutdownSchedule:
         return self._steps[0][0] if self._steps else math.inf
 
     def deadline(self, patience: float) -> float:
-        """Returns when even KILL has had its time."""
+        """Returns when even KILL has had enough time."""
         return self._kill_at + patience

@@ -1,7 +1,7 @@
-"""The launcher's signals as something to wait for together with pipes (the "self-pipe trick").
+"""Makes the launcher's signals something to wait for together with pipes (the "self-pipe trick").
 
-The kernel interrupts a process wherever it is; Python then puts the signal's number into a pipe. An
-event loop that waits for that pipe sees signals between two other events, and none gets lost
+The kernel interrupts a process at any point; Python then writes the signal's number into a pipe. An
+event loop that waits for that pipe sees the signals between other events, and can't miss one
 between looking and waiting.
 """
 
@@ -16,27 +16,27 @@ _ALWAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def stop_signals(preempt_signal: int) -> tuple[signal.Signals, ...]:
-    """Returns the signals that tell a launcher to stop its job; one of them the user may choose."""
+    """Returns the signals that tell a launcher to stop its job; the user may choose one of them."""
     return tuple(dict.fromkeys((*_ALWAYS, signal.Signals(preempt_signal))))
 
 
 class SignalPipe:
-    """Owns the pipe. Anybody, also another thread, may write into it to wake the loop."""
+    """Owns the pipe. Any thread may write into it to wake the loop."""
 
     def __init__(self, stop_signals: tuple[signal.Signals, ...]) -> None:
-        """Takes the signals from now on.
+        """Handles the signals from now on.
 
         Args:
-          stop_signals: those that tell the launcher to stop.
+          stop_signals: the signals that tell the launcher to stop.
         """
         self.stop_signals = stop_signals
         self.descriptor, self._writing_end = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._writing_end, False)
         for signum in (*stop_signals, signal.SIGCHLD):
-            # nohup's promise holds for the launcher, too. INT and QUIT are taken even where a shell
-            # without job control ignores them for background jobs: who sends them to the launcher
-            # means it.
+            # nohup also protects the launcher from HUP. INT and QUIT are handled even if a shell
+            # without job control ignores them for background jobs: a user who sends them to the
+            # launcher means it.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
         signal.set_wakeup_fd(self._writing_end, warn_on_full_buffer=False)
@@ -45,10 +45,10 @@ class SignalPipe:
         try:
             os.write(self._writing_end, b"\0")
         except BlockingIOError:
-            pass  # full: it will wake anyhow
+            pass  # full: the loop will wake anyway
 
     def take(self) -> list[signal.Signals]:
-        """Takes the signals that have come since the last call."""
+        """Returns the signals that have arrived since the last call."""
         try:
             numbers = os.read(self.descriptor, 4096)
         except BlockingIOError:
@@ -56,7 +56,7 @@ class SignalPipe:
         return [signal.Signals(number) for number in numbers if number]
 
     def wait(self, seconds: float) -> signal.Signals | None:
-        """Waits for a signal that tells to stop; returns None if none comes in so many seconds."""
+        """Waits for a stop signal; returns None if none arrives within `seconds`."""
         end = time.monotonic() + seconds
         while True:
             for signum in self.take():

@@ -1,4 +1,4 @@
-"""Sees to it that a process has stdin, stdout and stderr."""
+"""Makes sure that a process has stdin, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def open_standard_streams() -> None:
-    """Opens whichever of stdin, stdout and stderr is closed; else a rank's pipe gets its number."""
+    """Opens stdin, stdout or stderr if it is closed; else a rank's pipe would get its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -1,18 +1,18 @@
-"""The supervisor: a small process between launcher and ranks that lets no descendant escape.
+"""The supervisor: a small process between launcher and ranks that no descendant can escape.
 
     launcher ──commands──▶ supervisor ──▶ rank 0 ──▶ its children, theirs, ...
              ◀──events────            └─▶ rank 1
 
-A process that is killed with KILL can't clean up after itself; therefore the launcher doesn't start
-the ranks but forks this process first, which does. It lives in a session of its own (no signal of
-the terminal reaches it), adopts every orphan below it, and reads its commands from a pipe: end of
-file means that the launcher is gone, however it went, and everything below is killed at once.
-Should the supervisor itself be killed, the kernel kills the ranks (their parent-death signal), and
-the launcher, who adopts orphans too, the rest. Only who kills both at one moment leaves the ranks'
-own children.
+A process that is killed with KILL can't clean up. So the launcher doesn't start the ranks itself:
+it forks this process first, which starts them. The supervisor lives in its own session (no signal
+of the terminal reaches it), adopts every orphan below it, and reads its commands from a pipe. End
+of file means that the launcher is gone, for whatever reason; then everything below is killed at
+once. If the supervisor itself is killed, the kernel kills the ranks (their parent-death signal),
+and the launcher, which adopts orphans too, kills the rest. The ranks' own children survive only if
+both are killed at the same moment.
 
-The fork comes without exec: the supervisor needs the modules that the launcher has loaded already,
-and starting Python again would cost as much as the whole launcher. That is why it must happen
+The supervisor is forked without exec: it needs the modules that the launcher has already loaded,
+and starting Python again would take as long as starting the launcher. So the fork must happen
 before the launcher starts a thread.
 """
 
@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from collective.launch.processes import process_tree
 
-# For how many seconds to go on killing a process that doesn't die, e.g. because it waits for a dead
+# How many seconds to keep killing a process that doesn't die, e.g. because it waits for a dead
 # network drive.
 KILL_PATIENCE = 10.0
 
@@ -46,7 +46,7 @@ class RankSpec:
 
 @dataclass(frozen=True)
 class SupervisorEvent:
-    """Carries a message of the supervisor to the launcher.
+    """Carries a message from the supervisor to the launcher.
 
     Attributes:
       kind: one of
@@ -99,7 +99,7 @@ class Supervisor:
         Args:
           ranks: the ranks to start.
           grace: seconds between TERM and KILL for processes that the ranks leave.
-          stop_signals: those by which the launcher is told to stop.
+          stop_signals: the signals that tell the launcher to stop.
           has_stdin: whether the ranks inherit the launcher's stdin.
         """
         process_tree.adopt_orphans()
@@ -107,7 +107,7 @@ class Supervisor:
         self.events, events = os.pipe()
         os.set_blocking(self.events, False)
         # The handlers write into the launcher's signal pipe, which the supervisor shares until it
-        # has its own.
+        # has its own pipe.
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGCHLD))
         self.pid = os.fork()
         if self.pid == 0:
@@ -122,7 +122,7 @@ class Supervisor:
 
         Args:
           signum: the signal.
-          to_groups: whether it goes to their process groups: to what they have started, too.
+          to_groups: whether the signal goes to their process groups, and so to their children, too.
         """
         try:
             os.write(self._commands, f"{int(signum) if to_groups else -int(signum)}\n".encode())
@@ -135,7 +135,7 @@ class Supervisor:
         os.close(self.events)
 
     def read_events(self) -> list[SupervisorEvent] | None:
-        """Returns the events that have come, None when there will be no more."""
+        """Returns the events that have arrived; None when there will be no more."""
         try:
             chunk = os.read(self.events, 65536)
         except BlockingIOError:
@@ -170,7 +170,7 @@ def _run_supervisor(
 
 
 class _SupervisorLoop:
-    """Starts the ranks, reaps them, passes signals on, and ends what they leave."""
+    """Starts the ranks, reaps them, passes signals on, and ends processes that they leave."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _SupervisorLoop:
         """Leaves the launcher's session, descriptors and signal handlers."""
         os.setsid()
         process_tree.adopt_orphans()
-        # Else `pkill -KILL -f collective.launch` would end launcher and supervisor together.
+        # Else `pkill -KILL -f collective.launch` would kill launcher and supervisor together.
         process_tree.rename("collective-supervisor")
         self._wakeup, wakeup = os.pipe()
         for descriptor in (self._wakeup, wakeup):
@@ -218,7 +218,7 @@ class _SupervisorLoop:
             if int(name) > 2 and int(name) not in needed:
                 _close(int(name))
         self._nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        # Signals tell the launcher what to do; the launcher tells the supervisor.
+        # Signals are for the launcher, which then tells the supervisor.
         for signum in self._stop_signals:
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -230,9 +230,8 @@ class _SupervisorLoop:
 
         def prepare() -> None:
             for signum in self._stop_signals:
-                # A launcher under nohup ignores HUP, and so shall its ranks; but a shell without
-                # job control starts background jobs with INT and QUIT ignored, and these are passed
-                # on.
+                # A launcher under nohup ignores HUP, and so should its ranks. A shell without job
+                # control starts background jobs with INT and QUIT ignored; those are passed on.
                 if signum != signal.SIGHUP or not self._nohup:
                     signal.signal(signum, signal.SIG_DFL)
             process_tree.die_with_parent(supervisor)
@@ -253,14 +252,14 @@ class _SupervisorLoop:
             code = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell does
             self.report(SupervisorEvent("exited", rank, 0, code, time.time()))
         else:
-            process.returncode = 0  # `_reap` waits for it, not the destructor
+            process.returncode = 0  # `_reap` waits for the process, not the destructor
             self._running[process.pid] = rank
             self.report(SupervisorEvent("started", rank, process.pid))
         for descriptor in (spec.stdout, spec.stderr):
             _close(descriptor)
 
     def _release_standard_streams(self) -> None:
-        """Lets a reader of the launcher's output see its end when the launcher ends."""
+        """Closes these streams, so that a reader of the launcher's output sees its end."""
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -288,7 +287,7 @@ class _SupervisorLoop:
         return True
 
     def _wait(self) -> None:
-        """Waits for the end of a child, for a command, or for the grace of the leftovers."""
+        """Waits for a child to end, for a command, or until the leftovers' grace period is over."""
         timeout = None
         if not self._running and self._kill_at is not None:
             timeout = max(0.0, self._kill_at - time.monotonic())
@@ -313,7 +312,7 @@ class _SupervisorLoop:
                 else:
                     os.killpg(pid, signum)
             except (ProcessLookupError, PermissionError):
-                pass  # it is about to be reaped, or another user's by now
+                pass  # it is about to be reaped, or belongs to another user now
 
     def report(self, event: SupervisorEvent) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Watches how far ranks have come, and finds the one that keeps a job waiting."""
+"""Watches the ranks' progress, and finds the rank that keeps a job waiting."""

@@ -1,4 +1,4 @@
-"""What the launcher says of a job that was told to stop: what was saved, and how it goes on."""
+"""The launcher's words about a preempted job: what was saved, and how the job continues."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collective.job.milestones import Milestones
 
 
 def newest(milestones: Sequence[Milestones]) -> Milestones:
-    """Returns those of the rank that knows the newest checkpoint."""
+    """Returns the milestones of the rank that knows the newest checkpoint."""
     return max(milestones, key=lambda each: (bool(each.checkpoint), each.step))
 
 
 def departure(milestones: Sequence[Milestones], left: bool) -> str:
-    """Returns the words; "" for ranks that have trained nothing.
+    """Returns the text; "" if the ranks have trained nothing.
 
     Args:
-      milestones: of each rank.
+      milestones: each rank's milestones.
       left: whether all ranks stopped by themselves, after the same step.
     """
     steps = max(each.last_step for each in milestones)

@@ -1,12 +1,12 @@
-"""The Python stack of a rank that others wait for, which the launcher asks for by a signal.
+"""The Python stack of a rank that others wait for; the launcher requests it with a signal.
 
-    launcher ──signal──▶ rank: Python writes its stacks ──▶ memory without a name
+    launcher ──signal──▶ rank: Python writes its stacks ──▶ unnamed memory
         ▲                                                          │
         └───────────────── reads it by /proc ──────────────────────┘
 
-Python's faulthandler writes them from within the signal, whatever the rank is at: it may sleep,
-wait in an operation of TensorFlow, or hold the interpreter. A process that isn't ready for the
-signal gets none: its default would end it.
+Python's faulthandler writes the stacks from within the signal, whatever the rank is doing: it may
+sleep, wait in a TensorFlow operation, or hold the interpreter. A process that isn't prepared for
+the signal doesn't get it, because the signal's default action would end the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collective.launch.processes import process_tree
 SIGNAL = signal.SIGRTMIN + 11
 _NAME = "collective.stacks"
 _PATIENCE = 1.0  # seconds in which a rank answers
-_QUIET = 0.05  # after so long without a byte more an answer is whole
+_QUIET = 0.05  # after this long without another byte, an answer is complete
 _MOST_BYTES = 1 << 16
 _MOST_FRAMES = 8
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
@@ -35,9 +35,9 @@ _memory: int | None = None  # of this process, if it is a rank that answers
 
 
 def answer(rank: int) -> None:
-    """Has this process, a rank, write its stacks whenever the launcher asks."""
+    """Has this process, a rank, write its stacks whenever the launcher asks for them."""
     global _memory
-    # A script that has a use of its own for the signal keeps it.
+    # A script that uses the signal itself keeps it.
     if _memory is not None or signal.getsignal(SIGNAL) != signal.SIG_DFL:
         return
     with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -47,11 +47,11 @@ def answer(rank: int) -> None:
 
 
 def stack_of(rank: int) -> list[str]:
-    """Asks a rank among the descendants of this process where it is.
+    """Asks a rank among this process's descendants for its stack.
 
     Returns:
-      The frames of its main thread from the innermost one to the script's own line, which is the
-      last; nothing if it doesn't answer.
+      The frames of its main thread from the innermost one to the script's own line, which comes
+      last; nothing if the rank doesn't answer.
     """
     for pid, path in _ranks(f"/memfd:{_NAME}.{rank} "):
         with contextlib.suppress(OSError), open(path, "rb") as memory:
@@ -64,7 +64,7 @@ def stack_of(rank: int) -> list[str]:
 
 
 def frames(text: str) -> list[str]:
-    """Returns the frames of the main thread, the last one of which faulthandler tells."""
+    """Returns the frames of the main thread, which faulthandler writes last."""
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
         frame = _FRAME.fullmatch(line)
@@ -80,7 +80,7 @@ def frames(text: str) -> list[str]:
 
 
 def _ranks(name: str) -> Iterator[tuple[int, str]]:
-    """Yields processes below this one that have memory of a name, and where; elders first."""
+    """Yields the descendants that own memory with this name, and its place; oldest first."""
     children = process_tree.children_by_parent()
     generation: Sequence[int] = [os.getpid()]
     while generation:
@@ -102,7 +102,7 @@ def _is_ready(pid: int) -> bool:
 
 
 def _read_answer(memory: int) -> str:
-    """Reads what comes at the descriptor's place, until no more does."""
+    """Reads the answer from the descriptor's position until no more bytes arrive."""
     text = b""
     end = quiet = time.monotonic() + _PATIENCE
     while time.monotonic() < min(end, quiet) and len(text) < _MOST_BYTES:

@@ -1,7 +1,8 @@
-"""The stall detector: sees that a job stands still, and which rank keeps it waiting.
+"""The stall detector: notices that a job has stalled, and which rank keeps it waiting.
 
-A rank posts on the progress board in what it takes part that needs all ranks, and since when. It
-can't tell there whether it computes or waits; the launcher sees more, because it sees all ranks:
+A rank posts on the progress board which operation of all ranks it takes part in, and since when.
+The board doesn't show whether the rank computes or waits; the launcher can tell because it sees all
+ranks:
 
     no rank is in a run                 Nothing is reported, for ever: they prepare data, or
                                         somebody debugs.
@@ -16,10 +17,9 @@ can't tell there whether it computes or waits; the launcher sees more, because i
     has finished yet                        TensorFlow's kernels at their first use, for GPUs that
                                             are newer than TensorFlow.
 
-While a rank is in a run the others can't get far without it: each can finish what it is in and
-begin one thing more. So the time counts from the last change of any rank. Time in which the
-launcher itself was stopped, or nobody read the ranks' output so that they had to wait, doesn't
-count.
+While a rank is in a run, the others can't get far without it: each can finish its current run and
+begin one more. So the time counts from the last change of any rank. It doesn't count while the
+launcher itself was stopped, or while nobody read the ranks' output so that they had to wait.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from collective.launch.planning.rank_names import rank_names
 
 EXIT_CODE = 124  # as timeout(1)
 WARN_AFTER = 60.0  # seconds without progress
-WORK_FACTOR = 6  # a rank at work for all, or that compiles, may take so many timeouts
+WORK_FACTOR = 6  # how many timeouts a rank that works for all, or compiles, may take
 _LONGEST_INTERVAL = 1.0
-_LATE = 5.0  # a check that is later than this comes from a launcher that was stopped
+_LATE = 5.0  # a check that is later than this means that the launcher was stopped
 
 _PHASE_TEXTS = {
     Phase.AWAY: "in no run",
@@ -51,16 +51,16 @@ _PHASE_TEXTS = {
 
 @dataclass(frozen=True)
 class Stall:
-    """Describes a job that stands still.
+    """Describes a stalled job.
 
     Attributes:
-      waited: for how many seconds, as far as they count, no rank has posted anything new.
+      waited: how many seconds, as far as they count, no rank has posted anything new.
       expired: whether it is time to end the job.
-      records: the last record of each rank, if it posted any.
-      exited: how each rank ended that has.
+      records: the last record of each rank, if it has posted any.
+      exited: how each rank that has ended did so.
       missing: the ranks that the others wait for; none if all are in the same run.
       compiling: whether a rank may be compiling TensorFlow's kernels.
-      stacks: where missing ranks are in Python, innermost first, as far as they have said it.
+      stacks: the Python stacks of missing ranks, innermost frame first, if they have answered.
     """
 
     waited: float
@@ -83,7 +83,7 @@ class Stall:
         return f"{rank_names(self.missing)} of {self.size} {are} missing"
 
     def report(self, timeout: float) -> str:
-        """Returns the warning, or the report on the end of the job, for people."""
+        """Returns the warning, or the report on the end of the job, as text."""
         if self.expired:
             head = [
                 f"collective launch: the job stalled: {self.summary()}",
@@ -157,17 +157,17 @@ class StallDetector:
     """Watches the records of the ranks. Times are seconds of any clock that only goes forward."""
 
     def __init__(self, size: int, timeout: float, now: float, on_gpus: bool = False) -> None:
-        """Begins to count the time.
+        """Starts to count the time.
 
         Args:
           size: how many ranks there are.
-          timeout: after how many seconds without progress a job is to end; with 0 nobody checks.
+          timeout: after how many seconds without progress the job ends; 0 turns the check off.
           now: the time.
-          on_gpus: a run that is the first of its kind may compile kernels.
+          on_gpus: whether a run that is the first of its kind may compile kernels.
         """
         self.timeout = timeout
         self._on_gpus = on_gpus
-        self._finished: set[str] = set()  # kinds of runs, in words
+        self._finished: set[str] = set()  # descriptions of kinds of runs
         self._interval = min(_LONGEST_INTERVAL, timeout / 8)
         self._last_check = now
         self._excluded = 0.0  # seconds that don't count
@@ -177,7 +177,7 @@ class StallDetector:
         self._warned: set[object] = set()
 
     def next_check(self) -> float:
-        """Returns when to check; infinity if nobody is to."""
+        """Returns when to call `check` next; infinity if never."""
         if not self.timeout or len(self._records) < 2:
             return math.inf
         return self._last_check + self._interval
@@ -189,12 +189,12 @@ class StallDetector:
         exited: Mapping[int, str],
         output_congested: bool,
     ) -> Stall | None:
-        """Returns a stall to warn of, once for each kind, or one that ends the job.
+        """Returns a stall: once per kind as a warning, or one that ends the job; None for neither.
 
         Args:
           now: the time.
-          records: the record of each rank, None where none could be read.
-          exited: how each rank ended that has.
+          records: the record of each rank, None if it couldn't be read.
+          exited: how each rank that has ended did so.
           output_congested: whether ranks may have to wait because nobody reads their output.
         """
         if output_congested or now - self._last_check > self._interval + _LATE:
