@@ -1,4 +1,4 @@
 """Provides collectives, exchanges and kernels: the parts of a backend.
 
-Nothing here knows strategies, scopes or tables.
+Nothing here knows about strategies, scopes or tables.
 """

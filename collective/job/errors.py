@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """Says in one sentence which request isn't possible; the exit code is then 2."""
+    """Says in one sentence why a request isn't possible; the exit code is then 2."""

@@ -1,16 +1,16 @@
-"""Records the files and folders that a script handles on all ranks alike.
+"""Records the files and folders that a script handles alike on all ranks.
 
-A script for one process makes folders, removes them, moves and writes files. Run as it is, every
-rank does so, and the second one to come finds that the first has done it. In the record each rank
-notes what it has done, so that a rank knows what another one has done in its place:
+A script for one process makes folders, removes them, and moves and writes files. If every rank runs
+it unchanged, the second rank finds that the first has already done the same. So each rank notes in
+the record what it has done, and knows by it what another rank has done in its place:
 
     rank 0: mkdir a    ──▶  0 made a       rank 1: mkdir a     made: nothing is left to do
     rank 0: rmtree a   ──▶  0 removed a    rank 1: rmtree a    removed: nothing is left to do
     rank 0: open(f, w) ──▶  0 writes f     rank 1: open(f, w)  writes f.rank1
 
-What a rank does the k-th time with a path is what another rank has done the k-th time. The record
-is a journal in memory without a name, a line for each deed, locked while a rank reads what is new
-in it, does something, and notes that.
+A rank's k-th operation on a path corresponds to another rank's k-th operation on it. The record is
+a journal in unnamed memory with one line per operation. A rank locks it while it reads the new
+lines, carries out its operation, and adds its own line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _WRITES, _SAID = "writes", "said"
 
 
 class FileRecord:
-    """Opens the record, in a rank.
+    """Opens the record in a rank.
 
     Args:
-        path: the launcher's, by which it is opened.
+        path: the launcher's path, under which the record is opened.
         rank: this process's number.
-        is_of_several_hosts: ranks of other hosts don't see this record, but maybe these files.
+        is_of_several_hosts: whether the job has other hosts, whose ranks don't see this record but
+            may see these files.
         has_rank_0: whether rank 0 is on this host.
 
     Attributes:
@@ -55,30 +56,30 @@ class FileRecord:
         self._lock = threading.RLock()
         self._descriptor, self._offset = -1, 0
         self._deeds: dict[str, list[str]] = collections.defaultdict(list)
-        # How many of a path's deeds this rank has done, or found done.
+        # How many operations on a path this rank has done, or found done.
         self._position: dict[str, int] = collections.defaultdict(int)
-        # What a rank that lags behind has made again, of what another one has moved or removed.
+        # What this rank, lagging behind, has made again after another rank moved or removed it.
         self._again: set[str] = set()
-        # For each path that is written, the file of each rank that does; and its size before.
+        # For each path that is written: the file of each rank that writes it, and its size before.
         self._files: dict[str, dict[int, str]] = collections.defaultdict(dict)
         self._sizes: dict[str, int] = {}
         self._said: set[str] = set()
 
-    # -- folders, and files that are whole
+    # -- folders, and whole files
 
     def make(self, path: str, do: Callable[[], None], deed: str = MADE) -> None:
         """Makes something, unless another rank has made it in this rank's place.
 
         Args:
-            path: where.
-            do: makes it, or sees that it is there; its errors are the script's.
-            deed: what else than MADE is noted: copies say of what.
+            path: the path.
+            do: makes it, or checks that it exists; its errors are the script's errors.
+            deed: what to note instead of MADE: a copy names its source.
         """
         with self._held():
             ahead = self._ahead(path)
             if deed in ahead:
                 self._position[path] += ahead.index(deed) + 1
-                if not os.path.lexists(path):  # Another rank is done with it: this one isn't yet.
+                if not os.path.lexists(path):  # Another rank has removed it again.
                     do()
                     self._append(self._rank, _MADE_AGAIN, path)
                 return
@@ -94,10 +95,10 @@ class FileRecord:
     def remove(self, path: str, do: Callable[[], None]) -> bool:
         """Removes something, unless another rank has removed it in this rank's place.
 
-        What another rank has made meanwhile, which doesn't exist for this rank yet, stays.
+        Something that another rank has made since, and that doesn't exist for this rank yet, stays.
 
         Returns:
-            False where it stays.
+            False if it stays.
         """
         with self._held():
             own = self._files[path].get(self._rank)
@@ -128,11 +129,11 @@ class FileRecord:
         """Moves something, unless another rank has moved it in this rank's place.
 
         Args:
-            source, target: as the script names them.
-            do: is called with both, and returns where it is now.
+            source, target: the paths as the script names them.
+            do: is called with both, and returns the new path.
 
         Returns:
-            where it is now; None if another rank has moved it.
+            The new path; None if another rank has moved it.
         """
         with self._held():
             own = self._files[source].get(self._rank)
@@ -164,14 +165,14 @@ class FileRecord:
 
     @contextlib.contextmanager
     def writing(self, path: str, mode: str) -> Iterator[tuple[str, str]]:
-        """Gives this rank a file to write; it is opened within.
+        """Gives this rank a file to write; the caller opens it inside the context.
 
         Args:
-            path: as the script names it.
-            mode: of Python's open.
+            path: the path as the script names it.
+            mode: the mode of Python's open.
 
         Yields:
-            the file, and the mode, to open.
+            The file and the mode to open it with.
         """
         with self._held():
             files = self._files[path]
@@ -188,7 +189,7 @@ class FileRecord:
                 self._position[path] = len(self._deeds[path])
 
     def reading(self, path: str) -> str:
-        """Returns the file in which this rank has written what it reads back."""
+        """Returns the file from which this rank reads back what it has written."""
         if path not in self.written:
             return path
         with self._held():
@@ -196,19 +197,19 @@ class FileRecord:
             return own if os.path.lexists(own) else path
 
     def others(self, path: str) -> dict[int, str]:
-        """Returns the files of other names that ranks write instead of a path."""
+        """Returns the files under other names that ranks write instead of `path`."""
         with self._held():
             return {rank: file for rank, file in self._files[path].items() if file != path}
 
     def hidden(self) -> set[str]:
-        """Returns all files of other names: a folder's listing has none."""
+        """Returns all files under other names, which a folder's listing leaves out."""
         with self._held():
             return {
                 own for path, files in self._files.items() for own in files.values() if own != path
             }
 
     def says(self, text: str) -> bool:
-        """Tells whether this rank is the first of its host to say something."""
+        """Tells whether this rank is the first on its host to say a text."""
         with self._held():
             if text in self._said:
                 return False
@@ -216,10 +217,10 @@ class FileRecord:
             return True
 
     def _file_of(self, path: str, mode: str) -> tuple[str, int | None]:
-        """Chooses the file that this rank writes: the lowest rank that does has the path itself.
+        """Chooses the file that this rank writes: the lowest writing rank gets the path itself.
 
         Returns:
-            the file, and the rank whose file has made way for it, if one had to.
+            The file, and the rank whose file was renamed to make way for it, if any.
         """
         files = self._files[path]
         keeps = "a" in mode or "r" in mode
@@ -234,7 +235,7 @@ class FileRecord:
         if holder is not None and self._rank < holder:
             files[holder] = f"{path}.rank{holder}"
             with contextlib.suppress(FileNotFoundError):
-                # A process that has it open goes on writing: a file is the same under another name.
+                # A process that has the file open keeps writing to it under its new name.
                 os.rename(path, files[holder])
                 if keeps:
                     _copy_beginning(files[holder], path, self._sizes[path])
@@ -251,11 +252,11 @@ class FileRecord:
     # -- the journal
 
     def _ahead(self, path: str) -> list[str]:
-        """Returns what other ranks have done with a path that this one hasn't yet."""
+        """Returns other ranks' operations on a path that this rank hasn't reached yet."""
         return self._deeds[path][self._position[path] :]
 
     def _is_of_another_host(self, path: str) -> bool:
-        """Tells whether a rank of another host may have made it: it is of this job's time."""
+        """Tells whether a rank on another host may have made it: it was made during this job."""
         if not self._several_hosts:
             return False
         with contextlib.suppress(OSError):
@@ -265,7 +266,7 @@ class FileRecord:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         with self._lock:
-            if self._descriptor >= 0:  # within itself
+            if self._descriptor >= 0:  # nested call
                 yield
                 return
             # Opened each time: a fork would share the lock, and some programs close all files.
@@ -279,7 +280,7 @@ class FileRecord:
                 self._descriptor = -1
 
     def _read(self) -> None:
-        """Takes over what other ranks have noted."""
+        """Reads what other ranks have noted."""
         end = os.fstat(self._descriptor).st_size
         text = os.pread(self._descriptor, end - self._offset, self._offset)
         self._offset = end
@@ -311,6 +312,6 @@ class FileRecord:
 
 
 def _copy_beginning(source: str, target: str, size: int) -> None:
-    """Copies what was in a file before any rank of the job wrote to it."""
+    """Copies the content that a file had before any rank of the job wrote to it."""
     shutil.copyfile(source, target)
     os.truncate(target, min(size, os.path.getsize(target)))

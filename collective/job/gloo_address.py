@@ -1,8 +1,8 @@
 """The address at which Horovod's ranks listen, and the library that makes them listen there.
 
-Horovod 0.28.1 takes HOROVOD_GLOO_IFACE for its first connections only; the others listen where the
-host's name leads (ops/native/gloo_address.cc). Where the library isn't compiled, that is how it
-stays: then the host's name must lead to the right address.
+Horovod 0.28.1 uses HOROVOD_GLOO_IFACE for its first connections only; the others listen at the
+address of the host's name (ops/native/gloo_address.cc). If the library isn't compiled, that stays
+so: then the host's name must resolve to the right address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def library() -> str:
 
 
 def addresses_of_name(name: str) -> list[str]:
-    """Returns the addresses to which a name leads; none if it can't be resolved."""
+    """Returns the addresses to which a name resolves; none if it doesn't."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -37,7 +37,7 @@ def addresses_of_name(name: str) -> list[str]:
 
 
 def check_host_name(address: str) -> None:
-    """Checks that Horovod, left alone, would listen at an address of this host.
+    """Checks that Horovod by itself would listen at an address of this host.
 
     Raises:
       UsageError: it wouldn't, and other hosts couldn't reach it.

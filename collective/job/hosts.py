@@ -1,7 +1,7 @@
-"""The hosts of a job, and where each rank has its place: pure functions of lists.
+"""The hosts of a job, and the place of each rank: pure functions of lists.
 
-Ranks count host by host: of hosts with 2, 1 and 2 ranks the second has rank 2 and the third ranks 3
-and 4. A "cross" rank counts the hosts that have a rank with this local number.
+Ranks are numbered host by host: with hosts of 2, 1 and 2 ranks, the second host has rank 2 and the
+third has ranks 3 and 4. A "cross" rank counts the hosts that have a rank with this local number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from collective.job.errors import UsageError
 
-# A name or an address that can't be taken for an option of ssh, nor for anything in a shell.
+# A name or an address that neither ssh reads as an option nor a shell as special characters.
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
 _SLOTS = re.compile(r"(?:slots|max_slots|max-slots)=(\d+)")
 _MOST_SLOTS = 4096
@@ -23,8 +23,8 @@ class Host:
     """Describes a host of a job.
 
     Attributes:
-      name: unlike that of every other host of the job.
-      devices: each of its ranks' entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
+      name: differs from the name of every other host of the job.
+      devices: for each of its ranks, the entry for CUDA_VISIBLE_DEVICES; None for a CPU rank.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """Says where a rank has its place.
+    """Says where a rank is placed.
 
     Attributes:
       node: the number of its host.
       host: the name of its host.
-      local_rank, local_size: among the ranks of its host.
-      cross_rank, cross_size: among the ranks with its local rank.
+      local_rank, local_size: its number among the ranks of its host, and their number.
+      cross_rank, cross_size: the same among the ranks with its local rank.
     """
 
     node: int
@@ -73,7 +73,7 @@ def ranks_of_node(hosts: Sequence[Host], node: int) -> range:
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Returns the names of hosts, with a number where two are alike, as in containers."""
+    """Returns the hosts' names, with a number added to equal ones, as they occur in containers."""
     distinct = list(names)
     while len(set(distinct)) < len(distinct):
         distinct = [
@@ -84,15 +84,15 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 
 def parse_hosts(text: str, option: str = "-H") -> list[tuple[str, int | None]]:
-    """Returns the hosts that `h1:8,h2:8` names, and how many ranks each is to have, if it says so.
+    """Returns the hosts in `h1:8,h2:8`, each with its number of ranks if that is given.
 
     Raises:
-      UsageError: it isn't that.
+      UsageError: the text has a different form.
     """
     hosts = []
     for word in text.split(","):
         entry = word.strip()
-        # An IPv6 address has colons of its own, and stands in brackets.
+        # An IPv6 address contains colons, and is in brackets.
         bracketed = re.fullmatch(r"\[([^\]]*)\](?::(\d+))?", entry)
         match = bracketed or re.fullmatch(r"([^:]*)(?::(\d+))?", entry)
         if match is None:
@@ -102,10 +102,10 @@ def parse_hosts(text: str, option: str = "-H") -> list[tuple[str, int | None]]:
 
 
 def parse_hostfile(text: str, path: str) -> list[tuple[str, int | None]]:
-    """Returns the hosts of a file in Open MPI's form, `h1 slots=8`, or of lines as `h1:8`.
+    """Returns the hosts of a file in Open MPI's form, `h1 slots=8`, or with lines like `h1:8`.
 
     Raises:
-      UsageError: it isn't that; the error names the line.
+      UsageError: the text has a different form; the error names the line.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -131,11 +131,11 @@ def parse_hostfile(text: str, path: str) -> list[tuple[str, int | None]]:
 def named_twice(
     hosts: Sequence[tuple[str, int | None]], addresses: Mapping[str, Collection[str]]
 ) -> str:
-    """Returns a sentence on a host that a list has under two names; "" if there is none.
+    """Returns a sentence about a host that a list has under two names; "" if there is none.
 
     Args:
-      hosts: the list: names and ranks.
-      addresses: to which each name leads; none where that isn't known.
+      hosts: the list: names and numbers of ranks.
+      addresses: the addresses to which each name resolves; none if that isn't known.
     """
     ranks = dict(hosts)
     owners: dict[str, str] = {}

@@ -3,17 +3,17 @@
     PUT /scope/key      stores the body
     GET /scope/key      returns the body, or 404 while it doesn't exist: Gloo then asks again
     DELETE /scope/rank  says that the rank is done with the scope; when the last one is, its keys
-                        go, so that ranks that shut Horovod down and start it again don't read the
-                        addresses of the first time
+                        are deleted, so that ranks that shut Horovod down and start it again don't
+                        read the addresses of the first time
 
 It listens on the loopback address only, on a port that the kernel picks. In a job of several hosts
-each launcher has one for its own ranks, and what a rank puts there goes to all by way of the first
-host's launcher, which decides on the order (`publish`).
+each launcher has a store for its own ranks. What a rank puts there goes to all stores through the
+first host's launcher, which decides on the order (`publish`).
 
-The protocol knows no password, and other users of the same machine can reach the port. But Horovod
-makes its addresses by putting words together: http://ADDR:PORT/SCOPE/KEY. So ADDR is made to hold a
-path that nobody guesses, `127.0.0.1:PORT/TOKEN`; who doesn't know it is refused, and all that the
-server takes is bounded.
+The protocol has no password, and other users of the same machine can reach the port. But Horovod
+builds its addresses by joining text: http://ADDR:PORT/SCOPE/KEY. So ADDR contains a path that
+nobody can guess, `127.0.0.1:PORT/TOKEN`. A client that doesn't know the path is refused, and
+everything that the server accepts is bounded.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any, NamedTuple
 from collective.job.gloo_address import LOOPBACK
 from collective.job.hosts import Placement
 
-# A rank puts the addresses at which it listens, one for each other rank, some hundred bytes each.
+# A rank puts the addresses at which it listens: one per other rank, some hundred bytes each.
 MOST_VALUE_BYTES = 2 << 20
 _MOST_NAME_CHARACTERS = 512
-_KEYS_A_RANK = 64  # of all scopes together
-_LEAST_CONNECTIONS = 256  # at a time, each with a thread
+_KEYS_A_RANK = 64  # in all scopes together
+_LEAST_CONNECTIONS = 256  # open at the same time, each with a thread
 
 
 class Entry(NamedTuple):
-    """Describes what a rank did: it put a value, or (None) is done with the scope."""
+    """Describes what a rank did: it put a value, or (None) finished with the scope."""
 
     scope: str
     key: str
@@ -48,8 +48,8 @@ class Entry(NamedTuple):
 def scope_members(places: tuple[Placement, ...]) -> dict[str, int]:
     """Returns how many ranks each of Horovod's scopes has.
 
-    They are "global", "local_HOST" with the ranks of a host, and "cross_LOCAL_RANK" with one rank
-    of each host.
+    The scopes are "global", "local_HOST" with the ranks of a host, and "cross_LOCAL_RANK" with one
+    rank of each host.
     """
     members = {"global": len(places)}
     for place in places:
@@ -59,23 +59,23 @@ def scope_members(places: tuple[Placement, ...]) -> dict[str, int]:
 
 
 def gloo_address_of(address: str, port: int, token: str) -> str:
-    """Returns what Horovod takes for the address of a rendezvous, so that it knows the path."""
+    """Returns the "address" of a rendezvous for Horovod, which includes the path."""
     return f"{address}:{port}/{token}"
 
 
 class KeyValueStore(ThreadingHTTPServer):
     """Stores the values.
 
-    It has a port, at which requests queue, from its creation; `serve` answers them.
+    The port exists, and requests queue, from its creation; `serve` answers them.
 
     Attributes:
-      port: where it listens.
-      address: what Horovod takes for its address.
-      path: what every path begins with that Horovod then asks for.
+      port: the port on which it listens.
+      address: its "address" for Horovod.
+      path: the beginning of every path that Horovod then requests.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # every rank asks at once
+    request_queue_size = 128  # all ranks ask at the same time
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class KeyValueStore(ThreadingHTTPServer):
         port: int = 0,
         token: str = "",
     ) -> None:
-        """Listens.
+        """Starts to listen.
 
         Args:
-          members: how many ranks each scope has, of `scope_members`.
-          publish: called, from any thread, with what a rank did, instead of doing it; the one who
-            publishes then calls `apply` on all hosts alike. None: it is done at once.
-          address: where it listens.
-          port: where it listens; 0 lets the kernel choose.
-          token: what nobody guesses; "" makes one.
+          members: how many ranks each scope has, as `scope_members` returns them.
+          publish: called, from any thread, with what a rank did instead of doing it; the publisher
+            then calls `apply` on all hosts in the same order. None: it is done at once.
+          address: the address at which to listen.
+          port: the port; 0 lets the kernel choose.
+          token: a text that nobody can guess; "" makes one.
         """
         super().__init__((address, port), _Handler)
         self.port: int = self.server_address[1]
@@ -118,12 +118,12 @@ class KeyValueStore(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
 
     def stop(self) -> None:
-        """Answers no more."""
+        """Stops answering."""
         self.shutdown()
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Gives a connection its thread; one too many is closed, and its rank asks again."""
+        """Gives a connection its thread. One too many is closed, and its rank asks again."""
         if self._connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -140,7 +140,7 @@ class KeyValueStore(ThreadingHTTPServer):
         """Says nothing: a rank that was killed in the middle of a request is reported elsewhere."""
 
     def take(self, entry: Entry) -> bool:
-        """Takes what a rank did; returns whether there was room."""
+        """Takes what a rank did; returns whether there was room for it."""
         with self._lock:
             keys = sum(map(len, self._values.values())) + sum(map(len, self._departed.values()))
         if keys >= self._most_keys:
@@ -149,7 +149,7 @@ class KeyValueStore(ThreadingHTTPServer):
         return True
 
     def apply(self, entry: Entry) -> None:
-        """Does what a rank did, here."""
+        """Carries out here what a rank did."""
         if entry.value is None:
             self._leave(entry.scope, entry.key)
         else:
@@ -161,8 +161,8 @@ class KeyValueStore(ThreadingHTTPServer):
             return self._values[scope].get(key) if scope in self._values else None
 
     def _leave(self, scope: str, key: str) -> None:
-        # How many members the scope of a process set has isn't known here, nor that of a host where
-        # no launcher is: each DELETE then removes the named key only.
+        # The store doesn't know how many members the scope of a process set has, or the scope of a
+        # host without a launcher: each DELETE then removes only the named key.
         members = self._members.get(scope)
         with self._lock:
             if members is None:
@@ -176,11 +176,11 @@ class KeyValueStore(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: KeyValueStore
-    # A client that stops in the middle of a request holds a thread for so many seconds at most.
+    # A client that stops in the middle of a request holds a thread for at most this many seconds.
     timeout = 30
 
     def parse_request(self) -> bool:
-        """Refuses who doesn't know the path."""
+        """Refuses clients that don't know the path."""
         if not super().parse_request():
             return False
         start = self.path[: len(self.server.path)].encode("utf-8", "replace")
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(413)
         else:
             value = self.rfile.read(int(length))
-            if len(value) == int(length):  # else the rank was killed meanwhile
+            if len(value) == int(length):  # else the rank was killed during the request
                 self._take(value)
 
     def do_DELETE(self) -> None:

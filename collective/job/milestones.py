@@ -1,13 +1,13 @@
-"""The milestones of ranks: how far each has trained, and its last checkpoint, in shared memory.
+"""The milestones of ranks: each rank's progress and its last checkpoint, in shared memory.
 
     rank 0 ──post──▶ ┌ page 1 ┐
     rank 1 ──post──▶ │ page 2 │ ──read──▶ launcher, once the job has failed or was told to stop
                      └  ...   ┘
     ranks ◀──read─── [ page 0 ] ◀──mark── launcher, as it ends the job
 
-By it the launcher says from which step a restart goes on, and finds out whether a job gets on. A
-rank counts its training runs in place, in less than a microsecond. The memory has no name in any
-folder, as that of the progress board.
+They tell the launcher from which step a restart continues, and whether a job makes progress. A rank
+counts its training runs in place, in less than a microsecond. The memory has no name in any folder,
+like that of the progress board.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Milestones:
     Attributes:
       pid: the process; 0 if it has posted nothing.
       steps: how many training runs it has completed.
-      start: the global step at which it began: that of the checkpoint it restored, 0 without one.
+      start: the global step at which it began: from the checkpoint that it restored, else 0.
       checkpoint: the path of the checkpoint that it saved or restored last, if any.
       step: that checkpoint's global step.
     """
@@ -52,18 +52,18 @@ class Milestones:
 
     @property
     def last_step(self) -> int:
-        """Returns the global step that it completed last, if each run counts one."""
+        """Returns the global step that it completed last, if each run counts one step."""
         return max(self.start + self.steps, self.step)
 
 
 class MilestoneBoard:
-    """Maps the memory, on either side."""
+    """Maps the memory; the launcher and the ranks use it."""
 
     def __init__(self, descriptor: int) -> None:
-        """Maps an open file; closing it afterwards is the caller's affair.
+        """Maps an open file, which the caller may close afterwards.
 
         Raises:
-          ValueError: the file is no board.
+          ValueError: the file isn't a board.
           OSError: it can't be mapped.
         """
         self._memory = mmap.mmap(descriptor, 0)
@@ -72,10 +72,10 @@ class MilestoneBoard:
 
     @classmethod
     def open(cls, path: str) -> MilestoneBoard:
-        """Opens the launcher's board by its `LauncherMilestones.path`.
+        """Opens the launcher's board at its `LauncherMilestones.path`.
 
         Raises:
-          OSError, ValueError: there is none.
+          OSError, ValueError: there is no board.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -85,7 +85,7 @@ class MilestoneBoard:
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether the launcher ends the job: a signal is then no wish to save first."""
+        """Tells whether the launcher is ending the job: a signal then doesn't ask for a save."""
         return self._memory[_ENDING] != 0
 
     def post_steps(self, rank: int, steps: int) -> None:
@@ -93,7 +93,7 @@ class MilestoneBoard:
         _STEPS.pack_into(self._memory, (rank + 1) * _PAGE, steps)
 
     def post(self, rank: int, milestones: Milestones) -> None:
-        """Replaces all that the page of `rank` says. A long path loses its beginning."""
+        """Replaces the whole record of `rank`. A path that is too long loses its beginning."""
         path = os.fsencode(milestones.checkpoint)[-(_PAGE - _PATH) :]
         fields = _FIELDS.pack(len(path), milestones.pid, milestones.start, milestones.step)
         start = (rank + 1) * _PAGE
@@ -102,10 +102,10 @@ class MilestoneBoard:
         self.post_steps(rank, milestones.steps)
 
     def read(self, rank: int) -> Milestones:
-        """Returns what `rank` has posted; nothing if it could not be read whole.
+        """Returns what `rank` has posted; empty if it could not be read consistently.
 
         Raises:
-          IndexError: the board has no page for it.
+          IndexError: the board has no page for the rank.
         """
         start = (rank + 1) * _PAGE
         if not _PAGE <= start < len(self._memory):
@@ -123,17 +123,17 @@ class MilestoneBoard:
 
 
 class LauncherMilestones(MilestoneBoard):
-    """Creates the board, in the launcher.
+    """Creates the board in the launcher.
 
     Attributes:
-      path: by which the ranks open it.
+      path: the path under which the ranks open it.
     """
 
     def __init__(self, size: int) -> None:
         """Makes room for `size` ranks.
 
         Raises:
-          OSError: there is no memory, or no descriptor left.
+          OSError: no memory or no descriptor is left.
         """
         self._descriptor = nameless_file("collective.milestones")
         os.ftruncate(self._descriptor, (size + 1) * _PAGE)
@@ -142,10 +142,10 @@ class LauncherMilestones(MilestoneBoard):
         super().__init__(self._descriptor)
 
     def mark_ending(self) -> None:
-        """Tells the ranks that the job ends: a signal is no wish to save any more."""
+        """Tells the ranks that the job ends: from now on a signal doesn't ask them to save."""
         self._memory[_ENDING] = 1
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory."""
         self._memory.close()
         os.close(self._descriptor)

@@ -16,7 +16,7 @@ _MOST_LOOKUPS_AT_ONCE = 32
 
 
 def addresses_by_interface() -> dict[str, list[str]]:
-    """Returns the addresses of this host's interfaces; of each interface IPv4 ones come first."""
+    """Returns the addresses of this host's interfaces, for each interface the IPv4 ones first."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
         name: [
@@ -30,12 +30,12 @@ def addresses_by_interface() -> dict[str, list[str]]:
 
 
 def interface_of(address: str) -> str:
-    """Returns the interface that has an address; "" if none has."""
+    """Returns the interface that has `address`; "" if none has."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     for name, addresses in addresses_by_interface().items():
         if any(ipaddress.ip_address(each) == wanted for each in addresses):
             return name
-    # All of 127.0.0.0/8 is the loopback's, though it shows one address.
+    # All of 127.0.0.0/8 belongs to the loopback interface, though it shows one address.
     return LOOPBACK_INTERFACE if wanted.is_loopback else ""
 
 
@@ -43,7 +43,7 @@ def address_of_interface(interface: str) -> str:
     """Returns the address of an interface.
 
     Raises:
-      UsageError: there is no such interface, or it has no address.
+      UsageError: the interface doesn't exist, or has no address.
     """
     found = addresses_by_interface()
     usable = [name for name, addresses in found.items() if addresses]
@@ -59,11 +59,11 @@ def listening_address(master: str, interface: str | None) -> str:
     """Returns the address at which the first host waits for the others.
 
     Args:
-      master: of --master-addr: a name or an address by which the others find this host.
-      interface: of --network-interface, if given.
+      master: --master-addr: a name or an address by which the others find this host.
+      interface: --network-interface, if given.
 
     Raises:
-      UsageError: it isn't an address of this host, or only this host can reach it.
+      UsageError: the address isn't this host's, or only this host can reach it.
     """
     if interface is not None:
         return address_of_interface(interface)
@@ -85,10 +85,10 @@ def listening_address(master: str, interface: str | None) -> str:
 
 
 def resolve(name: str, option: str = "--master-addr") -> list[str]:
-    """Returns the addresses of a name, IPv4 ones first; `option` gave it.
+    """Returns the addresses of a name, IPv4 first; `option` names its source for errors.
 
     Raises:
-      UsageError: there is none.
+      UsageError: the name has no address.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -99,10 +99,10 @@ def resolve(name: str, option: str = "--master-addr") -> list[str]:
 
 
 def source_address(destination: str) -> str:
-    """Returns the address of this host from which packets to `destination` leave.
+    """Returns the address of this host on the route to `destination`.
 
     Raises:
-      OSError: nothing leads there.
+      OSError: there is no route.
     """
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -124,7 +124,7 @@ def is_this_host(name: str) -> bool:
 
 
 def addresses_of_hosts(names: Sequence[str]) -> dict[str, set[str]]:
-    """Returns to which addresses each name leads: all of this host's, where it is this host."""
+    """Returns each name's addresses: for a name of this host, all of this host's addresses."""
     own = {each for known in addresses_by_interface().values() for each in known}
 
     def addresses_of(name: str) -> set[str]:

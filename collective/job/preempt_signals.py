@@ -1,10 +1,10 @@
-"""The signals by which a scheduler announces that it takes the machine away, by name or number."""
+"""The signals with which a scheduler announces a preemption, by name or number."""
 
 from __future__ import annotations
 
 import signal
 
-VARIABLE = "COLLECTIVE_PREEMPT_SIGNAL"  # tells the ranks which signal means TERM, too
+VARIABLE = "COLLECTIVE_PREEMPT_SIGNAL"  # tells the ranks which signal acts like TERM
 # These can't be caught, or mean something else to a process.
 _UNFIT = ("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGINT", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS")
 
@@ -13,7 +13,7 @@ def signal_number(text: str) -> int:
     """Returns the number of a signal: "USR1", "SIGUSR1" or "10".
 
     Raises:
-      ValueError: there is no such signal, or it can't announce anything.
+      ValueError: there is no such signal, or it can't be used as an announcement.
     """
     name = text.strip().upper()
     if name.isdigit():

@@ -1,14 +1,14 @@
-"""The progress board: shared memory where ranks post what they do, and the launcher reads it.
+"""The progress board: shared memory in which ranks post what they do, for the launcher to read.
 
     rank 0 ──post──▶ ┌ page 1 ┐
     rank 1 ──post──▶ │ page 2 │ ──read──▶ launcher
                      └  ...   ┘
 
-A rank posts in place: no lock, no input or output, one or two microseconds. A checksum over the
-whole record tells a reader that saw half of one record and half of the next. The memory has no name
-in any folder: ranks open it by way of the launcher's descriptor in /proc, and it is gone with the
-last process that has it, however that ends. (A mapped file on a disk would also make a rank wait,
-at times, while the kernel writes it back.)
+A rank posts in place: without a lock, input or output, in one or two microseconds. A checksum over
+the whole record shows a reader that it has read half of one record and half of the next. The memory
+has no name in any folder: ranks open it through the launcher's descriptor in /proc, and it is freed
+when the last process that has it ends, for whatever reason. (A file on a disk would sometimes make
+a rank wait while the kernel writes it back.)
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _READ_ATTEMPTS = 100
 
 
 class Phase(enum.IntEnum):
-    """Says how far a rank is in what it does.
+    """Says in which phase of an activity a rank is.
 
-    From AGREEING on it takes part in something that needs all ranks, and may wait for them.
+    From AGREEING on it takes part in an activity that needs all ranks, and may wait for them.
     """
 
-    AWAY = 0  # in nothing that the ranks share
-    WORKING = 1  # on its own, for all: it initialises, saves, restores or exports its part
-    AGREEING = 2  # exchanges with the others what each is about to do
+    AWAY = 0  # takes part in nothing that the ranks share
+    WORKING = 1  # works alone for all: it initialises, saves, restores or exports its part
+    AGREEING = 2  # tells the others what it is about to do, and hears the same from them
     RUNNING = 3  # in a run, which begins with the same exchange
     EQUALISING = 4  # takes over rank 0's values of replicated variables
     ANSWERING = 5  # has no data left in an evaluation, and answers the others
@@ -59,7 +59,7 @@ class Label:
 
         Args:
           doing: the activity, with the names of the fetches.
-          collectives: the names of the collectives that it takes part in.
+          collectives: the names of its collectives.
         """
         activity = doing.replace("\n", " ").encode("utf-8", "replace")
         if len(activity) > _MOST_ACTIVITY_BYTES:
@@ -71,16 +71,16 @@ class Label:
 
 @dataclass(frozen=True)
 class ProgressRecord:
-    """Holds what a rank has posted.
+    """Holds a rank's record.
 
     Attributes:
       pid: the process that posted it.
       phase: how far the rank is.
-      passed: how many agreements with the other ranks it has completed. They are the same ones on
-        every rank, so a smaller number is a rank that is behind.
+      passed: how many agreements with the other ranks it has completed. All ranks have the same
+        agreements, so a rank with a smaller number is behind.
       since: when the phase began, in nanoseconds of the machine's monotonic clock.
-      doing: the rank's activity; of a rank that is AWAY its last one.
-      collectives: the names of the collectives that it takes part in, for people.
+      doing: the rank's activity; for a rank that is AWAY, its last activity.
+      collectives: the names of the collectives that it takes part in, as text for messages.
     """
 
     pid: int
@@ -92,13 +92,13 @@ class ProgressRecord:
 
 
 class Board:
-    """Maps the memory, on either side."""
+    """Maps the memory; the launcher and the ranks use it."""
 
     def __init__(self, descriptor: int) -> None:
-        """Maps an open file; closing it afterwards is the caller's affair.
+        """Maps an open file, which the caller may close afterwards.
 
         Raises:
-          ValueError: the file is no board.
+          ValueError: the file isn't a board.
           OSError: it can't be mapped.
         """
         self._memory = mmap.mmap(descriptor, 0)
@@ -107,10 +107,10 @@ class Board:
 
     @classmethod
     def open(cls, path: str) -> Board:
-        """Opens the launcher's board by its `LauncherBoard.path`.
+        """Opens the launcher's board at its `LauncherBoard.path`.
 
         Raises:
-          OSError, ValueError: there is none.
+          OSError, ValueError: there is no board.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -124,7 +124,7 @@ class Board:
         """Replaces the record on the page of `rank`.
 
         Args:
-          rank: the page's.
+          rank: the rank whose page it is.
           record: pid, phase, passed and since, as in `ProgressRecord`.
           label: the words of the record.
           same: whether the page has that label already.
@@ -139,10 +139,10 @@ class Board:
         self._memory[start:text_start] = _CHECKSUM.pack(checksum) + fields
 
     def read(self, rank: int) -> ProgressRecord | None:
-        """Returns the record of `rank`; None if it has posted none, or none could be read whole.
+        """Returns the record of `rank`; None if it has none, or none could be read consistently.
 
         Raises:
-          IndexError: the board has no page for it.
+          IndexError: the board has no page for the rank.
         """
         start = (rank + 1) * _PAGE
         if not _PAGE <= start < len(self._memory):
@@ -161,17 +161,17 @@ class Board:
 
 
 class LauncherBoard(Board):
-    """Creates the board, in the launcher.
+    """Creates the board in the launcher.
 
     Attributes:
-      path: by which the ranks open it.
+      path: the path under which the ranks open it.
     """
 
     def __init__(self, size: int) -> None:
         """Makes room for `size` ranks.
 
         Raises:
-          OSError: there is no memory, or no descriptor left.
+          OSError: no memory or no descriptor is left.
         """
         self._descriptor = nameless_file("collective.progress")
         os.ftruncate(self._descriptor, (size + 1) * _PAGE)
@@ -180,21 +180,21 @@ class LauncherBoard(Board):
         super().__init__(self._descriptor)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory."""
         self._memory.close()
         os.close(self._descriptor)
 
 
 def nameless_file(name: str) -> int:
-    """Makes memory that no folder has, and returns its descriptor; `name` is for people."""
-    if hasattr(os, "memfd_create"):  # not where Python was built for a C library before 2.27
+    """Makes memory that is in no folder, and returns its descriptor; `name` is only for display."""
+    if hasattr(os, "memfd_create"):  # missing if Python was built for a C library before 2.27
         return os.memfd_create(name)
     with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
         return os.dup(file.fileno())
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Joins as many names as there is room for, and counts the others."""
+    """Joins as many names as fit, and counts the others."""
     shown, room = 0, _MOST_NAME_CHARACTERS
     while shown < len(names) and len(names[shown]) + 2 <= room:
         room -= len(names[shown]) + 2

@@ -1,11 +1,11 @@
-"""Lets ranks that a scheduler has started itself find each other, without a launcher.
+"""Lets ranks that a scheduler itself has started find each other, without a launcher.
 
     srun -n 8 python train.py        mpirun -np 8 python train.py
 
-Horovod that was built with MPI needs no help, and horovodrun gives its own. Else each process would
-take itself for a job of one. Here it gets from the scheduler's variables (schedulers.py) what a
-launcher would have told it, and rank 0 keeps the rendezvous, on the interface that leads to the
-others, for who knows a path that the job's secret alone gives.
+Horovod with MPI needs no help, and horovodrun provides its own. Otherwise each process would take
+itself for a job of one rank. So each process gets from the scheduler's variables (schedulers.py)
+what a launcher would have told it, and rank 0 serves the rendezvous on the interface that leads to
+the others. The rendezvous answers only clients that know a path derived from the job's secret.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from collective.job.secret import job_secret
 
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
-_store: KeyValueStore | None = None  # of rank 0, as long as the process lives
+_store: KeyValueStore | None = None  # on rank 0, for the life of the process
 
 
 def is_in_job(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tells whether somebody has started this process as a rank of a job."""
+    """Tells whether a launcher or scheduler has started this process as a rank of a job."""
     is_launched = environment.get("HOROVOD_RANK") or environment.get("COLLECTIVE_LAUNCHED")
     return bool(is_launched) or started_by(environment) is not None
 
@@ -43,14 +43,14 @@ def is_in_job(environment: Mapping[str, str] = os.environ) -> bool:
 def set_environment(
     environment: MutableMapping[str, str] = os.environ, has_mpi: bool = False
 ) -> str:
-    """Tells Horovod of the job that a scheduler has started, before it is initialised.
+    """Tells Horovod about the job that a scheduler has started, before Horovod is initialised.
 
     Args:
-      environment: the process's own.
-      has_mpi: whether Horovod was built with MPI, and finds the job itself.
+      environment: the process's environment.
+      has_mpi: whether Horovod was built with MPI, and finds the job by itself.
 
     Returns:
-      The scheduler's name; "" where there is nothing to tell.
+      The scheduler's name; "" if there is nothing to tell.
 
     Raises:
       UsageError: the ranks can't find each other.
@@ -107,7 +107,7 @@ def _identity(membership: Membership, environment: MutableMapping[str, str]) -> 
 
 
 def _addresses(membership: Membership, environment: MutableMapping[str, str]) -> tuple[str, str]:
-    """Returns the address of rank 0's host, and this host's by which the others reach it."""
+    """Returns the address of rank 0's host, and the address by which others reach this host."""
     if membership.on_one_host:
         return LOOPBACK, LOOPBACK
     name = environment.get("MASTER_ADDR") or membership.first_host
@@ -134,10 +134,10 @@ def _addresses(membership: Membership, environment: MutableMapping[str, str]) ->
 
 
 def await_rendezvous(address: str, port: int, seconds: float) -> None:
-    """Waits until rank 0 listens: Horovod would try a few times, and abort.
+    """Waits until rank 0 listens: Horovod would try a few times and then abort.
 
     Raises:
-      UsageError: it doesn't, in so many seconds.
+      UsageError: rank 0 doesn't listen within `seconds`.
     """
     end = time.monotonic() + seconds
     while True:

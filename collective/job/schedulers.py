@@ -1,8 +1,8 @@
-"""What schedulers tell the processes that they start: a table of their variables.
+"""A table of the variables that schedulers set for the processes they start.
 
-A process is *started by* a scheduler if the scheduler's daemon is its parent, shells between them
-aside. If something else is in between (a launcher, a notebook, a test), it is *nested* in a job
-that has nothing to do with it, and the variables don't count.
+A process is *started by* a scheduler if its parent is the scheduler's daemon, with only shells in
+between. If another program is in between (a launcher, a notebook, a test), the process is *nested*
+in a job that has nothing to do with it, and the variables don't count.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Scheduler:
     """Names the variables of a scheduler.
 
     Attributes:
-      name: the program that people call.
+      name: the program that users call.
       daemons: the processes that start its tasks.
-      rank, size, local_rank: where a task's numbers stand.
-      local_size: how many tasks its host has: a number, or Slurm's list for all hosts.
-      node: the number of its host, if the scheduler tells it.
-      host_names: the names of all hosts, in Slurm's form, if the scheduler tells them.
-      job: the first of these that is set tells the job from others.
+      rank, size, local_rank: the variables with a task's numbers.
+      local_size: the variable with the number of tasks on its host, or Slurm's list for all hosts.
+      node: the variable with its host's number, if the scheduler sets one.
+      host_names: the variable with all hosts' names in Slurm's form, if the scheduler sets one.
+      job: variables that identify the job; the first one that is set counts.
     """
 
     name: str
@@ -66,7 +66,7 @@ SCHEDULERS = (
         job=("HYDI_CONTROL_FD", "PMI_ID"),
     ),
     Scheduler(
-        name="srun",  # in the batch script itself, which is no task of a step, they are missing
+        name="srun",  # missing in the batch script itself, which isn't a task of a step
         daemons=frozenset({"slurmstepd"}),
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
@@ -84,12 +84,12 @@ class Membership:
     """Says which task of a scheduler's job a process is.
 
     Attributes:
-      scheduler: its name.
+      scheduler: the scheduler's name.
       rank, size, local_rank, local_size: the task's numbers.
       node: the number of its host.
       cross_size: how many hosts have a task with this local rank.
-      first_host: the name of the first host, "" if the scheduler doesn't tell.
-      job: tells the job from others.
+      first_host: the name of the first host, "" if the scheduler doesn't tell it.
+      job: identifies the job.
     """
 
     scheduler: str
@@ -110,11 +110,11 @@ class Membership:
 def started_by(
     environment: Mapping[str, str], ancestors: Sequence[str] | None = None
 ) -> Membership | None:
-    """Returns the membership of this process in a job of several tasks; None if it has none.
+    """Returns this process's place in a scheduler's job of several tasks; None if it has none.
 
     Args:
-      environment: its own.
-      ancestors: the names of its parent, that one's parent and so on; None to look.
+      environment: the process's environment.
+      ancestors: the names of its parent, grandparent and so on; None to look them up.
     """
     for scheduler in SCHEDULERS:
         found = _membership(scheduler, environment)
@@ -128,11 +128,11 @@ def started_by(
 
 
 def ends_jobs_itself(environment: Mapping[str, str]) -> bool:
-    """Tells whether this process is in a job of Slurm, which kills what doesn't end in its time.
+    """Tells whether this process is in a job of Slurm, which kills processes whose time is over.
 
     `scancel`, a preemption and the end of the time limit send TERM, and KILL after KillWait or
-    GraceTime. TERM may come several times: to the step, by way of the batch file and of srun, and
-    again when a time has passed.
+    GraceTime. TERM may arrive several times: directly, through the batch file and srun, and again
+    after some time.
     """
     return "SLURM_JOB_ID" in environment
 
@@ -152,7 +152,7 @@ def _membership(scheduler: Scheduler, environment: Mapping[str, str]) -> Members
         node = int(node_text)
         local_size = sizes[node]
         cross_size = sum(count > local_rank for count in sizes)
-    else:  # ranks fill host by host, all hosts alike: what these schedulers do by default
+    else:  # these schedulers' default: ranks fill host by host, equally many on each
         local_size = sizes[0]
         node = rank // local_size
         cross_size = -(-(size - local_rank) // local_size)
@@ -165,7 +165,7 @@ def _membership(scheduler: Scheduler, environment: Mapping[str, str]) -> Members
 
 
 def expand_counts(text: str) -> list[int]:
-    """Returns the counts of Slurm's "2(x3),1": 2, 2, 2, 1; nothing if it isn't that."""
+    """Returns the counts in Slurm's "2(x3),1": 2, 2, 2, 1; nothing if the form is different."""
     counts: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,5})\))?", word)
@@ -176,7 +176,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def expand_names(text: str) -> list[str]:
-    """Returns the names of Slurm's "a[01-03,7]x,b": a01x, a02x, a03x, a7x, b."""
+    """Returns the names in Slurm's "a[01-03,7]x,b": a01x, a02x, a03x, a7x, b."""
     names: list[str] = []
     for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", word)
@@ -196,7 +196,7 @@ def expand_names(text: str) -> list[str]:
 
 
 def _names_of_ancestors() -> list[str]:
-    """Returns the names of this process's parent, that one's parent and so on."""
+    """Returns the names of this process's parent, grandparent and so on."""
     names: list[str] = []
     pid = os.getppid()
     while pid > 1 and len(names) < _MOST_ANCESTORS:

@@ -1,11 +1,11 @@
-"""The secret of a job: who holds it may speak to its launchers.
+"""The secret of a job: a process that holds it may talk to the job's launchers.
 
     COLLECTIVE_SECRET        the secret itself, in the environment
-    --secret-file FILE       a file that holds it: ~/.collective/secret unless told otherwise, made
-                             if missing, readable only by its owner
+    --secret-file FILE       a file that holds it: ~/.collective/secret by default, made if
+                             missing, readable only by its owner
 
-Hosts that share a home folder share the file. It never stands in a process list, in a log or in an
-error, and no rank inherits it.
+Hosts that share a home folder share the file. The secret never appears in a process list, in a log
+or in an error, and no rank inherits it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_CHARACTERS = 4096
 
 
 def new_secret() -> str:
-    """Makes a secret that nobody guesses: 256 bits."""
+    """Makes a secret that can't be guessed: 256 bits."""
     return secrets.token_hex(32)
 
 
@@ -35,11 +35,11 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
     """Returns the secret of this job.
 
     Args:
-      environment: the launcher's.
-      file: of --secret-file, if given.
+      environment: the launcher's environment.
+      file: --secret-file, if given.
 
     Raises:
-      UsageError: it is too short, can't be read, or others may read it.
+      UsageError: the secret is too short or unreadable, or other users may read it.
     """
     value = environment.get(VARIABLE, "")
     if value and file is None:
@@ -50,14 +50,14 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
             _make(path)
         mode = path.stat().st_mode
         with path.open("rb") as opened:
-            # As Python reads the environment: the same bytes are the same secret.
+            # Decoded as Python decodes the environment: the same bytes are the same secret.
             text = opened.read(4 * _MOST_CHARACTERS + 1).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise UsageError(
             f"the job's secret can't be read or made: {path}: {error.strerror}; give another "
             f"--secret-file, or {VARIABLE}"
         ) from None
-    # A mounted secret of Kubernetes belongs to root and may be the group's; nobody else's.
+    # A secret that Kubernetes mounts belongs to root, and its group may read it; nobody else may.
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise UsageError(
             f"the job's secret {path} has mode {stat.S_IMODE(mode):o}, so that other users may "
@@ -67,7 +67,7 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
 
 
 def missing_secret_file(environment: Mapping[str, str], file: str | None) -> Path | None:
-    """Returns the file that `job_secret` would make; None where a secret is there."""
+    """Returns the file that `job_secret` would make; None if there is a secret already."""
     if environment.get(VARIABLE) and file is None:
         return None
     path = _file(environment, file)
@@ -79,7 +79,7 @@ def _file(environment: Mapping[str, str], file: str | None) -> Path:
 
 
 def _checked(value: str, origin: str) -> bytes:
-    """Returns the bytes of a secret; an error tells its length only."""
+    """Returns the bytes of a secret; an error reveals only its length."""
     if not _LEAST_CHARACTERS <= len(value) <= _MOST_CHARACTERS:
         raise UsageError(
             f"the job's secret in {origin} has {len(value)} characters: give {_LEAST_CHARACTERS} "
@@ -89,9 +89,9 @@ def _checked(value: str, origin: str) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Makes the file whole or not at all: two hosts that share a folder may come at once."""
+    """Makes the whole file or nothing: two hosts that share a folder may do it at the same time."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # for its owner alone
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # readable only by its owner
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(new_secret() + "\n")

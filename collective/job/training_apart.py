@@ -1,22 +1,21 @@
-"""Refuses to let the ranks of a job train apart, each a model of its own.
+"""Refuses to let the ranks of a job train apart, each with its own model.
 
-A script that was never converted, or one that leaves scope() before it trains, would run N
-unrelated trainings that save into one folder, and end well. So in a job of several ranks an
-optimizer's first update outside of any scope() is an error on every rank that gets there:
+A script that was never converted, or that leaves scope() before it trains, would run N unrelated
+trainings that save into one folder, and would exit with 0. So in a job of several ranks, an
+optimizer's first update outside of any scope() is an error on every rank that reaches it:
 
     apply_gradients ──eager, or in a function of TensorFlow 2──▶ error
           └──────────in a graph──▶ remembered ──a session runs it──▶ error
                                        └──a session that saves checkpoints begins──▶ error
 
-In a graph, who builds an update may only want to evaluate. A monitored session that saves
-checkpoints means to train, though, and it writes the first one, of every rank into one folder,
-before it runs an update. What a script does that reduces by
-itself stays as it is: one that has called Horovod's `init`, or is of a cluster of TensorFlow
-servers.
+A script that builds an update in a graph may only want to evaluate. But a monitored session that
+saves checkpoints is meant to train, and it writes its first checkpoint before it runs an update:
+every rank would write into the same folder. Scripts that reduce by themselves aren't affected:
+those that have called Horovod's `init`, and those in a cluster of TensorFlow servers.
 
-The launcher loads this module into every Python of a rank (`startup_hook/sitecustomize.py`). It
-must cost nothing where there is no TensorFlow: it waits until others import the modules of
-`REPLACED`.
+The launcher loads this module into every Python process of a rank
+(`startup_hook/sitecustomize.py`). It must cost nothing if TensorFlow isn't used: it waits until
+another module imports the modules of `REPLACED`.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class _Watch:
 
     Attributes:
         size: how many ranks the job has.
-        uses_horovod: the script has started Horovod: it reduces by itself.
-        starts_horovod: this library has.
+        uses_horovod: whether the script has started Horovod, and so reduces by itself.
+        starts_horovod: whether this library is starting Horovod.
         updates: for each graph, the operations that update variables outside of any scope.
     """
 
@@ -71,7 +70,7 @@ class _Watch:
 
     @property
     def is_active(self) -> bool:
-        """Tells whether an update that is made now would be of a training apart."""
+        """Tells whether an update that is made now would train this rank apart."""
         if self.size < 2 or self._is_allowed or self.uses_horovod or is_independent(os.environ):
             return False
         scope = sys.modules.get("collective.scope")
@@ -83,19 +82,20 @@ allow = _WATCH.allow
 
 
 def is_independent(environment: Any) -> bool:
-    """Tells whether the user has said that the ranks are to be independent processes."""
+    """Tells whether the user has asked for independent processes."""
     return environment.get(VARIABLE, "") not in ("", "0")
 
 
 def watch(size: int, has_horovod: bool = False) -> None:
-    """Lets no rank train apart from now on.
+    """From now on lets no rank train apart.
 
-    It may be called again, and by the code that first learns of several ranks: the launcher's hook
-    at the start of Python, or a strategy in a job that another launcher has started.
+    It may be called repeatedly, and also by the code that first learns about several ranks: the
+    launcher's hook at the start of Python, or a strategy in a job that another launcher has
+    started.
 
     Args:
         size: how many ranks the job has.
-        has_horovod: Horovod runs: if not by `starting_horovod`, the script has started it.
+        has_horovod: whether Horovod runs; unless `starting_horovod` did it, the script started it.
     """
     if has_horovod and not _WATCH.starts_horovod:
         _WATCH.uses_horovod = True
@@ -111,7 +111,7 @@ def watch(size: int, has_horovod: bool = False) -> None:
 
 @contextlib.contextmanager
 def starting_horovod() -> Iterator[None]:
-    """Keeps apart a start of Horovod that isn't the script's."""
+    """Marks a start of Horovod as the library's, not the script's."""
     before = _WATCH.uses_horovod
     _WATCH.starts_horovod = True
     try:
@@ -163,7 +163,7 @@ def _run(original: Any, session: Any, fetches: Any, *args: Any, **kwargs: Any) -
 
 
 def _make_callable(original: Any, session: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for what makes the functions that Keras runs a graph by."""
+    """Replaces the function that makes the functions with which Keras runs a graph."""
     _check(session.graph, [*options.fetch, *options.target])
     return original(session, options, *args, **kwargs)
 
@@ -198,7 +198,7 @@ REPLACED = (
     ),
     Replaced("horovod.common.basics", "HorovodBasics.init", _start_horovod, ITS_OWN),
 )
-# These only once a script has made an update outside of scope() in a graph.
+# Replaced only once a script has made an update outside of scope() in a graph.
 SESSION = "tensorflow.python.client.session"
 MONITORED = "tensorflow.python.training.monitored_session"
 SUPERVISOR = "tensorflow.python.training.supervisor"
@@ -217,7 +217,7 @@ for _row in REPLACED:
 
 
 class _Finder:
-    """Finds no module by itself, but sees which ones are imported."""
+    """Finds no module itself, but sees which modules are imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _ROWS:
@@ -244,11 +244,11 @@ def _replace(module: Any) -> None:
 
 
 def _put(module: Any, row: Any) -> Any:
-    """Puts the replacement of a row in its place; returns the original."""
+    """Installs a row's replacement; returns the original."""
     owner_name, _, attribute = row.name.rpartition(".")
     owner = getattr(module, owner_name, None)
     original = getattr(owner, attribute, None)
-    if original is None:  # of another version
+    if original is None:  # missing in this version
         return None
 
     @functools.wraps(original)
@@ -261,7 +261,7 @@ def _put(module: Any, row: Any) -> Any:
 
 
 def _replace_bound(original: Any) -> None:
-    """Replaces Horovod's `init` in the modules that have it by a name of their own already."""
+    """Replaces Horovod's `init` in modules that have already imported it under their own name."""
     for name, module in list(sys.modules.items()):
         init = getattr(module, "init", None) if name.partition(".")[0] == "horovod" else None
         if getattr(init, "__func__", None) is original:
@@ -278,12 +278,12 @@ def _replace_runs() -> None:
 
 
 class _Updates:
-    """Remembers what updates variables in a graph, outside of any scope.
+    """Remembers the operations that update variables in a graph outside of any scope.
 
     Attributes:
-        words: the error.
-        operations: what updates them.
-        inside: a function of the graph does.
+        words: the text of the error.
+        operations: the operations that update the variables.
+        inside: whether a function of the graph updates some.
         harmless: the fetches that are known to update nothing.
     """
 
@@ -299,7 +299,7 @@ def _ops() -> Any:
 
 
 def _graph() -> Any:
-    """Returns the graph that a session will run; None where what is built runs by itself."""
+    """Returns the graph that a session will run; None if operations run without a session."""
     if _ops().executing_eagerly_outside_functions():
         return None
     graph = _ops().get_default_graph()
@@ -309,7 +309,7 @@ def _graph() -> Any:
 
 
 def _updates_since(graph: Any, last: int, applied: Any) -> set[Any]:
-    """Returns what `applied` stands for, and the updates that it waits for."""
+    """Returns the operation of `applied`, and the updates that it waits for."""
     first = getattr(applied, "op", applied)
     if getattr(first, "graph", None) is not graph:
         return set()
@@ -354,21 +354,21 @@ def _saves(hook: Any) -> bool:
 
 
 def _is_watched() -> bool:
-    """Tells whether an update of a training apart may not run: a scope doesn't mend it."""
+    """Tells whether an update that trains apart may not run, even if a scope is open by now."""
     return not _WATCH.uses_horovod and not _is_in_cluster()
 
 
 def _fetched(graph: Any, fetches: Any) -> list[Any]:
     operations = []
     for leaf in _leaves(fetches):
-        with contextlib.suppress(TypeError, ValueError, KeyError):  # TensorFlow says it
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # TensorFlow reports it
             element = graph.as_graph_element(leaf)
             operations.append(getattr(element, "op", element))
     return operations
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:
-    """Yields what is fetched, of dictionaries whose keys have no order, too."""
+    """Yields the fetched objects, also in dictionaries whose keys have no order."""
     if hasattr(fetches, "values") and hasattr(fetches, "keys"):
         fetches = list(fetches.values())
     elif hasattr(fetches, "__attrs_attrs__"):

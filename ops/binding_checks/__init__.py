@@ -1,1 +1,1 @@
-"""Checks on GPUs what binds the kernels to TensorFlow: exchanges, updates, tables that grow."""
+"""Checks on GPUs the binding of kernels to TensorFlow: exchanges, updates, tables that grow."""

@@ -1,6 +1,6 @@
-"""Checks a table that grows: a variable in reserved memory, which TensorFlow and kernels update.
+"""Checks a table that grows: its variable is in reserved memory; TensorFlow and kernels update it.
 
-Its keys know when they were used last, and some are removed at the end.
+Its keys know when they were last used, and some are removed at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
 
 CAPACITY, DIM, STEPS = 2**22, 24, 6
-BATCH = 200  # keys of the first step; of each later one four times as many
+BATCH = 200  # keys in the first step; each later step has four times as many
 
 
 class Growing:
@@ -89,14 +89,14 @@ class Growing:
         return rows
 
     def wrong_uses(self, last_uses: dict[int, int]) -> int:
-        """Counts the keys whose last use isn't known, or not as it is in `last_uses`."""
+        """Counts the keys whose last use is unknown or differs from `last_uses`."""
         keys = self._keys.keys(1, len(self._keys) + 1).tolist()
         wanted = np.array([last_uses.get(key, 0) for key in keys])
         differ = int((self._keys.steps() != wanted).sum())
         return differ + abs(len(keys) - len(last_uses))
 
     def wrong_rows_behind_removal(self) -> int:
-        """Removes every third key; counts the keys that then don't have the rows they should."""
+        """Removes every third key; counts the keys that then have a wrong row."""
         count = len(self._keys)
         keys = self._keys.keys(1, count + 1).copy()
         gone = np.arange(1, count + 1, 3)
@@ -108,7 +108,7 @@ class Growing:
 
 
 def check(seed: int, config: tf.ConfigProto) -> list[str]:
-    """Returns what is wrong on this rank."""
+    """Returns the errors on this rank."""
     rank, wrong = collectives.rank(), []
     rng, wanted = np.random.default_rng([seed, rank]), {0: 0.0}
     last_uses: dict[int, int] = {}

@@ -47,8 +47,8 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 class Batch(NamedTuple):
-    """Holds what one rank looks up in each table: of the first plain rows, of the second weighted
-    means, of the third sums.
+    """Holds one rank's lookups in each table: in the first plain rows, in the second weighted
+    means, in the third sums.
     """
 
     ids: list[np.ndarray]
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 def batch(seed: int, step: int, rank: int) -> Batch:
     rng = np.random.default_rng([seed, step, rank])
-    count = int(rng.integers(1, BATCH))  # ranks have batches of their own sizes
+    count = int(rng.integers(1, BATCH))  # each rank has its own batch size
     ids = [np.minimum(rng.zipf(1.3, count) - 1, rows - 1) for rows, _ in SHAPES]
     return Batch(
         ids,
@@ -75,7 +75,7 @@ def first_values(seed: int) -> list[np.ndarray]:
 
 
 def factors(t: int) -> np.ndarray:
-    """Returns [D], the factors of a result's elements in the loss, which is their sum."""
+    """Returns [D], the factors of a result's elements in the loss, which is their weighted sum."""
     return np.linspace(-1, 2, SHAPES[t][1])
 
 
@@ -105,7 +105,7 @@ def _first_slot(rule: Rule, values: np.ndarray) -> np.ndarray:
 
 
 def _row_gradients(t: int, one: Batch, table: np.ndarray) -> np.ndarray:
-    """Returns [K, D], the gradient of what each id has looked up."""
+    """Returns [K, D], the gradient of the row that each id has looked up."""
     given = np.tile(factors(t), (len(one.ids[t]), 1))
     if t != 1:
         return given
@@ -120,7 +120,7 @@ class Model:
     """Builds the graph of one rank: its shards, exchange and update.
 
     Args:
-        by_owner: the third table's rows are summed by their owner.
+        by_owner: whether the owner sums the third table's rows.
     """
 
     def __init__(self, seed: int, rule: Callable[..., Rule], by_owner: bool):
@@ -218,7 +218,7 @@ class Model:
 
 
 def check(seed: int, name: str, by_owner: bool) -> list[str]:
-    """Trains by one of RULES; returns what is wrong on this rank. Every rank must call it."""
+    """Trains with one of RULES; returns the errors on this rank. Every rank must call it."""
     wrong = []
     rank, ranks, rule = collectives.rank(), collectives.size(), RULES[name]
     with tf.Graph().as_default():
@@ -239,7 +239,7 @@ def check(seed: int, name: str, by_owner: bool) -> list[str]:
 
 
 def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
-    """Times a whole step with Adagrad, the median, and one call of the binding that does nothing.
+    """Times a whole step with Adagrad (the median), and one empty call of the binding.
     Every rank must call it.
     """
     with tf.Graph().as_default():
@@ -271,7 +271,7 @@ def _median(run: Callable[[], object], times: int) -> float:
 
 
 def config() -> tf.ConfigProto:
-    """Configures a session as a script's sessions are."""
+    """Configures a session as a script does."""
     made = tf.ConfigProto()
     made.gpu_options.allow_growth = True
     made.gpu_options.per_process_gpu_memory_fraction = placement.TENSORFLOW_SHARE
@@ -279,7 +279,7 @@ def config() -> tf.ConfigProto:
 
 
 def report(seed: int) -> Sequence[str]:
-    """Says how fast the binding is, and how much memory kernels take."""
+    """Says how fast the binding is, and how much memory the kernels use."""
     step, call = milliseconds(seed)
     return [
         f"a step of {len(SHAPES)} small tables: {step:.2f} ms; one call of kernels by "

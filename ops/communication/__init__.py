@@ -1,1 +1,1 @@
-"""Carries collectives between ranks, each only when all ranks can take part."""
+"""Carries collectives between ranks, each only once all ranks can take part."""

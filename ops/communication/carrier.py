@@ -1,4 +1,4 @@
-"""Defines what a carrier does: it builds TensorFlow's operations for each kind of collective."""
+"""Defines a carrier: it builds TensorFlow's operations for each kind of collective."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Phase = Literal["other", "rows", "gradients"]
 
 
 class Carrier:
-    """Carries collectives. Each kind of carrier is one object, in a file of its own.
+    """Carries collectives. Each kind of carrier is one object, in its own file.
 
-    `collectives` says what the methods give and take; the gradients of the operations that they
-    build are registered there, under the names `Collective` + kind.
+    `collectives` describes the arguments and results of the methods. It also registers the
+    gradients of the operations that they build, under the names `Collective` + kind.
 
     Attributes:
         name: the name by which COLLECTIVE_CARRIER and `scope(carrier=…)` ask for it.
-        prefix: how the types of its operations begin.
+        prefix: the beginning of its operations' types.
         is_of_library: whether this library defines its operations, and registers their gradients.
     """
 
@@ -34,7 +34,7 @@ class Carrier:
     is_of_library = True
 
     def used_for(self, x: tf.Tensor) -> Carrier:
-        """Returns the carrier that takes `x` where this one is chosen: itself, by default."""
+        """Returns the carrier that takes `x` if this one is chosen: by default this one."""
         return self
 
     def alltoall(
@@ -69,14 +69,14 @@ class Carrier:
 
     @contextlib.contextmanager
     def scope(self, kind: str, x: tf.Tensor, name: str, gate: Any) -> Iterator[Any]:
-        """Prepares the graph for an operation on `x`; gives the gate as it is known there.
+        """Prepares the graph for an operation on `x`; yields the gate as it is known there.
 
-        Nothing else may have the operation's name there, or TensorFlow would add a number to it.
+        Nothing else there may have the operation's name, or TensorFlow would add a number to it.
 
-        The name is also an attribute of the operation. TensorFlow believes that two operations of
-        the same inputs and attributes are one, and drops the second: the keys of two tables that
-        are looked up by the same ids, say. But it wouldn't on a rank that answers without data,
-        which would wait for them for ever.
+        The name is also an attribute of the operation. TensorFlow treats two operations with the
+        same inputs and attributes as one, and drops the second: for example, the keys of two tables
+        that are looked up with the same ids. A rank that answers without data wouldn't drop it, and
+        would wait for the peers forever.
         """
         graph = tf.get_default_graph()
         control_flow.one_at_a_time()
@@ -107,20 +107,20 @@ class Carrier:
 
 
 def as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
-    """Returns `x` in a type that Horovod moves by all-to-all, and the type to go back to.
+    """Returns `x` in a type that Horovod moves by all-to-all, and the type to convert back to.
 
-    Bits of bfloat16, which it doesn't move, travel as float16's, whatever they mean.
+    Horovod doesn't move bfloat16; its bits travel as float16's, whatever they mean as such.
     """
     return (bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
 
 
 def from_wire(out: tf.Tensor, back: tf.DType | None) -> tf.Tensor:
-    """Returns what has travelled in the type that `as_wire` gave to go back to."""
+    """Converts what has travelled back to the type that `as_wire` returned."""
     return out if back is None else bits_as(out, back)
 
 
 def bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Casts bits as `tf.bitcast`, differentiably: the bits of the gradient go back the same way."""
+    """Casts bits like `tf.bitcast`, but differentiably: the gradient's bits are cast back."""
     with tf.get_default_graph().gradient_override_map({"Bitcast": "CollectiveBitcast"}):
         return tf.bitcast(x, dtype)
 
@@ -131,19 +131,19 @@ def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, tf.shape(op.inputs[0])[0]
         )
-    # The gradient travels in a type of its own (collective.ops.exchange.key_exchange).
+    # The gradient travels in its own type (collective.ops.exchange.key_exchange).
     if gradient.dtype != op.outputs[0].dtype:
         return gradient
     return bits_as(gradient, op.inputs[0].dtype)
 
 
 def gated(wire: tf.Tensor, opened: Any, is_bits: bool) -> tf.Tensor:
-    """Makes `wire` depend on the gate. Nothing may be added to bits that stand for another type's.
+    """Makes `wire` depend on the gate. Nothing may be added to the bits of another type.
 
     Args:
-        wire: what travels.
+        wire: the tensor that travels.
         opened: the gate's zero.
-        is_bits: whether they are another type's bits.
+        is_bits: whether `wire` holds the bits of another type.
     """
     if is_bits:
         return tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire))
@@ -151,7 +151,7 @@ def gated(wire: tf.Tensor, opened: Any, is_bits: bool) -> tf.Tensor:
 
 
 def elements(x: tf.Tensor) -> Any:
-    """Returns how many elements `x` has: a number, or a tensor where the graph doesn't tell."""
+    """Returns the number of elements of `x`: a number, or a tensor if the graph doesn't tell."""
     return x.shape.num_elements() if x.shape.is_fully_defined() else tf.size(x)
 
 

@@ -1,36 +1,37 @@
-"""Chooses what carries collectives: Horovod, memory that ranks of one host share, both, or NCCL.
+"""Chooses the carrier of collectives: Horovod, memory shared by a host's ranks, both, or NCCL.
 
-`shared_memory` carries them where all ranks are on CPUs of one host, whichever launcher started
+`shared_memory` carries them if all ranks are on CPUs of one host, whichever launcher has started
 them (`ops/communication/shared_memory.py`). Its collectives are compiled operations
-(`ops/native/carrier.cc`) that take and give what Horovod's do, and find each other by the same
-names, so that nothing else of a graph depends on the carrier:
+(`ops/native/carrier.cc`) with the same inputs and outputs as Horovod's. They find each other by the
+same names, so that the rest of a graph doesn't depend on the carrier:
 
-* Horovod asks before each collective whether all ranks are ready, one round of small messages over
-  sockets. Here a rank leaves its data in memory, and goes on as soon as the others' is there.
-* A message is found by its collective's name and by how often that name has been used, so ranks may
-  start the collectives of a run in any order. An operation that waits keeps no thread of
-  TensorFlow's: two collectives in different order on two ranks can't block each other, even with
+* Before each collective, Horovod asks whether all ranks are ready: one round of small messages over
+  sockets. Here a rank leaves its data in memory, and continues as soon as the others' data is
+  there.
+* A message is found by its collective's name and the number of times that the name has been used,
+  so ranks may start the collectives of a run in any order. An operation that waits holds no thread
+  of TensorFlow: two collectives in different order on two ranks can't block each other, even with
   one inter-op thread.
-* A rank that ends is noticed within a tenth of a second, and a rank that waits for it gets an
-  UnknownError, as from Horovod. A rank that is stopped is waited for; the launcher's stall detector
-  names it.
+* The others notice within a tenth of a second that a rank has ended; a rank that waits for it gets
+  an UnknownError, as from Horovod. They keep waiting for a rank that is stopped; the launcher's
+  stall detector names it.
 * After a run that failed half-way the process exchanges nothing more, and a rank that waits for it
   gets an UnknownError, too.
 * Sums are formed in the order of the ranks.
 
-Horovod, where it is installed, is for what scripts reduce by themselves, and carries everything
-wherever memory can't be shared: between hosts, on GPUs. (GPUs of one host take NCCL where Horovod
-isn't installed.) In a job of several hosts the carrier is `mixed`: what an all-to-all moves within
-a host goes through its memory, the rest and all other collectives by Horovod. All hosts do so, or
-none: ranks build the same graphs.
+If Horovod is installed, scripts use it for their own reductions, and it carries everything if
+memory can't be shared: between hosts, and on GPUs. (The GPUs of one host use NCCL if Horovod isn't
+installed.) In a job of several hosts the carrier is `mixed`: the part of an all-to-all that stays
+on a host goes through the host's memory; the rest, and all other collectives, go through Horovod.
+Either all hosts do so or none: ranks build the same graphs.
 
 `nccl` carries them between the GPUs of one host (`ops/native/gpu/nccl_carrier.cc`): ranks exchange
-headers through shared memory, the data go by NCCL on the operations' own stream. It is never chosen
-but by name, and where it can't be that is an error: nobody asks for it without need.
+headers through shared memory, and NCCL moves the data on the operations' own stream. It is only
+chosen by name, and is an error if it isn't possible: nobody asks for it without need.
 
-The environment variable COLLECTIVE_CARRIER says which to use, and `scope(carrier=…)` for what is
-built inside. `auto`, which is the default, is shared memory where that can be. The agreement of the
-ranks on a run, which belongs to no scope, follows the variable.
+The environment variable COLLECTIVE_CARRIER chooses the carrier, and `scope(carrier=…)` chooses it
+for what is built inside. `auto`, the default, means shared memory if that is possible. The ranks'
+agreement on a run, which belongs to no scope, follows the variable.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ from collective.ops.communication.membership import Process
 VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
 CHOICES = (AUTO, HOROVOD, SHARED_MEMORY, NCCL)
-MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
-# For how many seconds ranks wait for each other, when Horovod has started on all of them; and where
-# none is installed, so that they may have started at any time.
+MIXED = "mixed"  # What SHARED_MEMORY means in a job of several hosts.
+# How many seconds ranks wait for each other: once Horovod has started on all of them; and without
+# Horovod, when they may have started at any time.
 PATIENCE, PATIENCE_AT_START = 30.0, 600.0
 
 
 @dataclasses.dataclass
 class _Meeting:
-    """What came of the ranks' meeting, and what was chosen since.
+    """Holds the result of the ranks' meeting, and what has been chosen since.
 
     Attributes:
         joined: this process's place, once the ranks have met.
-        unavailable: why memory isn't shared in this job, the same on every rank; "" if it is.
+        unavailable: why this job's ranks don't share memory, the same on every rank; "" if they do.
         has_memory: whether the ranks have memory for headers.
         has_nccl: whether NCCL is open.
         scope_choice: the choice of the scope that is open.
-        exit_code: with which code the process ends, once an error has ended its program.
+        exit_code: the exit code of the process, once an error has ended its program.
     """
 
     joined: Process | None = None
@@ -85,7 +86,7 @@ def configured() -> str:
     """Returns the choice of the environment variable COLLECTIVE_CARRIER, 'auto' by default.
 
     Raises:
-        ValueError: it isn't a carrier's name.
+        ValueError: the value isn't the name of a carrier.
     """
     choice = os.environ.get(VARIABLE, "").lower() or AUTO
     if choice not in CHOICES:
@@ -96,18 +97,18 @@ def configured() -> str:
 
 
 def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
-    """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
+    """Lets the ranks share memory if possible; every rank calls it, once Horovod has started.
 
-    Returns whether they hadn't joined before.
+    Returns whether this is the first time that they join.
 
     Args:
-        process: this one's place.
-        allgather_words: gives all ranks' words, which all ranks say at the same time.
+        process: this process's place.
+        allgather_words: returns all ranks' texts; all ranks call it at the same time.
 
     Raises:
         ImportError: Horovod is needed, and isn't installed.
-        ValueError: COLLECTIVE_CARRIER has no such carrier.
-        RuntimeError: it is 'nccl', which can't be; it says why, the same on every rank.
+        ValueError: COLLECTIVE_CARRIER doesn't name a carrier.
+        RuntimeError: it is 'nccl', which isn't possible; says why, the same on every rank.
     """
     configured()
     if _meeting.joined == process:
@@ -134,7 +135,7 @@ def join(process: Process, allgather_words: Callable[[str], list[str]]) -> bool:
 
 
 def _only_nccl(process: Process) -> bool:
-    """Tells whether nothing but NCCL can carry what ranks exchange: they have GPUs, and no Horovod.
+    """Tells whether only NCCL can carry the ranks' exchanges: they have GPUs, and no Horovod.
 
     It is the same on all ranks of a host.
     """
@@ -147,14 +148,14 @@ def _only_nccl(process: Process) -> bool:
 
 
 def _open_nccl(process: Process | None, asked: str) -> None:
-    """Lets the ranks exchange by NCCL; every rank calls it, at the same time.
+    """Lets the ranks exchange by NCCL; every rank calls it at the same time.
 
     Args:
-        process: this one's place; None if it has none.
-        asked: what asks for it.
+        process: this process's place; None if it has none.
+        asked: says who asks for it.
 
     Raises:
-        RuntimeError: that can't be.
+        RuntimeError: it isn't possible.
     """
     if process is None or process.size == 1 or _meeting.has_nccl:
         return
@@ -165,7 +166,7 @@ def _open_nccl(process: Process | None, asked: str) -> None:
             f"several: {HOROVOD!r} carries them"
         )
     elif not _meeting.has_memory:
-        # All learn of the first problem that one of them has.
+        # All ranks learn about the first problem of any of them.
         problem = _shared(process, " nccl", problem)
     problem = problem or nccl.start(process.rank, process.size)
     if problem:
@@ -174,23 +175,23 @@ def _open_nccl(process: Process | None, asked: str) -> None:
 
 
 def _shared(process: Process, purpose: str, own_problem: str | None) -> str | None:
-    """Returns None if this process and its host's other ranks share memory from now on, else why
+    """Returns None if this process and its host's other ranks now share memory, else why
     not.
 
     Args:
-        process: this one's place.
-        purpose: tells this meeting from others of the job.
+        process: this process's place.
+        purpose: distinguishes this meeting from others of the job.
         own_problem: why this process can't; None if it can.
     """
     if process.size == 1:
         return "there is one rank"
-    # The peers that have another choice wait in vain, and go by it.
+    # Peers with another choice wait in vain for this rank, and then go by its choice.
     if configured() == HOROVOD and not purpose:
         return f"{VARIABLE}={HOROVOD}"
     job = shared_memory.job_of(os.environ)
     if job is None:
         return "what started the ranks doesn't say by which they could find each other"
-    if not process.on_one_host:  # Containers on one machine may count as hosts, and still meet.
+    if not process.on_one_host:  # Containers on one machine may count as hosts and still meet.
         job += f" host of rank {process.host.start}"
     local_rank, local_size = process.local_rank, process.local_size
     opener = _opener(local_rank, local_size)
@@ -202,8 +203,8 @@ def _first_problem(process: Process, words: Sequence[str]) -> str | None:
     """Returns why the hosts of a job can't use their memory, the same on all ranks.
 
     Args:
-        process: this one's place.
-        words: what each rank says: its local rank, and its own problem.
+        process: this process's place.
+        words: each rank's text: its local rank, and its own problem.
     """
     local_ranks = [int(said.partition(" ")[0]) for said in words]
     problems = [said.partition(" ")[2] for said in words]
@@ -212,7 +213,7 @@ def _first_problem(process: Process, words: Sequence[str]) -> str | None:
             return f"on the host of rank {rank}: {problem}"
     if not any(local_ranks):
         return "every host has one rank"
-    # Hosts follow each other: local ranks count up, and begin with 0 again.
+    # Hosts follow each other: local ranks count up, and begin with 0 again on the next host.
     for rank, local_rank in enumerate(local_ranks):
         before = local_ranks[rank - 1] if rank else -1
         if local_rank not in (0, before + 1):
@@ -232,10 +233,10 @@ def _own_problem() -> str | None:
 
 
 def use(choice: str | None) -> None:
-    """Sets the choice for collectives that are built from now on; None: the environment's.
+    """Sets the choice for collectives built from now on; None means the environment's choice.
 
     Raises:
-        RuntimeError: it is 'nccl', which can't be; it says why.
+        RuntimeError: it is 'nccl', which isn't possible; says why.
     """
     if choice == NCCL:
         _open_nccl(_meeting.joined, f"scope(carrier={NCCL!r})")
@@ -246,10 +247,10 @@ def use(choice: str | None) -> None:
 
 
 def _need_horovod(process: Process | None, why: str) -> None:
-    """Refuses a job of several ranks that can't do without Horovod, where it isn't installed.
+    """Refuses a job of several ranks that needs Horovod if Horovod isn't installed.
 
     Raises:
-        ImportError: it begins with `why`, as in "… asks for Horovod".
+        ImportError: its text begins with `why`, as in "… asks for Horovod".
     """
     if horovod_library.missing and process is not None and process.size > 1:
         raise ImportError(
@@ -267,14 +268,14 @@ def in_force() -> str:
 def of_agreement() -> str:
     """Returns the carrier of the ranks' agreement on runs, the same in the whole process.
 
-    Headers lie in the host's memory, so where NCCL carries the rest, shared memory carries them.
+    Headers are in the host's memory, so shared memory carries them if NCCL carries the rest.
     """
     carrier = of_broadcasts()
     return SHARED_MEMORY if carrier == NCCL else carrier
 
 
 def of_broadcasts() -> str:
-    """Returns the carrier of values that one rank gives, the same in the whole process."""
+    """Returns the carrier for values that one rank sends to all, the same in the whole process."""
     return _resolved(configured())
 
 
@@ -292,16 +293,16 @@ def ranks_of_host() -> range:
 
 
 def give_up() -> None:
-    """Ends what waits in memory for other ranks, now and later, and tells them.
+    """Ends what waits in memory for other ranks, now and later, and tells those ranks.
 
-    It is for a run that has failed half-way: peers may wait for what will never come.
+    It is called after a run that has failed half-way: peers may wait for data that never comes.
     """
     if _meeting.has_memory:
         native_library.functions().collective_mailbox_give_up()
 
 
 def given_up() -> str:
-    """Returns what waited for which rank when this one gave up; "" if it hasn't."""
+    """Returns what waited for which rank when this one gave up; "" if it hasn't given up."""
     if not _meeting.has_memory:
         return ""
     function = native_library.functions().collective_mailbox_given_up
@@ -311,15 +312,15 @@ def given_up() -> str:
 
 
 def die(code: int) -> None:
-    """Notes that an error has ended the program, which ends the process with this code.
+    """Notes that an error has ended the program, so that the process ends with this code.
 
-    If it has given up, a peer may be stopped, for which Horovod would wait at its end.
+    If it has given up, a peer may be stopped, and Horovod would wait for that peer at its end.
     """
     _meeting.exit_code = code
 
 
 def _leave() -> None:
-    """Tells the others that this process ends; it is called right before Horovod ends."""
+    """Tells the others that this process ends; called right before Horovod ends."""
     native_library.functions().collective_mailbox_leave()
     if _meeting.exit_code is not None and given_up():
         sys.stdout.flush()
@@ -355,7 +356,7 @@ def _resolved(choice: str) -> str:
 
 
 def _opener(rank: int, size: int) -> Callable[[int], str]:
-    """Returns the function that opens the memory of a descriptor for this rank."""
+    """Returns the function that opens the memory behind a descriptor for this rank."""
 
     def use(descriptor: int) -> str:
         functions = native_library.functions()

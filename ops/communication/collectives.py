@@ -1,16 +1,16 @@
-"""Defines the collectives, over Horovod, shared memory or NCCL (see `carriers`).
+"""Defines the collectives over Horovod, shared memory or NCCL (see `carriers`).
 
-Nothing else in the package calls the operations of any of them.
+Nothing else in the package calls the operations of a carrier.
 
 Symbols: N ranks, r this rank. Every collective
 
-* has an explicit name, under which the ranks' calls find each other: `unique_name` numbers it
-  within its graph, so that ranks which build the same graph use the same names in the same order;
-* takes a `gate` (see `gate`), an int32 zero that exists only at run time. TensorFlow
-  believes these operations to be stateless: without such an input a collective of constants
-  would be folded, that is, run once by the graph optimizer, at a time of its own on each rank;
+* has an explicit name, by which the ranks' calls find each other: `unique_name` numbers it within
+  its graph, so that ranks that build the same graph use the same names in the same order;
+* takes a `gate` (see `gate`), an int32 zero that exists only at run time. TensorFlow treats these
+  operations as stateless: without such an input a collective of constants would be folded. The
+  graph optimizer would then run it once, at a different time on each rank;
 * is differentiable any number of times: the gradient of a collective is the transposed collective,
-  which makes `tf.gradients` the gradient of the sum of all ranks' `ys`;
+  so that `tf.gradients` is the gradient of the sum of all ranks' `ys`;
 * is the identity with one rank.
 
 Source: Horovod 0.28 (`horovod.tensorflow`).
@@ -42,20 +42,20 @@ from collective.ops.graph.graphs import outermost
 from collective.ops.graph.sessions import session_before_scripts
 from collective.tensorflow_internals.graphs import config
 
-# Begins the names of operations that all ranks must run, or none, in addition to collectives.
+# Begins the names of operations, besides collectives, that either all ranks or none must run.
 ALIKE = "collective/alike/"
 CARRIERS = {carrier.name: carrier for carrier in (HOROVOD, SHARED_MEMORY, NCCL, MIXED)}
-_SIMPLE = (HOROVOD, SHARED_MEMORY, NCCL)  # Each has operations of its own.
+_SIMPLE = (HOROVOD, SHARED_MEMORY, NCCL)  # Each has its own operations.
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
 def init() -> None:
     """Joins the job that the launcher (or horovodrun, mpirun, srun) described in the environment.
 
-    Without a description the process is a job of its own.
+    Without a description the process is a job of one rank.
 
     Raises:
-        ValueError: COLLECTIVE_CARRIER names no carrier.
+        ValueError: COLLECTIVE_CARRIER doesn't name a carrier.
         collective.job.errors.UsageError: mpirun or srun has started this process, and the ranks
             can't find each other.
     """
@@ -65,7 +65,7 @@ def init() -> None:
 
 
 def _words_of_all(words: str) -> list[str]:
-    """Returns what each rank says; all ranks call it at the same time."""
+    """Returns each rank's text; all ranks call it at the same time."""
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         data, size_of_data = tf.placeholder(tf.uint8, [None]), tf.placeholder(tf.int32, [1])
         gathered = [
@@ -80,7 +80,7 @@ def _words_of_all(words: str) -> list[str]:
 
 @contextlib.contextmanager
 def _probe(process: Process) -> Iterator[Callable[[bool], None]]:
-    """Gives the function by which all ranks send `hierarchy.PROBE` bytes at the same time."""
+    """Yields a function by which all ranks send `hierarchy.PROBE` bytes at the same time."""
     ranks, here = process.size, process.local_size
     within_host, to_others = np.zeros(here, np.int32), np.zeros(ranks, np.int32)
     within_host[(process.local_rank + 1) % here] = to_others[(process.rank + here) % ranks] = 1
@@ -104,7 +104,7 @@ def unique_name(base: str) -> str:
 
 
 def collective_name(op: tf.Operation) -> str | None:
-    """Returns the name under which `op` meets its peers; None for operations of others."""
+    """Returns the name by which `op` meets its peers; None if `op` isn't a collective."""
     name = str(op.name).rpartition("/")[2]
     return name if graph_analysis.is_of_carrier(op.type) and name.startswith(PREFIX) else None
 
@@ -117,17 +117,17 @@ def carrier_of(op: tf.Operation) -> Carrier | None:
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
-    """Tells whether a script made the collective `op` by itself, to average losses, say."""
+    """Tells whether the script itself made the collective `op`, for example to average losses."""
     return graph_analysis.is_collective(op.type) and collective_name(op) is None
 
 
 def _carrier(x: tf.Tensor, chosen: str | None = None) -> Carrier:
-    """Returns the carrier of a collective of `x`: the chosen one, or the one that is in force."""
+    """Returns the carrier of a collective of `x`: `chosen`, or else the one in force."""
     return CARRIERS[chosen or carriers.in_force()].used_for(x)
 
 
 def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
-    """Returns (base of the name, gate) of the collective whose gradient is asked for."""
+    """Returns (base of the name, gate) of the collective whose gradient is requested."""
     name, graph = str(op.name).rpartition("/")[2], op.graph
     while name not in state_of(graph).gate_by_collective:
         graph = graph.outer_graph
@@ -140,15 +140,15 @@ def alltoall(
     """Sends rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
 
     Args:
-        x: [S, ...], any numeric dtype, rows in the order of the ranks they go to.
+        x: [S, ...], any numeric dtype, rows in the order of their destination ranks.
         splits: [N] int32, summing to S. Below 2**31 rows: Horovod counts them in int32.
         name: the explicit name, `unique_name(...)`.
         gate: the gate's zero.
-        phase: what it is for; see `collective.coordination.run_analysis`.
+        phase: its purpose; see `collective.coordination.run_analysis`.
 
     Returns:
-        ([R, ...] the rows received, in the order of the ranks they came from; [N] int32, how many
-        came from each).
+        ([R, ...] the received rows, in the order of the ranks that sent them; [N] int32, the
+        number of rows from each).
     """
     if size() == 1:
         return tf.identity(x), tf.identity(splits)
@@ -158,7 +158,7 @@ def alltoall(
 def alltoall_within_host(
     x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges as `alltoall` does, among the L ranks of this host: `splits` is [L].
+    """Exchanges like `alltoall`, among the L ranks of this host: `splits` is [L].
 
     A collective of all ranks may have the same name.
     """
@@ -168,7 +168,7 @@ def alltoall_within_host(
 def alltoall_between_hosts(
     x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
+    """Exchanges like `alltoall`, all of it by Horovod: for what ranks of a host don't share."""
     return HOROVOD.alltoall(x, splits, name, gate, phase)
 
 
@@ -179,10 +179,10 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
         )
-    # Peers may update their rows as soon as they have every rank's gradient: send none before this
-    # rank has read the rows of this step (they are the input of `op`), so that a lookup fetched
-    # together with its own update is the value before. (The gradient of a
-    # branch or a loop of version 2 is in another graph, which runs later anyway.)
+    # Peers may update their rows as soon as they have every rank's gradient. So nothing is sent
+    # before this rank has read the rows of this step (the input of `op`): a lookup that is fetched
+    # together with its own update returns the value before. (The gradient of a branch or a loop of
+    # version 2 is in another graph, which runs later anyway.)
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)
     base, gate = name_and_gate(op)
@@ -195,7 +195,7 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
     """Returns the element-wise sums over ranks of `tensors`, in one collective.
 
-    The tensors have one dtype, and the same shapes on every rank.
+    The tensors have the same dtype, and the same shapes on every rank.
     """
     if size() == 1:
         return [tf.identity(x) for x in tensors]
@@ -216,9 +216,9 @@ def _marked_replicated(sums: list[tf.Tensor]) -> list[tf.Tensor]:
 def in_order() -> bool:
     """Tells whether sums over ranks must be formed in the order of the ranks.
 
-    TensorFlow's deterministic kernels form their sums in one order. In Horovod's ring, where the
-    sum of an element starts depends on its place in the buffer, and so on what is reduced at the
-    same time. The sum of two has one order only.
+    TensorFlow's deterministic kernels form their sums in one order. In Horovod's ring, the position
+    of an element in the buffer decides where its sum starts, and so does what is reduced at the
+    same time. A sum of two has only one order.
     """
     return size() > 2 and bool(config.is_op_determinism_enabled())
 
@@ -251,13 +251,13 @@ def _allreduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tens
 
 
 def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) -> tf.Tensor:
-    """Returns the ranks' `x` [S_k, ...] one below the other; S may differ between ranks.
+    """Returns the concatenation of the ranks' `x` [S_k, ...]; S may differ between ranks.
 
     Args:
-        x: of any numeric dtype, of the same shape on every rank except for S.
+        x: of any numeric dtype; its shape is the same on every rank except for S.
         name: the explicit name.
         gate: the gate's zero.
-        carrier: by default the one that is in force.
+        carrier: the carrier; by default the one in force.
     """
     if size() == 1:
         return tf.identity(x)
@@ -277,7 +277,7 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor
 
 
 def _register_for_tapes() -> None:
-    """Registers the gradients by the operations' own types, too: a tape knows no others."""
+    """Registers the gradients also under the operations' types, the only ones that tapes know."""
 
     def register(kind: str, gradient: Callable[..., Any]) -> None:
         for carrier in _SIMPLE:
@@ -296,10 +296,10 @@ _register_for_tapes()
 
 
 def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns rank 0's `x`, of the same shape on every rank.
+    """Returns rank 0's `x`, whose shape is the same on every rank.
 
-    It is not differentiable; `x` is read at run time. Ranks haven't agreed on it, as they have on
-    other collectives of a run, so it goes by the carrier of their agreement.
+    It is not differentiable; `x` is read at run time. Unlike other collectives of a run, ranks
+    haven't agreed on it, so it uses the carrier of their agreement.
     """
     if size() == 1:
         return tf.identity(x)

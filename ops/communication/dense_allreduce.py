@@ -1,7 +1,7 @@
-"""Averages many dense tensors over ranks, in as few collectives as they have types.
+"""Averages many dense tensors over ranks, with one collective per type.
 
-A step has one such allreduce, that of its dense gradients. Whatever else a run adds up over ranks
-may travel in it: it keeps an `OpenPlace`, which is empty until somebody has more to add.
+A step has one such allreduce, for its dense gradients. Other values that a run adds up over ranks
+may travel in it: it keeps an `OpenPlace`, which is empty until there is more to add.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class OpenPlace:
     """Keeps a place in an allreduce for values of its type that come later.
 
     Attributes:
-        given: [E], what this rank puts there, of no elements at first.
+        given: [E], what this rank puts there; at first without elements.
         sums: [E], the ranks' sum.
-        elements: how many there are by now.
+        elements: the current number of elements.
     """
 
     given: tf.Tensor
@@ -34,9 +34,9 @@ class OpenPlace:
     elements: Any = 0
 
     def add(self, flat: tf.Tensor) -> tf.Tensor:
-        """Puts `flat` [F] there, too; returns the ranks' sum of it, [F].
+        """Adds `flat` [F] to the place; returns the ranks' sum of it, [F].
 
-        No session has run the allreduce by now, and `flat` doesn't depend on it.
+        No session may have run the allreduce before, and `flat` may not depend on it.
         """
         first, size = self.elements, tf.size(flat)
         self.elements = first + size
@@ -50,16 +50,16 @@ def over_ranks(
     wire: tf.DType | None = None,
     stays_open: bool = False,
 ) -> list[tf.Tensor]:
-    """Returns the means over ranks of all tensors, by one allreduce per dtype.
+    """Returns the means over ranks of all tensors, with one allreduce per dtype.
 
     Half-precision tensors are added in float32.
 
     Args:
         what: says what the tensors are, for the allreduce's name.
         tensors: (name, tensor), in the same order on every rank.
-        wire: if given, one exchange for all of a floating type, in which they travel in that type.
-        stays_open: other values may still travel in each allreduce (`open_places`), outside of
-            branches, loops and functions.
+        wire: if given, all floating types share one exchange, in which they travel in this type.
+        stays_open: whether other values may still travel in each allreduce (`open_places`), outside
+            of branches, loops and functions.
     """
     by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, (_, x) in enumerate(tensors):
@@ -90,7 +90,7 @@ def over_ranks(
 
 
 def open_places(graph: tf.Graph) -> list[OpenPlace]:
-    """Returns the places in a graph's allreduces that values can still be put in."""
+    """Returns the places in a graph's allreduces to which values can still be added."""
     state = state_of(graph)
     places: list[OpenPlace] = state.open_places
     return [each for each in places if each.given.op._id > state.seen_by_session]
@@ -102,22 +102,23 @@ def sum_type(dtype: tf.DType) -> tf.DType:
 
 
 def filled_later(dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor [E] of no elements, whose operation's input may be changed to any other.
+    """Returns a tensor [E] without elements, whose operation's input may be replaced later.
 
-    TensorFlow changes an input to a tensor of a compatible shape only: it knows none of this one.
+    TensorFlow lets an input be replaced only by a tensor of a compatible shape; here it knows no
+    shape.
     """
     empty = tf.placeholder_with_default(tf.zeros([0], dtype), [None])
     return tf.placeholder_with_default(empty, [None])
 
 
 def _name_of(what: str, tensors: Sequence[tuple[str, tf.Tensor]]) -> str:
-    """Returns a name by which ranks notice in time that they are to reduce different things."""
+    """Returns a name that lets ranks notice in time that they would reduce different things."""
     listed = "\n".join(f"{name} {x.shape} {x.dtype.name}" for name, x in tensors)
     return f"{what}.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"
 
 
 def opened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the zero of the gate that a collective of `tensors` waits for."""
+    """Returns the zero of the gate for which a collective of `tensors` waits."""
     return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
 
 
@@ -126,9 +127,10 @@ def compressed_mean(
 ) -> list[tf.Tensor]:
     """Returns the element-wise means over ranks of `tensors`, each in its own type again.
 
-    With one rank the tensors are returned as they are.
+    With one rank the tensors are returned unchanged.
 
-    A value is rounded twice, before each of its ways. Values too large for `wire` become infinite.
+    A value is rounded twice, once before each transfer. Values too large for `wire` become
+    infinite.
 
     Args:
         tensors: of any floating types, of the same shapes on every rank.
@@ -155,7 +157,7 @@ def compressed_mean(
 def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
     """Returns the mean of the ranks' `x` [E] float32, [E] float32.
 
-    Each rank gets everyone's values of one part, averages them, and sends the means to all.
+    Each rank gets all ranks' values of one part, averages them, and sends the means to all.
     """
     ranks = collectives.size()
 
@@ -167,12 +169,12 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
         received, _ = collectives.alltoall(sent, tf.fill([ranks], part), f"{name}.parts", gate)
         own_mean = tf.reduce_mean(tf.cast(tf.reshape(received, [ranks, part]), tf.float32), 0)
         # The means travel as integers: allgather adds the gate to its input, which would change the
-        # bits of floats that are no numbers.
+        # bits of NaNs.
         bits = collectives.allgather(
             tf.bitcast(tf.cast(own_mean, wire), tf.int16), f"{name}.means", gate
         )
         # Linear, and its own transpose: the gradient of the sum of all ranks' outputs is the mean
-        # of theirs.
+        # of their gradients.
         return tf.cast(tf.bitcast(bits[:size], wire), tf.float32), lambda gradient: _mean(
             gradient,
             wire,
@@ -184,6 +186,6 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
 
 
 def note_replicated(tensors: Iterable[tf.Tensor]) -> None:
-    """Notes that all ranks have the same."""
+    """Notes that these tensors are the same on all ranks."""
     for x in tensors:
         state_of(graphs.outermost(x.graph)).replicated_operations.add(x.op)

@@ -1,16 +1,16 @@
 """Lets reductions over ranks share collectives, however many values there are.
 
-Code that needs a value of all ranks gets an identity for now. Before a session runs the graph,
-values of one type that don't depend on each other get one collective:
+Code that needs a value of all ranks gets an identity at first. Before a session runs the graph,
+values of one type that don't depend on each other get a common collective:
 
     value 1 ──► flat 1 ─┐               ┌─► result 1
     value 2 ──► flat 2 ─┴─► allreduce ──┴─► result 2
 
-A run that needs the second result only feeds "flat 1" with nothing, and doesn't run what value 1
-comes from (`collective.strategies.required_operations`).
+A run that needs only the second result feeds "flat 1" with an empty tensor, and doesn't compute
+value 1 (`collective.strategies.required_operations`).
 
-Sums of a run that trains travel in the allreduce of its gradients. Both ways are in the graph, and
-each run feeds one of them with nothing:
+The sums of a training run travel in the allreduce of its gradients. Both ways are in the graph, and
+each run feeds one of them with an empty tensor:
 
     flat ─┬─────────────────► allreduce ──► alone ─┐
           └─► offer ─┐                             ├─► sums
@@ -33,12 +33,12 @@ from collective.ops.graph import device_scopes, graph_analysis, graphs
 from collective.ops.graph.graph_state import state_of
 
 SCOPE = "collective/reductions/"
-# Each run is fed for the ways that sums don't take.
+# Each run feeds the ways that its sums don't take.
 _MOST_WAYS = 4
 
 
 class Reduction(enum.Enum):
-    """Says by what the values of all ranks become one."""
+    """Says how the values of all ranks become one."""
 
     SUM = "sum"
     MAX = "max"
@@ -46,14 +46,14 @@ class Reduction(enum.Enum):
 
 
 class WaitingValue(NamedTuple):
-    """Stands for a value that is to become that of all ranks.
+    """Stands for a value that is to be reduced over all ranks.
 
     Attributes:
         name: says what it is; the same on all ranks.
-        value: as this rank has it, of the same shape on every rank.
-        result: as all ranks will have it.
-        reduction: by what the ranks' values become one.
-        state: what a rank without data gives in the place of `value`; None if it can give that.
+        value: this rank's value, of the same shape on every rank.
+        result: the value that all ranks will have.
+        reduction: how the ranks' values become one.
+        state: what a rank without data puts in the place of `value`; None if it can compute that.
     """
 
     name: str
@@ -64,12 +64,12 @@ class WaitingValue(NamedTuple):
 
 
 class FusedValue(NamedTuple):
-    """Stands for a value that has a collective, together with others.
+    """Stands for a value that has a collective, shared with others.
 
     Attributes:
-        described: what ranks compare that need the value in a run.
+        described: the description that ranks compare if a run needs the value.
         flat: [E], what this rank puts into the collective.
-        result: the value as all ranks have it.
+        result: the value that all ranks have.
     """
 
     described: str
@@ -78,11 +78,11 @@ class FusedValue(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Stands for a way that sums may take: with gradients.
+    """Stands for one way that sums may take: together with gradients.
 
     Attributes:
         offer: [E], what this rank puts into the gradients' allreduce.
-        sums: [E], what comes of it.
+        sums: [E], the result for it.
     """
 
     offer: tf.Tensor
@@ -90,13 +90,13 @@ class Way(NamedTuple):
 
 
 class JoinedSums(NamedTuple):
-    """Stands for sums over ranks that travel by a collective of their own, or with gradients.
+    """Stands for sums over ranks that travel in their own collective or with gradients.
 
     Attributes:
-        sums: [E], as they have come, whatever way they took.
+        sums: [E], the sums, whichever way they took.
         values: [E], what this rank adds.
-        alone: [E], what the collective of their own gives.
-        ways: the others.
+        alone: [E], the result of their own collective.
+        ways: the other ways.
     """
 
     sums: tf.Tensor
@@ -126,15 +126,15 @@ def of_all_ranks(
     Args:
         name: says what it is, for the collective's name and for errors.
         value: of the same shape on every rank.
-        reduction: by what the ranks' values become one.
-        state: what a rank without data gives in the place of `value`.
+        reduction: how the ranks' values become one.
+        state: what a rank without data puts in the place of `value`.
     """
     graph = tf.get_default_graph()
     opened = gate.gates_of(graph).beside([value]).zero
     if not graphs.is_outside(graph):
         return _reduce([value], reduction, collectives.unique_name(name), opened)[0]
     with tf.control_dependencies([opened]):
-        # Until there is a collective, no session but one of scope() can run it.
+        # Until there is a collective, only a session of scope() can run it.
         kept = tf.identity(value)
     result = tf.identity(kept)
     state_of(graph).replicated_operations.add(result.op)
@@ -143,10 +143,10 @@ def of_all_ranks(
 
 
 def fuse(graph: tf.Graph) -> None:
-    """Gives the values of a graph that have no collective one in common.
+    """Gives the values of a graph that have no collective yet a common one.
 
-    A value that depends on another's result gets a later one; so does one that waits for another
-    gate.
+    A value that depends on another's result gets a later collective; so does a value that waits for
+    another gate.
     """
     waiting = [
         each for each in state_of(graph).reduced_values.values() if isinstance(each, WaitingValue)
@@ -172,7 +172,8 @@ def fuse(graph: tf.Graph) -> None:
             by_kind: dict[tuple[Any, ...], list[WaitingValue]] = collections.defaultdict(list)
             for each in values:
                 level, dtype = gates.beside([each.value]).level, each.value.dtype.name
-                # Runs need what comes of their data, or what is there by now, seldom both.
+                # Runs need either what they compute from their data or what exists already, seldom
+                # both.
                 is_there = each.state is None
                 by_kind[level, is_there, dtype, each.reduction.value].append(each)
             for _, together in sorted(by_kind.items()):
@@ -181,7 +182,7 @@ def fuse(graph: tf.Graph) -> None:
 
 
 def _fuse(values: Sequence[WaitingValue]) -> None:
-    """Gives `values`, of one type and one kind, a collective."""
+    """Gives `values`, of the same type and kind, a collective."""
     gates = gate.gates_of(values[0].value.graph)
     values = sorted(values, key=lambda each: (each.name, each.result.op._id))
     flat = [tf.placeholder_with_default(tf.reshape(each.value, [-1]), [None]) for each in values]
@@ -214,9 +215,9 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
 
 
 def _places_for(values: Sequence[WaitingValue]) -> list[OpenPlace]:
-    """Returns the places that allreduces of gradients have for `values`, of one type.
+    """Returns the places for `values`, of one type, in allreduces of gradients.
 
-    Neither waits for the other, nor do the values wait for a later gate.
+    Neither may wait for the other, and the values may not wait for a later gate.
     """
     graph = values[0].value.graph
     gates, results = gate.gates_of(graph), {each.result.op for each in values}
@@ -235,7 +236,7 @@ def _places_for(values: Sequence[WaitingValue]) -> list[OpenPlace]:
 
 
 def _takes_what_a_run_puts_in(op: tf.Operation, gates: gate.GraphGates) -> bool:
-    """Tells whether `op` takes something out of a queue that a run fills with what it exchanges."""
+    """Tells whether `op` takes something from a queue that a run fills with exchanged data."""
     return (
         "QueueDequeue" in op.type
         and bool(op.inputs)
@@ -249,12 +250,12 @@ def _takes_what_a_run_puts_in(op: tf.Operation, gates: gate.GraphGates) -> bool:
 def _sums_by_any_way(
     flat: Sequence[tf.Tensor], name: str, opened: tf.Tensor, places: Sequence[OpenPlace]
 ) -> list[tf.Tensor]:
-    """Returns the sums over ranks of `flat`, by a collective of their own or with gradients."""
+    """Returns the sums over ranks of `flat`, through their own collective or with gradients."""
     values = tf.concat(flat, 0)
     (alone,) = collectives.allreduce_sum([values], name, opened)
     offers = [tf.placeholder_with_default(values, [None]) for _ in places]
     ways = [Way(offer, place.add(offer)) for offer, place in zip(offers, places)]
-    # All but one have nothing.
+    # All but one are empty.
     sums = tf.concat([alone, *(way.sums for way in ways)], 0)
     joined_sums(values.graph).append(JoinedSums(sums, values, alone, tuple(ways)))
     return tf.split(sums, [tf.size(x) for x in flat], num=len(flat))
@@ -263,7 +264,7 @@ def _sums_by_any_way(
 def _reduce(
     values: Sequence[tf.Tensor], reduction: Reduction, name: str, opened: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns the reductions of `values`, of one type, by one collective."""
+    """Returns the reductions of `values`, of one type, through one collective."""
     if reduction is Reduction.SUM:
         return collectives.allreduce_sum(values, name, opened)
     flat = tf.concat([tf.reshape(x, [-1]) for x in values], 0)

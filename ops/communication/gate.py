@@ -1,18 +1,18 @@
 """Holds every collective of a run back until all ranks have said that they can take part.
 
 A collective that one rank starts and another never reaches hangs both. A rank may learn that it
-can't go on from the end of its data, from an id outside a table, from a peer that has left or that
-runs something else. All of this can be known before the first collective, so it is settled there:
-every collective depends on the gate of its graph, an operation that waits for a token; the code
-that runs the graph (`collective.coordination.session_runs`) adds to each run the operation that
-exchanges the ranks' headers and puts the token there if all are well. A step is then carried out by
-all ranks or by none, and nothing was applied.
+can't go on from the end of its data, from an id outside a table, or from a peer that has left or
+runs something else. All of this can be known before the first collective, so it is settled there.
+Every collective depends on the gate of its graph, an operation that waits for a token. The code
+that runs the graph (`collective.coordination.session_runs`) adds an operation to each run that
+exchanges the ranks' headers, and that puts the token there if all ranks are well. So either all
+ranks carry out a step, or none does and nothing is applied.
 
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
     gradients, allreduce ──► updates
 
-Ids that depend on rows of another lookup are known only after that lookup: its gate is of level 1,
-theirs of level 2, which opens after everything of level 1 was exchanged.
+Ids that depend on rows of another lookup are known only after that lookup. The gate of the first
+lookup has level 1; the gate of the second has level 2, and opens once level 1 is fully exchanged.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ WEIGHTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Compares n values that an exchange is given with ranges [0, rows).
+    """Compares n values that an exchange gets with the ranges [0, rows).
 
     Attributes:
         collective: the name of the exchange's first collective: the check matters to the runs that
             reach it.
         tables: [n] the tables' names, for the message.
-        rows: [n] the ends of the ranges: V of their tables for ids.
-        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for
-            none at all).
-        wrong: [n] the message for a value outside, with {table}, {value} and {rows}; by default
-            that for ids.
+        rows: [n] the ends of the ranges: for ids, V of their tables.
+        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest if
+            there are none).
+        wrong: [n] the message about a value outside, with {table}, {value} and {rows}; by default
+            the message about ids.
     """
 
     collective: str
@@ -77,11 +77,11 @@ class Check:
     wrong: tuple[str, ...] = ()
 
     def made_now(self) -> tf.Operation:
-        """Makes the operation that refuses a value which is outside of its range.
+        """Makes the operation that refuses a value outside of its range.
 
-        It raises an InvalidArgumentError in the words of `says`.
+        It raises an InvalidArgumentError with the text of `says`.
         """
-        # A number that stands for any, of which a message has the digits once.
+        # A number that stands for any value; its digits occur once in a message.
         stand_in = 1234567890123456789
         refuse: tf.Operation = native_library.on_host().collective_refuse(
             self.bounds,
@@ -94,7 +94,7 @@ class Check:
         return refuse
 
     def says(self, place: int, value: int) -> str:
-        """Describes the error in `value`, the one at `place` of n."""
+        """Describes the error in `value`, the value number `place` of n."""
         wrong = self.wrong[place] if self.wrong else IDS
         return wrong.format(table=self.tables[place], value=value, rows=self.rows[place])
 
@@ -105,8 +105,8 @@ class KeyRequest:
 
     Attributes:
         keys: int64, the words for rank 0 first.
-        splits: [N] int32, how many words go to each rank.
-        empty_words: how many words, all zero, a rank without keys sends to each rank.
+        splits: [N] int32, the number of words for each rank.
+        empty_words: the number of words, all zero, that a rank without keys sends to each rank.
         description: must be the same on all ranks, like the collective's name.
     """
 
@@ -127,8 +127,8 @@ class Gate:
             open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
-        count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the
-            session has come as far as `counted`. It tells whether a run that failed had started its
+        count: int64 scalar, shared by the gates of all levels of a graph: how many runs of the
+            session have reached `counted`. It tells whether a failed run had started its
             collectives.
     """
 
@@ -159,7 +159,7 @@ class Gate:
             self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
 
     def counted(self, header: tf.Tensor) -> tf.Tensor:
-        """Returns `header`, counted on its way to the peers."""
+        """Returns `header`, counted before it goes to the peers."""
         with tf.control_dependencies([header]):
             counted = tf.raw_ops.AssignAddVariableOp(
                 resource=self._counter, value=tf.constant(1, tf.int64)
@@ -168,7 +168,7 @@ class Gate:
             return tf.identity(header)
 
     def open(self) -> tf.Operation:
-        """Returns the operation that lets this run's collectives go."""
+        """Returns the operation that lets this run's collectives start."""
         return self._tokens.enqueue(tf.constant(0))
 
 
@@ -177,14 +177,14 @@ class GraphGates:
 
     Attributes:
         gates: one for each level, from 1.
-        prefetch_gate: the gate of keys that are exchanged a batch ahead, in runs of their own (see
+        prefetch_gate: the gate of keys that are exchanged one batch ahead, in separate runs (see
             `collective.prefetch`); else None.
-        checks: checks of the lookups whose ids the gates wait for.
-        checked: operations that check the ids of single lookups on the spot, with one rank.
+        checks: the checks of lookups whose ids the gates wait for.
+        checked: operations that, with one rank, check the ids of single lookups on the spot.
         key_requests: this rank's inputs of the collectives that carry keys to their owners, by the
-            collectives' names: a rank that is out of data puts in nothing.
+            collectives' names: a rank that is out of data sends no keys.
         states: pairs (input, current value) of the collectives that reduce metrics' states, by the
-            collectives' names: a rank that is out of data puts in the current values.
+            collectives' names: a rank that is out of data sends the current values.
     """
 
     def __init__(self) -> None:
@@ -199,14 +199,14 @@ class GraphGates:
     def behind(self, tensors: Sequence[Any]) -> Gate:
         """Returns the gate of a lookup whose ids are `tensors`.
 
-        It is of the first level that none of them waits for.
+        It has the first level for which none of them waits.
         """
         return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
 
     def beside(self, tensors: Sequence[Any]) -> Gate:
         """Returns the gate of any other collective of `tensors`.
 
-        It is the last one that they wait for, else the first.
+        It is the last gate for which they wait, else the first.
         """
         return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
@@ -218,7 +218,7 @@ class GraphGates:
         return self.gates[level - 1]
 
     def open_ahead(self) -> Gate:
-        """Makes the gate of keys that are exchanged a batch ahead."""
+        """Makes the gate of keys that are exchanged one batch ahead."""
         self.prefetch_gate = Gate(1, ahead=True)
         self.changed()
         return self.prefetch_gate
@@ -226,10 +226,10 @@ class GraphGates:
     def behind_checks(
         self, checks: Sequence[Check], tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns `tensors`, after `checks`: with one rank no gate checks them."""
+        """Returns `tensors`, delayed until `checks` are done: with one rank no gate checks them."""
         if not checks:
             return list(tensors)
-        # What is checked is in the host's memory, and stays there.
+        # The checked tensors are in the host's memory, and stay there.
         with device_scopes.on_host():
             made = [check.made_now() for check in checks]
             self.checked += made
@@ -241,17 +241,17 @@ class GraphGates:
         return graph_analysis.level(op, self._levels)
 
     def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
-        """Returns the levels of the gates of exchanges that are still to be built.
+        """Returns the levels of the gates of exchanges that are yet to be built.
 
         Args:
-            exchanges: the operations that each exchange waits for, by the operation that it is to
-                provide.
+            exchanges: maps the operation that each exchange is to provide to the operations that
+              the exchange waits for.
         """
         levels = self._known_levels()
         return [graph_analysis.level(op, levels, exchanges) for op in exchanges]
 
     def changed(self) -> None:
-        """Forgets levels, because operations of the graph wait for something else now."""
+        """Forgets the levels: operations of the graph now wait for something else."""
         self._levels = self._known_levels()
 
     def _known_levels(self) -> dict[tf.Operation, int]:

@@ -1,16 +1,16 @@
-"""Decides whether what travels between hosts is merged on each host first.
+"""Decides whether each host merges what it sends to other hosts.
 
-`collective.strategies.two_level_exchange` does it. It takes hosts with equal numbers of ranks, two
-or more, that share memory. All ranks decide alike: they tell each other how many there are on each
-host when they have joined, and, where that can be, how fast memory and network were just then.
+`collective.strategies.two_level_exchange` does the merging. It needs hosts with equal numbers of
+ranks, two or more, that share memory. All ranks decide alike: after joining they tell each other
+how many ranks each host has and, if possible, how fast memory and network were just then.
 
-`scope(hierarchical=…)` says what is wanted of exchanges that are built inside. 'auto', the default,
-merges where memory is `WORTHWHILE` times as fast as the network: two more passes through memory
-then cost less than what needn't travel.
+`scope(hierarchical=…)` makes the choice for exchanges that are built inside. 'auto', the default,
+merges if memory is `WORTHWHILE` times as fast as the network: then two more passes through memory
+cost less than the traffic that they save.
 
-With `scope(deterministic=True)` gradients are added in the order of all ranks, as on one host. What
-a host adds up before would be another order, so gradients stay flat, and with them the keys that
-say whose they are. Rows are merged.
+With `scope(deterministic=True)` gradients are added in the order of all ranks, as on one host. A
+host that adds them up first would change that order, so gradients stay flat, and so do the keys
+that say which rows they belong to. Rows are merged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from collective.tensorflow_internals.graphs import config
 
 AUTO = "auto"
 Choice = Union[str, bool]
-# How many times as many bytes a second memory must carry.
+# The memory must carry this many times as many bytes per second as the network.
 WORTHWHILE = 8.0
-# Bytes that a rank sends to measure, and how often: with eight ranks on hosts with 1 Gbit/s it
-# takes 0.4 s, with 10 Gbit/s 0.04 s.
+# The bytes that a rank sends to measure, and how often it sends them: with eight ranks on hosts
+# with 1 Gbit/s it takes 0.4 s, with 10 Gbit/s 0.04 s.
 PROBE, TRIALS = 1 << 20, 5
 
 
 class Hosts(NamedTuple):
-    """Tells how a job's ranks are on hosts, evenly.
+    """Says how a job's ranks are spread evenly over hosts.
 
     Attributes:
         number: how many hosts there are, H.
@@ -47,11 +47,11 @@ class Hosts(NamedTuple):
 
 
 class Bandwidths(NamedTuple):
-    """Holds what the slowest rank sent at once with all others, in bytes a second.
+    """Holds the slowest rank's rate while all ranks send at the same time, in bytes per second.
 
     Attributes:
-        memory: to another rank of its host.
-        network: to a rank of another host.
+        memory: the rate to another rank of its host.
+        network: the rate to a rank of another host.
     """
 
     memory: float
@@ -59,11 +59,11 @@ class Bandwidths(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """Holds what all ranks know alike.
+    """Holds what all ranks have agreed on.
 
     Attributes:
-        hosts: None where the ranks aren't evenly on several hosts.
-        bandwidths: None where they weren't measured.
+        hosts: None if the ranks aren't spread evenly over several hosts.
+        bandwidths: None if they weren't measured.
         unavailable: why nothing can be merged; '' if it can.
     """
 
@@ -81,13 +81,13 @@ def settle(
     allgather_words: Callable[[str], list[str]],
     probe: Callable[[], contextlib.AbstractContextManager[Callable[[bool], None]]],
 ) -> None:
-    """Lets the ranks find out what they can; every rank calls it, once the carriers are joined.
+    """Lets the ranks find out all this; every rank calls it once the carriers are joined.
 
     Args:
-        process: this one's place.
-        allgather_words: gives all ranks' words, which all ranks say at the same time.
-        probe: gives a function that sends PROBE bytes to another rank, as all ranks do at the same
-            time: one of this host (True) or of another.
+        process: this process's place.
+        allgather_words: returns all ranks' texts; all ranks call it at the same time.
+        probe: returns a context with a function that sends PROBE bytes to another rank, of this
+            host (True) or of another; all ranks call it at the same time.
     """
     global _settled
     if process.on_one_host:
@@ -106,9 +106,9 @@ def settle(
 
 
 def _rate(send: Callable[[], None]) -> float:
-    """Returns bytes a second of the fastest of a few sendings, after one that opens connections.
+    """Returns the bytes per second of the fastest of a few calls, after one that opens connections.
 
-    Others' work on the machine can only make it slower.
+    Other work on the machine can only make a call slower.
     """
     times = []
     for _ in range(1 + TRIALS):
@@ -122,7 +122,7 @@ def hosts_of(local_ranks: Sequence[int]) -> Hosts | str:
     """Returns the hosts of a job, or why nothing can be merged on them.
 
     Args:
-        local_ranks: of each rank its number on its host.
+        local_ranks: each rank's number on its host.
     """
     starts = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
     sizes = [end - start for start, end in zip(starts, [*starts[1:], len(local_ranks)])]
@@ -144,12 +144,12 @@ def use(choice: Choice) -> None:
 
 
 def of_group() -> Hosts | None:
-    """Returns the hosts if a group that is built now is to merge on them; None: it is flat."""
+    """Returns the hosts on which a group built now is to merge; None means that it is flat."""
     return None if why_flat() else _settled.hosts
 
 
 def why_flat() -> str:
-    """Returns why a group that is built now merges nothing; '' if it does."""
+    """Returns why a group built now merges nothing; '' if it merges."""
     if _choice is False:
         return "scope(hierarchical=False)"
     if _settled.unavailable:
@@ -162,12 +162,12 @@ def why_flat() -> str:
 
 
 def keeps_order() -> bool:
-    """Tells whether gradients are added in the order of all ranks: only rows are merged then."""
+    """Tells whether gradients are added in the order of all ranks: then only rows are merged."""
     return bool(config.is_op_determinism_enabled())
 
 
 def explanation() -> str:
-    """Says whether groups that are built now merge, and why; '' for a job on one host."""
+    """Says whether groups built now merge, and why; '' for a job on one host."""
     if _settled == _Settled():
         return ""
     why = why_flat()

@@ -1,4 +1,4 @@
-"""Carries collectives by Horovod, which asks all ranks before each whether they are ready."""
+"""Carries collectives by Horovod, which asks before each whether all ranks are ready."""
 
 from __future__ import annotations
 

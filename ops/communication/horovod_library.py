@@ -1,6 +1,6 @@
-"""Finds Horovod, if it is installed: the ranks of one host do without it.
+"""Finds Horovod if it is installed: the ranks of one host don't need it.
 
-It carries what travels between hosts, and what scripts reduce by themselves.
+It carries the traffic between hosts, and the reductions that scripts make themselves.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Why Horovod is missing; "" if it isn't.
+# why Horovod is missing; "" if it isn't
 missing = ""
 hvd: Any = None
 try:

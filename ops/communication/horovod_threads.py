@@ -1,13 +1,14 @@
 """Makes Horovod's threads yield to a training step if they carry no part of it.
 
-Horovod's background thread wakes up every HOROVOD_CYCLE_TIME ms and asks all ranks, by sockets,
-whether there is something to do. Each time it would push aside the thread that computes. Where
-every core computes and the step's collectives go through shared memory, that costs more than the
-step's own waiting: by a third with the cycle of 0.1 ms that scripts set for Horovod's sake.
+Horovod's background thread wakes up every HOROVOD_CYCLE_TIME ms and asks all ranks over sockets
+whether there is something to do. Each time it interrupts a thread that computes. If every core
+computes, and the step's collectives go through shared memory, that costs more than the step's own
+waiting: by a third, with the cycle of 0.1 ms that scripts set for Horovod.
 
-As batch work (sched(7): SCHED_BATCH) a thread that wakes up doesn't interrupt another one. It still
-has its share of a core, and all of one that nobody else wants. Threads are known by their name,
-which they inherit: those of a Horovod that the script itself has started stay as they are.
+A thread that is marked as batch work (sched(7): SCHED_BATCH) doesn't interrupt another thread when
+it wakes up. It still gets its share of a core, and all of a core that is idle. Threads are known by
+a name that they inherit; the threads of a Horovod that the script itself has started don't have it,
+and stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TASKS = Path("/proc/self/task")
 def start(initialise: Callable[[], object]) -> None:
     """Runs `initialise`; the threads that it starts have Horovod's name."""
     own, name = _TASKS / str(threading.get_native_id()) / "comm", b""
-    with contextlib.suppress(OSError):  # Where there is no such name, they stay as they are.
+    with contextlib.suppress(OSError):  # If threads can't be named, they stay as they are.
         name = own.read_bytes()
         own.write_text(NAME)
     try:
@@ -39,12 +40,12 @@ def start(initialise: Callable[[], object]) -> None:
 
 
 def yield_processors() -> None:
-    """Lets Horovod's threads interrupt none that computes."""
+    """Keeps Horovod's threads from interrupting threads that compute."""
     _change(os.SCHED_OTHER, os.SCHED_BATCH)
 
 
 def compete() -> None:
-    """Lets Horovod's threads interrupt others again: a step goes by them."""
+    """Lets Horovod's threads interrupt others again: a step depends on them."""
     _change(os.SCHED_BATCH, os.SCHED_OTHER)
 
 
@@ -56,4 +57,4 @@ def _change(policy: int, to: int) -> None:
             if named and os.sched_getscheduler(thread) == policy:
                 os.sched_setscheduler(thread, to, os.sched_param(0))
         except OSError:
-            continue  # It has ended, or may not be changed: a matter of speed alone.
+            continue  # It has ended, or may not be changed: that only affects speed.

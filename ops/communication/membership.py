@@ -12,11 +12,11 @@ from collective.ops.communication.horovod_threads import start
 
 
 class Process(NamedTuple):
-    """Tells a rank's place in its job.
+    """Describes a rank's place in its job.
 
     Attributes:
-        rank, size: among all ranks.
-        local_rank, local_size: among those of its host.
+        rank, size: its number among all ranks, and their number.
+        local_rank, local_size: the same among the ranks of its host.
     """
 
     rank: int
@@ -28,10 +28,10 @@ class Process(NamedTuple):
     def of(cls, environment: Mapping[str, str]) -> Process:
         """Returns the place that a launcher has described, as it does for Horovod.
 
-        Without a description the process is a job of its own.
+        Without a description the process is a job of one rank.
 
         Raises:
-            ValueError: the description isn't whole.
+            ValueError: the description is incomplete.
         """
         names = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
         given = [environment.get(name) for name in names]
@@ -48,7 +48,7 @@ class Process(NamedTuple):
 
     @property
     def host(self) -> range:
-        """Returns the ranks of its host, if these follow each other."""
+        """Returns the ranks of its host, if they are consecutive."""
         first = self.rank - self.local_rank
         return range(first, first + self.local_size)
 
@@ -63,10 +63,10 @@ _process: Process | None = None
 
 
 def join() -> Process:
-    """Joins the job that a launcher described, by Horovod if that is installed; returns the place.
+    """Joins the job that a launcher described, by Horovod if it is installed; returns the place.
 
     Raises:
-        ValueError: the description isn't whole.
+        ValueError: the description is incomplete.
         collective.job.errors.UsageError: mpirun or srun has started this process, and the ranks
             can't find each other.
     """
@@ -76,7 +76,7 @@ def join() -> Process:
         _process = Process.of(os.environ)
         training_apart.watch(_process.size)
         return _process
-    # Each call would register Horovod's shutdown again: before that of sessions, which need
+    # Each call would register Horovod's shutdown again, before the end of sessions, which need
     # Horovod.
     if not hvd.is_initialized():
         scheduled_ranks.set_environment(os.environ, has_mpi=bool(hvd.mpi_built()))
@@ -107,7 +107,7 @@ def _of_horovod() -> Process:
 
 def _place() -> Process:
     if _process is None:
-        if hvd is not None and hvd.is_initialized():  # by the script
+        if hvd is not None and hvd.is_initialized():  # the script has initialised it
             return _of_horovod()
         raise ValueError(
             "This process has joined no job: make a collective.CollectiveStrategy() first."

@@ -14,7 +14,7 @@ from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 
 
 class MixedCarrier(HorovodCarrier):
-    """Splits an all-to-all in two; all other collectives go by Horovod."""
+    """Splits an all-to-all in two parts; all other collectives go through Horovod."""
 
     name = "mixed"
 
@@ -23,7 +23,7 @@ class MixedCarrier(HorovodCarrier):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Carrier`.
 
-        The ranks of a host follow each other, so what they give and take is in one piece.
+        The ranks of a host are consecutive, so what they send and receive is in one piece.
         """
         host = carriers.ranks_of_host()
         lower, near_splits, upper = _by_host(splits, host)
@@ -45,7 +45,7 @@ class MixedCarrier(HorovodCarrier):
 
 
 def _by_host(splits: tf.Tensor, host: range) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Cuts `splits` [N]: those of lower ranks, of the ranks of this host, of higher ones."""
+    """Cuts `splits` [N] in three: of lower ranks, of the ranks of this host, of higher ranks."""
     return splits[: host.start], splits[host.start : host.stop], splits[host.stop :]
 
 

@@ -1,7 +1,7 @@
 """Finds NCCL's functions, and opens them for the collectives of the carrier `nccl`.
 
-The compiled operations (`ops/native/gpu/nccl_carrier.cc`) call them through a table, so they are
-built without NCCL, and a test can put functions of its own there.
+The compiled operations (`ops/native/gpu/nccl_carrier.cc`) call NCCL through a table of functions.
+So they are built without NCCL, and a test can put its own functions there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
 
-# The fields of the table, and what they are called in NCCL and in CUDA's driver.
+# The fields of the table, and their names in NCCL and in CUDA's driver.
 _NCCL = {
     "get_unique_id": "ncclGetUniqueId",
     "comm_init_rank": "ncclCommInitRank",
@@ -39,7 +39,7 @@ _DRIVER = {"stream_context": "cuStreamGetCtx", "set_context": "cuCtxSetCurrent"}
 
 
 class Functions(ctypes.Structure):
-    """Has the addresses of functions, as `nccl::Functions` in ops/native/gpu."""
+    """Holds the addresses of functions, like `nccl::Functions` in ops/native/gpu."""
 
     _fields_ = [(field, ctypes.c_void_p) for field in (*_NCCL, *_NEWER, *_DRIVER)]
 
@@ -55,7 +55,7 @@ def use(functions: Functions | None) -> None:
 
 
 def moves_host_memory() -> bool:
-    """Tells whether collectives move the memory of hosts, by injected functions."""
+    """Tells whether collectives move host memory, by injected functions."""
     return _injected is not None
 
 
@@ -87,11 +87,11 @@ def problem() -> str | None:
 def start(rank: int, ranks: int) -> str | None:
     """Opens NCCL for this process, once; returns why it can't.
 
-    The communicator itself is made by the first collective, and aborted when the process ends.
+    The first collective makes the communicator; the end of the process aborts it.
 
     Args:
-        rank: among those that exchange by NCCL, all of which share memory for headers.
-        ranks: how many these are.
+        rank: its number among the ranks that exchange by NCCL; all share memory for headers.
+        ranks: how many ranks these are.
     """
     global _open
     library = native_library.functions()
@@ -108,10 +108,10 @@ def start(rank: int, ranks: int) -> str | None:
 
 
 def checked(values: Any) -> Any:
-    """Returns the values of a run, unless NCCL's communicator was aborted by now.
+    """Returns the values of a run, unless NCCL's communicator has been aborted.
 
     Raises:
-        tf.errors.UnknownError: it was; it says why.
+        tf.errors.UnknownError: it has been aborted; says why.
     """
     said = native_library.functions().collective_nccl_problem().decode() if _open else ""
     if said:
@@ -125,7 +125,7 @@ def _of_nccl() -> Functions:
 
     Raises:
         OSError: there is no NCCL, or no driver.
-        AttributeError: it is too old.
+        AttributeError: NCCL is too old.
     """
     nccl, driver = _library(), ctypes.CDLL("libcuda.so.1")
     functions = Functions()
@@ -143,7 +143,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 
 
 def _library() -> ctypes.CDLL:
-    """Loads the NCCL of CuPy, or of its own package, or of the system; there should be one."""
+    """Loads NCCL from CuPy, its own package, or the system; there should be only one."""
     failure: OSError | None = None
     for name in _candidates():
         try:
@@ -157,7 +157,7 @@ def _library() -> ctypes.CDLL:
 def _candidates() -> Iterator[str]:
     with contextlib.suppress(ImportError):
         import cupy.cuda.nccl  # noqa: F401  It loads NCCL, if it has one.
-    # Horovod or CuPy may have loaded one: two in one process cost twice the memory.
+    # Horovod or CuPy may have loaded one already: two in one process use twice the memory.
     with contextlib.suppress(OSError):
         yield from dict.fromkeys(re.findall(r"/\S*/libnccl\.so\S*", _mapped_files()))
     package = importlib.util.find_spec("nvidia")

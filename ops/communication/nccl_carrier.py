@@ -19,7 +19,7 @@ class NcclCarrier(Carrier):
     name, prefix = "nccl", "CollectiveNccl"
 
     def used_for(self, x: tf.Tensor) -> Carrier:
-        """See `Carrier`. What was placed in the host's memory doesn't go by way of a GPU."""
+        """See `Carrier`. Tensors in the host's memory don't go through a GPU."""
         is_on_host = tf.DeviceSpec.from_string(x.device).device_type == "CPU"
         return SHARED_MEMORY if is_on_host and not nccl.moves_host_memory() else self
 

@@ -1,18 +1,19 @@
-"""Lets the ranks of one host meet, and gives memory to all of them, or to none.
+"""Lets the ranks of one host meet, and gives shared memory to all of them or to none.
 
     rank r                                        rank 0
     "here", or why it can't share    ──►  all are here: makes the memory
                                      ◄──  its descriptor
     "open", or why it isn't          ──►
-                                     ◄──  "all have it", or who hasn't, and why
+                                     ◄──  "all have it", or which rank doesn't, and why
 
-They meet at a Unix socket that no folder has. Its name is made of what every rank's environment
-says of its job, whatever started it, so no network is needed, nor a launcher's help. Ranks that
-can't reach each other (each in a container of its own, say) share nothing, after a while.
+They meet at a Unix socket that is in no folder. Its name is derived from the description of the job
+in every rank's environment, whatever has started the job, so neither a network nor a launcher's
+help is needed. Ranks that can't reach each other (each in its own container, for example) give up
+after a while, and share nothing.
 
-The memory has no name either (a container's /dev/shm is small), and is gone with the last process
-that has it, however that ends. Here it gets a header only. Ranks lay out the rest, and take pages
-as they need them (ops/native/mailbox.h).
+The memory has no name either (a container's /dev/shm is small), and is freed when the last process
+that has it ends, for whatever reason. This file writes only its header. Ranks lay out the rest, and
+take pages as they need them (ops/native/mailbox.h).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAGIC = b"collective wire\n"
-VERSION = 4  # of the layout, and of what is said here
+VERSION = 4  # of the layout, and of the messages of this file
 _HEADER = struct.Struct("<16sII")  # magic, version, ranks
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _MOST_BYTES = 4096  # of a message
 _RETRY = 0.005  # seconds between two looks for rank 0's socket
 
-# What tells a job from others, by who started it: the first of which a rank has all.
+# Variables that identify a job, by what has started it: the first group that is complete counts.
 _IDENTITIES = (
     ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     ("PMIX_NAMESPACE",),  # Open MPI
@@ -44,9 +45,9 @@ _IDENTITIES = (
 
 
 def job_of(environment: Mapping[str, str]) -> str | None:
-    """Returns what tells the job of a rank with this environment from others; None if nothing does.
+    """Returns what identifies the job of a rank with this environment; None if nothing does.
 
-    It is the same for all ranks of the job.
+    It is the same on all ranks of the job.
     """
     for names in _IDENTITIES:
         values = [environment.get(name) for name in names]
@@ -61,15 +62,15 @@ def share(
     """Gives the ranks of a job one memory; every rank calls it once.
 
     Args:
-        job: from `job_of`.
+        job: the result of `job_of`.
         rank: this rank.
         size: how many ranks there are, all on this host.
         problem: why this rank can't share memory; None if it can.
-        use: opens the memory of this descriptor, which it keeps; returns why it can't, or "".
-        patience: how many seconds ranks wait for each other to come here.
+        use: opens the memory of a descriptor, which it keeps; returns why it can't, or "".
+        patience: how many seconds ranks wait for each other.
 
     Returns:
-        None where all ranks have it open; else why not. It is None on all ranks, or on none.
+        None if all ranks have it open; else why not. It is None on all ranks, or on none.
     """
     try:
         meet = _meet_all if rank == 0 else _meet_rank_0
@@ -79,7 +80,7 @@ def share(
 
 
 def _address(job: str, size: int) -> str:
-    """Returns the name of the socket at which ranks meet: abstract, as its first character says."""
+    """Returns the name of the socket at which ranks meet; its first character makes it abstract."""
     words = f"{job} {size} {os.getuid()} {VERSION}"
     return "\0collective-" + hashlib.sha256(words.encode()).hexdigest()[:32]
 
@@ -87,7 +88,7 @@ def _address(job: str, size: int) -> str:
 def _meet_all(
     address: str, rank: int, size: int, problem: str | None, use: Callable[[int], str], end: float
 ) -> str | None:
-    """Is rank 0's part."""
+    """Does rank 0's part of the meeting."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(address)
@@ -130,7 +131,7 @@ def _meet_all(
 def _meet_rank_0(
     address: str, rank: int, size: int, problem: str | None, use: Callable[[int], str], end: float
 ) -> str | None:
-    """Is every other rank's part."""
+    """Does every other rank's part of the meeting."""
     gone = "rank 0 has ended"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
         while True:
@@ -155,7 +156,7 @@ def _new_memory(size: int) -> int:
     """Returns the descriptor of new memory.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no memory.
     """
     if not hasattr(os, "memfd_create"):  # Python was built for a C library before 2.27.
         raise OSError("this Python has no os.memfd_create")
@@ -165,7 +166,7 @@ def _new_memory(size: int) -> int:
 
 
 def _first(problems: Mapping[int, str]) -> str:
-    """Returns the problem of the lowest rank that has one, "" for none."""
+    """Returns the problem of the lowest rank that has one; "" if none has."""
     return next((problems[rank] for rank in sorted(problems) if problems[rank]), "")
 
 
@@ -175,17 +176,17 @@ def _is_own_user(peer: socket.socket) -> bool:
 
 
 def _send(peer: socket.socket, words: Mapping[str, Any], descriptor: int = -1) -> None:
-    """Sends words; a rank that has ended hears nothing."""
+    """Sends a message; a rank that has ended doesn't get it."""
     data = json.dumps(words).encode()[:_MOST_BYTES]
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(peer, [data], [descriptor] if descriptor >= 0 else [])
 
 
 def _heard(peer: socket.socket, end: float | None) -> dict[str, Any]:
-    """Returns what `peer` says, {} if it has ended.
+    """Returns the message of `peer`; {} if it has ended.
 
     Raises:
-        socket.timeout: it says nothing until `end`.
+        socket.timeout: no message has arrived by `end`.
     """
     peer.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
     try:

@@ -12,7 +12,7 @@ from collective.ops.communication.carrier import Carrier, Phase, gated
 
 
 class SharedMemoryCarrier(Carrier):
-    """Carries them by compiled operations; an all-to-all has a split for each rank of the host."""
+    """Carries them by compiled operations; an all-to-all has one split per rank of the host."""
 
     name, prefix = "shared_memory", "CollectiveShared"
 

@@ -1,1 +1,1 @@
-"""Computes what a rank does around an exchange of keys and rows."""
+"""Computes a rank's work before and after an exchange of keys and rows."""

@@ -1,16 +1,17 @@
-"""Exchanges keys and rows through shared memory, each row written where it is wanted.
+"""Exchanges keys and rows through shared memory; owners write each row where it is needed.
 
-An owner looks up a rank's rows as soon as its keys have come, whatever the others' are doing, and
-writes them right into the memory of the tensor that the rank gets (`ops/native/answer.cc`). While
-rows still come, the rank pools lookups whose rows it has from all owners. That
-can be where all of these hold, and else keys, lookups and rows go one after the other
+An owner looks up a rank's rows as soon as that rank's keys have arrived, whatever the other ranks
+are doing. It writes the rows directly into the memory of the tensor that the rank gets
+(`ops/native/answer.cc`). While rows still arrive, the rank pools lookups whose rows it has from all
+owners. All of the following must hold; else keys, lookups and rows go one after the other
 (`collective.ops.exchange.key_exchange`, `collective.ops.exchange.embedding_bag`):
 
-* shared memory carries everything (`collective.ops.communication.carriers`), and tables are there:
-  between hosts, where hosts merge what they exchange, and on GPUs there is no memory to write to;
-* keys are local rows by themselves: those of dynamic tables must be found or inserted for all ranks
-  at once, so that numbers don't depend on who asks first;
-* rows travel in their own type: others are cast on the way;
+* shared memory carries everything (`collective.ops.communication.carriers`), and tables are in host
+memory:
+  between hosts, with merging on hosts, and on GPUs there is no memory to write to;
+* keys are local rows: the keys of dynamic tables must be found or inserted for all ranks at once,
+  so that row numbers don't depend on which rank asks first;
+* rows travel in their own type: otherwise they are cast on the way;
 * keys aren't exchanged a batch ahead (`collective.prefetch`): rows are read in the step itself.
 """
 
@@ -31,12 +32,12 @@ from collective.ops.exchange.key_exchange import Wire
 
 
 class AnsweredExchange(NamedTuple):
-    """Holds both ways of an exchange.
+    """Holds the results of both directions of an exchange.
 
     Attributes:
         message: int64, the words that the ranks sent, rank by rank.
         splits: [N] int32, how many words came from each.
-        rows: [E] float32, what this rank asked for.
+        rows: [E] float32, the rows that this rank asked for.
         early: variant, for `embedding_bag.pool`: the members that were pooled while rows came.
     """
 
@@ -47,11 +48,11 @@ class AnsweredExchange(NamedTuple):
 
 
 def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bool:
-    """Tells whether the tables of a group can be exchanged so, except for keys ahead and GPUs.
+    """Tells whether a group's tables allow this exchange, apart from keys ahead and GPUs.
 
     Args:
-        kinds: of its tables.
-        counted: of its tables: whether it matters how often keys are asked for.
+        kinds: the kind of each table.
+        counted: for each table, whether it counts how often keys are asked for.
         wire: the types in which rows and gradients travel.
     """
     return (
@@ -64,9 +65,9 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
 
 
 def awaits_rows(op: tf.Operation) -> bool:
-    """Tells whether `op` is the end of such an exchange: awaits the rows that a rank asked for.
+    """Tells whether `op` ends such an exchange: it awaits the rows that a rank asked for.
 
-    A rank that asked for none may leave it out: the exchange of keys answers the peers.
+    A rank that asked for no rows may skip it: the exchange of keys answers the peers.
     """
     return op.type == "CollectiveSharedAlltoallRows"
 
@@ -88,10 +89,10 @@ def exchange(
     Args:
         handles: for each table the resource handle of its shard [V, D].
         request: what this rank asks for.
-        pooling: what is pooled of the rows.
+        pooling: how the rows are pooled.
         sections, kinds: of the group.
         shapes: for each table the shape of its shard, as far as it is known.
-        names: those of the collectives, of keys and of rows.
+        names: the names of the two collectives, for keys and for rows.
         gate: the gate's zero.
     """
     keys_name, rows_name = names
@@ -132,4 +133,4 @@ def _rows_gradient(op: tf.Operation, gradient: Any, _: Any) -> list[Any]:
     base, gate = collectives.name_and_gate(op)
     name = collectives.unique_name(base + ".gradient")
     back, _ = SHARED_MEMORY.alltoall(gradient, op.inputs[1], name, gate, "gradients")
-    return [back, *[None] * (len(op.inputs) - 1)]  # Weights have theirs from the pool.
+    return [back, *[None] * (len(op.inputs) - 1)]  # Weights get their gradients from the pool.

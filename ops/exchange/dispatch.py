@@ -1,6 +1,6 @@
-"""Chooses, by device, the operations that compute around an exchange.
+"""Chooses by device the operations that compute before and after an exchange.
 
-They are of the same types: those of the compiled library, on a CPU (`ops/native`) or on a GPU
+All are of the same types: those of the compiled library, on a CPU (`ops/native`) or on a GPU
 (`ops/native/gpu`), where they launch the kernels of `ops/gpu`.
 """
 
@@ -22,7 +22,7 @@ _current = threading.local()
 
 @contextlib.contextmanager
 def in_host_memory(applies: bool) -> Iterator[None]:
-    """Makes `operations` those for tables in the host's memory, inside; else where kernels are."""
+    """Inside, `operations` are those for tables in host memory; else those where kernels are."""
     previous = _is_in_host_memory()
     _current.value = applies
     try:
@@ -36,12 +36,12 @@ def _is_in_host_memory() -> bool:
 
 
 def operations() -> Any:
-    """Returns an object with the operations of the compiled library: the library, or what has those
-    that launch kernels.
+    """Returns an object with the operations of the compiled library: the library, or an object
+    whose operations launch kernels.
 
     Raises:
-        ImportError: the compiled library can't be used here; it says why.
-        RuntimeError: CuPy can't; it says why.
+        ImportError: the compiled library can't be used here; says why.
+        RuntimeError: CuPy can't be used; says why.
     """
     return _by_kernels() if launch_kernels() else native_library.on_host()
 
@@ -57,7 +57,7 @@ def _by_kernels() -> Any:
 
 @functools.cache
 def _on_gpu() -> Any:
-    # The import needs no CuPy, but takes a while.
+    # The import doesn't need CuPy, but takes a while.
     from collective.ops.gpu.memory_bridge import GpuBridge
     from collective.ops.gpu.tensorflow_binding import DeviceOperations
 
@@ -70,14 +70,14 @@ def bridge() -> Any:
 
 
 def operations_given(sizes: Sequence[tf.Tensor]) -> Any:
-    """Returns the operations of which one is that was given these sizes of a message, in the host's
-    memory. Only those that launch kernels need them: others read the message itself.
+    """Returns the operations one of which was given these sizes of a message, in host
+    memory. Only operations that launch kernels need the sizes: others read the message itself.
     """
     return _by_kernels() if sizes else native_library.on_host()
 
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Has operations that are made inside be where dynamic tables are, or static ones."""
+    """Places operations that are made inside where dynamic tables are, or static ones."""
     if not placement.on_device(dynamic):
         return device_scopes.on_host()
     return device_scopes.on("/gpu:0" if placement.chosen() == "gpu" else None)

@@ -1,21 +1,22 @@
-"""Computes a rank's side of a group's exchange: many lookups by a few compiled operations.
+"""Computes a rank's side of a group's exchange: many lookups in a few compiled operations.
 
-Words: N ranks. T tables. S *sections*: messages are ordered by section; each is of one table. M
-*members*: lookups. One row vector comes back for each *bag*: in an unpooled section a distinct key,
-which all unpooled members of its table share; in a pooled section, which serves one member, the
-keys that one sample has on one owner.
+Words: N ranks. T tables. S *sections*: messages are ordered by section; each belongs to one table.
+M *members*: lookups. One row vector comes back for each *bag*. In an unpooled section a bag is a
+distinct key, which all unpooled members of its table share. In a pooled section, which serves one
+member, a bag holds the keys that one sample has on one owner.
 
     ids ──request──► message ══keys══► respond ──► rows of the shard ──gather──► flat ══rows══►
     flat ──pool──► one tensor a member
+    flat ──pool──► one tensor a member
 
 `message` is int64 words, `splits[r]` of them for rank r: for each section (bags, keys); then for
-each section its keys, if it's pooled the lengths of its bags (int32, two to a word), if it is
-weighted the keys' weights (float32, two to a word), if it is unpooled and its table counts keys how
-often each was asked for (int32, two to a word). `flat` is float32: for each rank, for each
-section, one row a bag; positions are element offsets into it. All of it is deterministic: keys are
-ordered by first appearance, whatever the number of threads.
+each section its keys; if it is pooled, the lengths of its bags (int32, two to a word); if it is
+weighted, the keys' weights (float32, two to a word); if it is unpooled and its table counts keys,
+how often each was asked for (int32, two to a word). `flat` is float32: for each rank, for each
+section, one row per bag; positions are element offsets into it. All of it is deterministic: keys
+are ordered by first appearance, whatever the number of threads.
 
-The library is compiled against one TensorFlow (see setup.py). On a GPU, kernels stand in for it
+The library is compiled against one TensorFlow (see setup.py). On a GPU, kernels replace it
 (`ops/gpu/tensorflow_binding.py`). Rows are float32, keys int64; no count of elements reaches 2**31.
 """
 
@@ -33,8 +34,8 @@ from collective.ops.exchange.dispatch import launch_kernels, operations
 from collective.ops.exchange.shard_gradients import scaled  # noqa: F401 (part of this interface)
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
 
-ROWS, SUM, MEAN, SQRTN = range(4)  # Combiners.
-STATIC, DYNAMIC = range(2)  # Kinds of tables.
+ROWS, SUM, MEAN, SQRTN = range(4)  # combiners
+STATIC, DYNAMIC = range(2)  # kinds of tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Section:
     """Describes what one table sends and receives for its unpooled members, or one pooled member.
 
     Attributes:
-        table: the table's number among T.
+        table: the table's number among the T.
         dim: D.
-        pooled: True if the owner sums the rows of a bag.
-        weighted: True if each key has a weight (pooled only).
+        pooled: whether the owner sums the rows of a bag.
+        weighted: whether each key has a weight (pooled only).
         max_norm: the L2 norm to which the owner clips each row before it sums them (pooled only); 0
             for none.
     """
@@ -65,7 +66,7 @@ class BagMember:
         section: the number of the section in which its keys travel.
         dim: D.
         combiner: ROWS for one row an id; SUM, MEAN or SQRTN for one row a sample.
-        weighted: True if each id has a weight.
+        weighted: whether each id has a weight.
         max_norm: the L2 norm to which each row is clipped first; 0 for none.
     """
 
@@ -77,20 +78,21 @@ class BagMember:
 
 
 class Request(NamedTuple):
-    """Holds what a rank requests of its peers.
+    """Holds a rank's requests to its peers.
 
     Attributes:
         message: [X] int64, the words for rank 0, then rank 1, …
-        splits: [N] int32, how many words are for each rank.
-        row_splits: [N] int32, how many elements of `flat` come back from each.
-        positions: M times int32: of an unpooled member [K], the position of each id's row in
-            `flat`; of a pooled one [B], that of each of its bags, bags of one sample together.
+        splits: [N] int32, the number of words for each rank.
+        row_splits: [N] int32, the number of elements of `flat` that come back from each rank.
+        positions: M times int32: for an unpooled member [K], the position of each id's row in
+            `flat`; for a pooled one [B], the position of each of its bags, bags of one sample
+            together.
         samples: for each pooled member [B] int64, the sample of each bag, ascending.
-        scales: for each pooled member [B] float32, what the row of each bag is multiplied by: 1 for
-            SUM, 1/n or 1/sum of weights for MEAN, 1/sqrt(n) or 1/sqrt(sum of squared weights) for
-            SQRTN; 0 where that sum is 0.
+        scales: for each pooled member [B] float32, the factor of each bag's row: 1 for SUM, 1/n or
+            1/sum of weights for MEAN, 1/sqrt(n) or 1/sqrt(sum of squared weights) for SQRTN; 0 if
+            that sum is 0.
         own_samples, own_weights: samples and weights of the members that the rank itself pools, as
-            they were given, in the memory where `pool` takes them.
+            given, in the memory where `pool` takes them.
         counts: empty on a CPU. On a GPU [N · S], how many bags of each section come back from each
             rank; there, positions count the rows of `flat`, whatever their sections. And [M], how
             many samples each member has, 0 if the request has none of its samples. Both are in the
@@ -109,10 +111,10 @@ class Request(NamedTuple):
 
 
 class Pooling(NamedTuple):
-    """Says how `pool` makes the members' results of the rows that come back.
+    """Says how `pool` computes the members' results from the rows that come back.
 
     Attributes:
-        samples, weights, members: as there.
+        samples, weights, members: as in `pool`.
     """
 
     samples: Sequence[tf.Tensor]
@@ -121,15 +123,15 @@ class Pooling(NamedTuple):
 
 
 class Response(NamedTuple):
-    """Tells what to send back for the requests of the peers.
+    """Says what to send back for the peers' requests.
 
     Attributes:
-        keys: T times int64 [R], in the order of the ranks, then sections: of a static table local
-            rows, of a dynamic one keys.
-        row_splits: [N] int32, how many elements of rows go to each rank.
+        keys: T times int64 [R], in the order of the ranks, then sections: local rows for a static
+            table, keys for a dynamic one.
+        row_splits: [N] int32, the number of elements of rows for each rank.
         counts: for each table that counts keys int64 [R], how often each key was asked for.
         headers: empty on a CPU. On a GPU [2 N · S] int64 in the host's memory, bags and keys of
-            each section of each rank: what other operations need to know of the message.
+            each section of each rank, which other operations need to know.
     """
 
     keys: list[tf.Tensor]
@@ -141,8 +143,8 @@ class Response(NamedTuple):
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the smallest and the largest of each of the int64 `ids`, [M, 2] int64.
 
-    Without ids these are int64's largest and smallest. The host finds them, wherever tables are:
-    ids come from there, and the gate needs to know before anything moves.
+    Without ids these are int64's largest and smallest. The host computes them, wherever tables are:
+    ids come from there, and the gate needs to know before anything is sent.
     """
     return native_library.on_host().collective_bounds(ids)
 
@@ -153,18 +155,18 @@ def mismatches(
     weights: Sequence[tf.Tensor],
     weighted: Sequence[int],
 ) -> tf.Tensor:
-    """Returns how inputs of P combined lookups mismatch, W of them weighted: [2 P + W] int64.
+    """Returns the mismatches in the inputs of P combined lookups, W weighted: [2 P + W] int64.
 
-    All are 0 if nothing is wrong. For each lookup there are two numbers: its samples less its ids,
-    and the number of samples that are smaller than the one before (the first: than 0). Then there
-    is one for each of the weights: their number less that of the ids. The host finds them, as it
-    finds `bounds`.
+    All numbers are 0 if nothing is wrong. Each lookup has two: the number of its samples minus that
+    of its ids, and the number of samples that are smaller than the one before (the first: than 0).
+    Then each of the weights has one: their number minus that of the ids. The host computes them,
+    like `bounds`.
 
     Args:
         ids: for each lookup int64.
         samples: for each lookup int64, the sample of each id.
         weights: W times float32.
-        weighted: the places of the lookups that they belong to.
+        weighted: the places of the lookups to which they belong.
     """
     return native_library.on_host().collective_mismatches(
         ids, samples, weights, weighted=list(weighted)
@@ -184,7 +186,7 @@ def request(
     own_samples: Sequence[tf.Tensor | None] = (),
     own_weights: Sequence[tf.Tensor] = (),
 ) -> Request:
-    """De-duplicates keys by section, orders them by owner, and says where rows will be found.
+    """De-duplicates keys by section, orders them by owner, and says where their rows will be.
 
     Args:
         ids: for each member [K] int64.
@@ -192,13 +194,13 @@ def request(
         weights: for each weighted pooled member [K] float32.
         members, sections, kinds: M, S and T of them.
         ranks: N.
-        counted: T of them, True for tables that count keys; none if there is no such table.
+        counted: T of them, True for tables that count keys; empty if there is no such table.
         hosts: H. With more than one host, all with L ranks, the words for rank h L + l are at place
-            l H + h, and so are its split and its rows: by the rank's number on its host.
-        own_samples: for each member [K] int64, ascending, the sample of each id, if the rank that
-            asks pools it itself (by `pool`); else None. Only operations that launch kernels need
-            them: they tell how many samples there are, and take them to the device with all else.
-        own_weights: for any of these [K] float32.
+            l H + h, and so are its split and its rows: ordered by the rank's number on its host.
+        own_samples: for each member [K] int64, ascending, the sample of each id, if the asking rank
+            pools it itself (by `pool`); else None. Only operations that launch kernels need them:
+            they say how many samples there are, and are copied to the device with everything else.
+        own_weights: for any of these, [K] float32.
     """
     own = {m: x for m, x in enumerate(own_samples) if x is not None}
     given = (list(own.values()), list(own_weights)) if launch_kernels() else ([], [])
@@ -228,8 +230,8 @@ def request(
 def layout_attributes(
     sections: Sequence[Section], kinds: Sequence[int], ranks: int, counted: Sequence[bool] = ()
 ) -> dict[str, Any]:
-    """Returns the attributes by which operations know the layout of messages."""
-    # Kernels of devices, where no table counts keys, know nothing of it.
+    """Returns the attributes that tell operations the layout of messages."""
+    # The kernels of devices, where no table counts keys, don't know this attribute.
     layout = {"counted": list(counted)} if any(counted) else {}
     return {
         **layout,
@@ -250,9 +252,9 @@ def respond(
     ranks: int,
     counted: Sequence[bool] = (),
 ) -> Response:
-    """Reads what the ranks request: `message` [Y] int64, `splits[r]` words of it from rank r.
+    """Reads the ranks' requests: `message` [Y] int64, `splits[r]` words of it from rank r.
 
-    A malformed message is an `InvalidArgumentError` of the run. For `counted` see `request`.
+    A malformed message makes the run fail with `InvalidArgumentError`. For `counted` see `request`.
     """
     outputs = {"C": sum(counted)} if any(counted) else {}
     return Response(
@@ -278,20 +280,20 @@ def gather(
     counted: Sequence[bool] = (),
     headers: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """Returns for each rank, for each section, one row a bag: [E] float32.
+    """Returns for each rank and section one row per bag: [E] float32.
 
     Shards are read in place. The gradient for each handle is `IndexedSlices` of distinct rows,
     multiplied by `gradient_scale()`.
 
     Args:
         handles: for each table the resource handle of its shard [V, D].
-        rows: for each table [R] int64, the local rows of the keys that `respond` returned; of a
-            table with admission as `collective.ops.rows.dynamic_rows.admit` returns them.
-        message, splits: the message that was received.
+        rows: for each table [R] int64, the local rows of the keys that `respond` returned; for a
+            table with admission, the result of `collective.ops.rows.dynamic_rows.admit`.
+        message, splits: the received message.
         sections, kinds, ranks: as for `respond`.
         shapes: for each table the shape of its shard, as far as it is known.
         counted: as for `respond`.
-        headers: those of the response.
+        headers: the headers of the response.
     """
     return operations().collective_gather_rows(
         handles,
@@ -323,9 +325,9 @@ def pool(
         positions: for each member int32, element offsets into `rows`, as `request` returned them.
         samples: for each member with a combiner int64, ascending, the sample of each position.
         weights: for each weighted member float32, the weight of each position.
-        members: M of them; members of one section may share rows, those of two sections may not.
-        counts: those of the request.
-        early: a variant, what was pooled of `members` while rows still came; or none.
+        members: M of them; members of one section may share rows, members of two sections may not.
+        counts: the counts of the request.
+        early: a variant, the members that were pooled while rows still arrived; or none.
     """
     return list(
         operations().collective_pool(
@@ -341,7 +343,7 @@ def pool(
 
 
 def lookup_attributes(members: Sequence[BagMember]) -> dict[str, Any]:
-    """Returns the attributes by which operations know the members that they pool."""
+    """Returns the attributes that tell operations which members they pool."""
     return {
         "sections": [m.section for m in members],
         "dims": [m.dim for m in members],

@@ -21,8 +21,8 @@ for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
 
 @tf.RegisterGradient("CollectiveAsk")
 def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Returns the gradients of weights that only pass; those that the owner multiplies by have
-    none.
+    """Returns the gradients of weights that are only passed on; those that the owner multiplies
+    by have none.
     """
     pooled, passed = op.get_attr("P"), op.get_attr("V")
     first = 3 + op.get_attr("M") + pooled

@@ -1,1 +1,1 @@
-"""Has the one module that Python imports by itself when a rank starts (`sitecustomize`)."""
+"""Holds `sitecustomize`, the only module that Python imports by itself when a rank starts."""

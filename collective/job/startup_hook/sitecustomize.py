@@ -1,9 +1,9 @@
-"""Watches from its start whether a rank trains apart from the others.
+"""Watches from the start whether a rank trains apart from the others.
 
-Python imports the first `sitecustomize` of its path before a script runs, and the launcher puts
-this folder in front of PYTHONPATH (`collective.launch.planning.environment`). The script sees
-neither: the folder leaves its path again, and another `sitecustomize`, of the system's or the
-user's, runs as always.
+Python imports the first `sitecustomize` on its path before it runs a script. The launcher puts this
+folder at the front of PYTHONPATH (`collective.launch.planning.environment`). The script sees
+neither of these: the folder removes itself from the path, and another `sitecustomize`, the system's
+or the user's, runs as always.
 """
 
 import os
@@ -22,8 +22,8 @@ def _load(spec):
 
 
 sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER]
-# By its file, since the package may not be on this interpreter's path. Where it is, it finds this
-# very module under the name.
+# Loads the file by its path, since the package may not be on this interpreter's path. If it is, an
+# import of the package's name finds this same module.
 _file = os.path.join(os.path.dirname(_FOLDER), "training_apart.py")
 _load(util.spec_from_file_location(_WATCH, _file)).watch(int(os.environ.get("WORLD_SIZE") or 1))
 _others = machinery.PathFinder.find_spec("sitecustomize", sys.path)
