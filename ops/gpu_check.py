@@ -4,9 +4,9 @@
         [--no-times | --no-checks] [--keys N] [--processes N] [--small]
     collective launch -m collective.ops.gpu_check --tensorflow
 
-Every kernel is held against its reference in NumPy, then timed compared with a copy from device to
-device in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a
-kernel is wrong, 2 if there is no GPU or no CuPy.
+Every kernel is compared with its reference in NumPy, then timed and compared with a copy from
+device to device in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1
+if a kernel is wrong, 2 if there is no GPU or no CuPy.
 
 A row of the table has the median, the 10th and the 90th percentile of the time on the device, in
 milliseconds; useful bytes a second; these in percent of the copy's; and whether the host's time
@@ -63,12 +63,12 @@ _PYTORCH = ", PyTorch"
 
 
 def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: int) -> int:
-    """Runs all checks, reports each, and returns how many failed."""
+    """Runs all checks, reports each, and returns the number of failures."""
     failed = 0
     for name in families:
         for one in checks.family(name).CHECKS:
             begin = time.monotonic()
-            # before it: a fault of the GPU may end the process
+            # Printed before the check: a fault of the GPU may end the process.
             print(f"{name}: {one.__name__}: ", end="", flush=True)
             try:
                 one(device, scale, np.random.default_rng(seed))
@@ -86,7 +86,7 @@ def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: in
 
 
 def _is_lost(device: Device) -> bool:
-    """Tells whether a kernel's fault has made the GPU useless to this process."""
+    """Tells whether a kernel's fault has made the GPU useless for this process."""
     try:
         device.synchronize()
     except Exception as error:
@@ -107,7 +107,7 @@ def measure(
     repeats: int = timing.REPEATS,
     keep: Callable[[list[timing.Row]], None] = lambda rows: None,
 ) -> list[timing.Row]:
-    """Times all kernels and prints the table; `keep` is given all rows so far, after each."""
+    """Times all kernels and prints the table; `keep` gets all rows so far after each one."""
     copied = timing.copy_bandwidth(device, scale, repeats)
     print(
         "\n"
@@ -148,7 +148,7 @@ def measure(
 
 
 def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
-    """Compares, for each row of PyTorch, its time with that of our own kernels."""
+    """Compares the time of each PyTorch row with the time of our own kernels."""
     ms = {row.kernel: row.ms for row in rows}
     pairs = [
         (kernel[: -len(_PYTORCH)], pytorch_ms)
@@ -175,11 +175,11 @@ def write(file: Path, device: Device, rows: Sequence[timing.Row]) -> None:
 
 
 def check_tensorflow(seed: int, names: Sequence[str]) -> int:
-    """Checks the binding by these cases, or by all, on the ranks that there are; returns the exit
+    """Checks the binding with these cases, or with all, on the launched ranks; returns the exit
     code.
     """
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
-    # TensorFlow, which nothing else here needs
+    # TensorFlow is needed only here.
     from collective.ops import placement
     from collective.ops.binding_checks import growing, training
     from collective.ops.communication import collectives
@@ -271,7 +271,7 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
 
 
 def _check_side_by_side(families: Sequence[str], options: argparse.Namespace) -> str:
-    """Checks in processes; says what failed, '' if nothing did."""
+    """Checks in processes; returns what failed, '' if nothing did."""
     arguments = ["--no-times", "--seed", str(options.seed)]
     arguments += ["--small"] if options.small else []
     arguments += [] if options.keys is None else ["--keys", str(options.keys)]

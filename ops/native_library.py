@@ -1,6 +1,6 @@
-"""Finds the compiled operations of TensorFlow (`ops/native/`), and tells whether they fit.
+"""Finds the compiled TensorFlow operations (`ops/native/`), and tells whether they fit.
 
-The library is compiled against one TensorFlow, by set-up (see setup.py).
+Set-up compiles the library against one TensorFlow (see setup.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def missing() -> str | None:
 
 @functools.cache
 def library() -> Any:
-    """Returns the compiled operations, loaded once.
+    """Returns the compiled operations, which are loaded once.
 
     Raises:
-        ImportError: they can't be used here; it says why.
+        ImportError: they can't be used here; says why.
     """
     reason = missing()
     if reason is not None:
@@ -71,9 +71,9 @@ class _HostOperations:
 
 @functools.cache
 def on_host() -> Any:
-    """Returns the compiled operations as `library` does, but they will be on the CPU.
+    """Returns the compiled operations like `library` does, but placed on the CPU.
 
-    Some have kernels for GPUs, too, which take other inputs: TensorFlow would choose these.
+    Some also have kernels for GPUs, which take other inputs: TensorFlow would choose those.
     """
     library()
     return _HostOperations()
@@ -81,10 +81,10 @@ def on_host() -> Any:
 
 @functools.cache
 def functions() -> Any:
-    """Returns the functions of the compiled operations that Python calls itself, by ctypes.
+    """Returns the functions of the library that Python calls directly, by ctypes.
 
     Raises:
-        ImportError: they can't be used here; it says why.
+        ImportError: they can't be used here; says why.
     """
-    library()  # It is loaded once: both are the same.
+    library()  # The file is loaded once: both share it.
     return ctypes.CDLL(str(_file()))

@@ -1,4 +1,4 @@
-"""Decides where kernels run and where tables lie: in a GPU's memory or in the host's."""
+"""Decides where kernels run and where tables are: in a GPU's memory or in the host's."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
 CHOICES = ("auto", "cpu", "gpu")
 INJECTED = "injected"
 SHARE_OPTION = "gpu_options.per_process_gpu_memory_fraction"
-# Of a GPU's memory TensorFlow may take all, unless the session says otherwise, except for what
-# CUDA, NCCL and cuDNN take.
+# The share of a GPU's memory that TensorFlow may take, unless the session says otherwise. The rest
+# is for CUDA, NCCL and cuDNN.
 TENSORFLOW_SHARE = 0.95
 
 _injected: Callable[[], Any] | None = None
 
 
 def use(make: Callable[[], Any] | None) -> None:
-    """Injects operations in the place of a GPU's kernels, before the process makes its first graph.
+    """Injects operations instead of a GPU's kernels, before the process makes its first graph.
 
     Args:
-        make: makes an object with the compiled operations; None: the environment chooses again.
+        make: makes an object with the compiled operations; None: the environment decides again.
     """
     global _injected
     _injected = make
@@ -40,7 +40,7 @@ def injected() -> Any:
 
 
 def chosen() -> str:
-    """Returns 'cpu' or 'gpu', as the environment says; 'injected' after `use`.
+    """Returns 'cpu' or 'gpu', as the environment says; 'injected' after a call of `use`.
 
     Raises:
         ValueError, RuntimeError: see `chosen_by_environment`.
@@ -50,13 +50,13 @@ def chosen() -> str:
 
 @functools.cache
 def chosen_by_environment() -> str:
-    """Returns 'cpu' or 'gpu', by the environment variable COLLECTIVE_KERNELS.
+    """Returns 'cpu' or 'gpu', from the environment variable COLLECTIVE_KERNELS.
 
-    Without it, or if it is 'auto', that is 'gpu' where TensorFlow sees a GPU and there is CuPy.
+    Without it, or if it is 'auto', the result is 'gpu' if TensorFlow sees a GPU and CuPy exists.
 
     Raises:
         ValueError: the variable has another value.
-        RuntimeError: it is 'gpu', and TensorFlow sees none.
+        RuntimeError: it is 'gpu', and TensorFlow sees no GPU.
     """
     choice = os.environ.get(CHOICE, "").lower() or "auto"
     if choice not in CHOICES:
@@ -84,14 +84,14 @@ def chosen_by_environment() -> str:
 
 
 def on_device(dynamic: bool) -> bool:
-    """Tells whether kernels look dynamic tables up, and update them, or static ones.
+    """Tells whether kernels look up and update dynamic tables, or static ones.
 
-    If not, they are in the host's memory. Dynamic tables are where static ones are, unless the
-    environment variable COLLECTIVE_DYNAMIC_TABLES is 'host', not 'gpu': for those that the GPU's
-    memory has no room for.
+    If not, these tables are in the host's memory. Dynamic tables are where static ones are, unless
+    the environment variable COLLECTIVE_DYNAMIC_TABLES is 'host' instead of 'gpu': for tables that
+    are too large for the GPU's memory.
 
     Raises:
-        ValueError: COLLECTIVE_DYNAMIC_TABLES is something else.
+        ValueError: COLLECTIVE_DYNAMIC_TABLES has another value.
     """
     where = os.environ.get(DYNAMIC, "").lower() or "gpu"
     if where not in ("gpu", "host"):

@@ -64,12 +64,12 @@ def _sums_by_row(
     splits: tf.Tensor,
     headers: Sequence[tf.Tensor] = (),
 ) -> list[tf.IndexedSlices]:
-    """Returns the sums of what the ranks sent for each row, a table at a time.
+    """Returns for each table the sums of what the ranks sent for each row.
 
     Args:
         op: the operation that gathered the rows.
-        gradient: [E] float32, of these rows.
-        handles, rows, message, splits, headers: what it was given, or found.
+        gradient: [E] float32, the gradient of these rows.
+        handles, rows, message, splits, headers: the operation's inputs and results.
     """
     values, indices, _ = operations_given(headers).collective_reduce_rows(
         tf.convert_to_tensor(gradient),
@@ -95,7 +95,7 @@ def _sums_by_row(
 
 @tf.RegisterGradient("CollectiveSharedAlltoallKeys")
 def _keys_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Returns `IndexedSlices` of distinct rows for each handle, as `_gather_gradient` does."""
+    """Returns `IndexedSlices` of distinct rows for each handle, like `_gather_gradient`."""
     tables, (message, splits) = op.get_attr("T"), op.outputs[:2]
     if gradients[2] is None:
         return [None] * len(op.inputs)
@@ -155,8 +155,8 @@ def _is_zero(gradient: Any) -> bool:
 class _Pooled(NamedTuple):
     """Holds the inputs of a CollectivePool or CollectivePoolGradient.
 
-    `counts` has one tensor on a GPU, none on a CPU. `early`, of a pool alone, has what was pooled
-    while rows still came; or none.
+    `counts` has one tensor on a GPU, none on a CPU. `early`, which only a pool has, holds what was
+    pooled while rows still arrived; it may be empty.
     """
 
     rows: tf.Tensor
@@ -184,7 +184,7 @@ def _inputs(op: tf.Operation) -> _Pooled:
 def _pool_gradient(
     op: tf.Operation, rows: Any, members: Sequence[int], gradients: Sequence[Any]
 ) -> Any:
-    """Returns (flat, weights' gradients) of what `members` contribute to a pool.
+    """Returns (flat, weights' gradients): what `members` contribute to a pool.
 
     `op` is the pool, or its gradient.
     """
@@ -199,7 +199,7 @@ def _pool_gradient(
         members=members,
         **_attributes(op, *_LOOKUPS),
     )
-    # The exchange of gradients is described by it.
+    # Describes the exchange of gradients.
     state_of(pool_gradient.flat.graph).pool_gradients[pool_gradient.flat.op] = tuple(members)
     return pool_gradient
 

@@ -1,6 +1,6 @@
-"""Exchanges keys and rows: keys go to their owners, rows come back.
+"""Exchanges keys and rows: keys go to their owners, and rows come back.
 
-The way back of the gradients is the derivative.
+The gradients travel back as the derivative of this.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collective.ops.graph.graph_state import state_of
 
 
 class ReceivedKeys(NamedTuple):
-    """Holds the keys that peers want of this rank.
+    """Holds the keys that peers request from this rank.
 
     Attributes:
-        keys: int64, in the order of the ranks that ask.
+        keys: int64, in the order of the asking ranks.
         splits: [N] int32, how much of `keys` comes from each rank.
     """
 
@@ -59,11 +59,11 @@ def rows_back(
     """Returns the rows that this rank requested, from what every owner found.
 
     Args:
-        rows: the rows that peers requested of this rank.
-        splits: [N] int32, how much of its first dimension goes to each rank.
+        rows: the rows that peers requested from this rank.
+        splits: [N] int32, how many elements of `rows`' first dimension go to each rank.
         name: the collective's name.
         gate: the gate's zero.
-        wire: the types in which rows and gradients travel; their own by default.
+        wire: the types in which rows and gradients travel; by default their own types.
         alltoall: the collective.
     """
     if wire is None or wire == Wire(rows.dtype, rows.dtype):
@@ -79,9 +79,9 @@ def gradients_to_owners(
     """Returns the gradients of rows that peers send, as the derivative of `rows_back` does.
 
     Args:
-        gradients: of the rows that this rank requested.
-        splits: [N] int32, how much of its first dimension goes to each rank.
-        name, gate: the collective's.
+        gradients: the gradients of the rows that this rank requested.
+        splits: [N] int32, how many elements of the first dimension go to each rank.
+        name, gate: the collective's name and the gate's zero.
         wire: the types in which rows and gradients travel.
     """
     if wire == Wire(gradients.dtype, gradients.dtype):
@@ -92,7 +92,7 @@ def gradients_to_owners(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
-    """Casts as `tf.cast`, but the gradient is cast to `gradient` instead of the type of `x`."""
+    """Casts like `tf.cast`, but casts the gradient to `gradient` instead of the type of `x`."""
     graph = tf.get_default_graph()
     with graph.gradient_override_map({"Cast": "CollectiveWire", "Identity": "CollectiveWire"}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)

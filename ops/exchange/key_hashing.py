@@ -1,9 +1,9 @@
-"""Hashes keys of dynamic tables: to the rank that owns a key, and strings to keys.
+"""Hashes keys of dynamic tables to the rank that owns them, and strings to keys.
 
 The mix is SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number
-generators", OOPSLA 2014), a bijection of 64 bits, so that keys which were hashed badly, or follow a
-pattern, spread evenly over the ranks. It is the same in TensorFlow's operations, which a served
-model needs, and in NumPy.
+generators", OOPSLA 2014), a bijection of 64 bits. It spreads keys evenly over the ranks even if
+they were hashed badly or follow a pattern. TensorFlow's operations, which a served model needs, and
+NumPy compute the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def of_strings(strings: tf.Tensor) -> tf.Tensor:
     """Returns int64 keys of strings: FarmHash's 64-bit fingerprint modulo 2**63 - 1.
 
     It is `tf.strings.to_hash_bucket_fast`, the same on every machine and in every release of
-    TensorFlow. Two strings that meet in one key share a row; among 10**8 strings that is to be
-    expected once in 2,000 tables.
+    TensorFlow. Two strings with the same key share a row; among 10**8 strings that is to be
+    expected in one of 2,000 tables.
     """
     return tf.strings.to_hash_bucket_fast(strings, 2**63 - 1)

@@ -1,17 +1,17 @@
-"""Merges what the ranks of a host request of owners on other hosts, and shares out what comes back.
+"""Merges what a host's ranks request from owners on other hosts, and shares out what comes back.
 
-The messages and rows are those of `collective.ops.exchange.embedding_bag`; words and symbols, too.
-A *proxy* is a rank that asks for the A ranks of its host, the *askers*. It merges their messages to
-each of O owners into one:
+Messages, rows, words and symbols are those of `collective.ops.exchange.embedding_bag`. A *proxy* is
+a rank that asks for the A ranks of its host, the *askers*. It merges their messages to each of O
+owners into one:
 
-* in an unpooled section a key that several askers want travels once, and so does its row; its
-  gradient is the askers' sum. Counts of keys are added.
-* in a pooled section the askers' bags travel one after the other.
+* in an unpooled section, a key that several askers want travels once, and so does its row; its
+  gradient is the sum of the askers' gradients. Counts of keys are added.
+* in a pooled section, the askers' bags travel one after the other.
 
     messages ──merge──► message ══keys══► … ══rows══► rows ──spread──► rows of each asker
 
-Where gradients must not be added on the way, owners get the messages of all askers as they are.
-They merge them as the proxies do, so that both know which rows travel:
+If gradients must not be added on the way, owners get the messages of all askers unchanged. They
+merge them like the proxies do, so that both sides know which rows travel:
 
     flat ──first──► one row for each key of a host ══rows══► rows ──spread──► rows of each asker
 """
@@ -31,12 +31,12 @@ tf.no_gradient("CollectiveFirstMerged")
 
 
 class MergedRequests(NamedTuple):
-    """Holds what a proxy requests of the owners.
+    """Holds what a proxy requests from the owners.
 
     Attributes:
         message: [X] int64, the words for owner 0, then owner 1, …
-        splits: [O] int32, how many words are for each owner.
-        row_splits: [A] int32, how many elements of rows each asker gets.
+        splits: [O] int32, the number of words for each owner.
+        row_splits: [A] int32, the number of elements of rows for each asker.
         positions: [B] int32, for each bag of the askers, in the order of their messages, the
             position of its row among what comes back.
         bags: [A · O · S] int64, how many bags each asker has for each owner and section.
@@ -60,8 +60,9 @@ def merge(
 ) -> MergedRequests:
     """Merges `messages` [Y] int64: those of asker 0 to all owners, then those of asker 1, …
 
-    With `by_owner` they are those of all askers to owner 0, then those to owner 1, …, and so are
-    the positions and numbers of bags. A malformed message is an `InvalidArgumentError` of the run.
+    With `by_owner` they are those of all askers to owner 0, then those to owner 1, …, and the
+    positions and numbers of bags follow that order, too. A malformed message makes the run fail
+    with `InvalidArgumentError`.
     """
     return MergedRequests(
         *native_library.on_host().collective_merge_requests(
@@ -83,16 +84,17 @@ def merge(
 def first(
     rows: tf.Tensor, merged: MergedRequests, sections: Sequence[embedding_bag.Section], owners: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns one of the rows of each merged bag, in the order of the merged message.
+    """Returns one row of each merged bag, in the order of the merged message.
 
     Args:
-        rows: [R] float32, for each message and section one row a bag; those of a key are alike.
+        rows: [R] float32, for each message and section one row per bag; the rows of a key are
+          equal.
         merged: the requests, merged by owner.
         sections: S of them.
         owners: O.
 
     Returns:
-        (the rows, flat; [O] int32, how many elements are for each owner).
+        (the rows, flat; [O] int32, the number of elements for each owner).
     """
     flat, splits = native_library.on_host().collective_first_merged(
         rows, merged.positions, merged.bags, owners=owners, dims=[s.dim for s in sections]
@@ -103,7 +105,7 @@ def first(
 def row_splits(
     message: tf.Tensor, splits: tf.Tensor, sections: Sequence[embedding_bag.Section]
 ) -> tf.Tensor:
-    """Returns [K] int32: how many elements of rows the requests of K messages come to.
+    """Returns [K] int32: how many elements of rows the requests in each of K messages come to.
 
     Args:
         message: [X] int64, the K messages.
@@ -111,7 +113,7 @@ def row_splits(
         sections: S of them.
     """
     dims = tf.constant([section.dim for section in sections], tf.int64)
-    bags = 2 * tf.range(len(sections))  # The places of their numbers in a message.
+    bags = 2 * tf.range(len(sections))  # where their numbers are in a message
     numbers = tf.gather(message, tf.cumsum(splits, exclusive=True)[:, None] + bags)
     return tf.cast(tf.reduce_sum(numbers * dims, 1), tf.int32)
 
@@ -119,10 +121,10 @@ def row_splits(
 def spread(
     rows: tf.Tensor, merged: MergedRequests, sections: Sequence[embedding_bag.Section], owners: int
 ) -> tf.Tensor:
-    """Returns each asker's rows, in the order of its messages, from those that travelled.
+    """Returns each asker's rows, in the order of its messages, from the rows that travelled.
 
     Args:
-        rows: [E] float32, for each owner and section one row a bag of the merged message.
+        rows: [E] float32, for each owner and section one row per bag of the merged message.
         merged: the requests.
         sections: S of them.
         owners: O.

@@ -1,4 +1,4 @@
-"""Shapes the gradient of a shard: `IndexedSlices` with each row once, scaled to the ranks' mean."""
+"""Builds the gradient of a shard: `IndexedSlices` with each row once, scaled to the ranks' mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _scales = threading.local()
 
 @contextlib.contextmanager
 def scaled(scale: float) -> Iterator[None]:
-    """Makes the gradients of shards that are taken inside `scale` times the sum over ranks."""
+    """Makes the gradients of shards taken inside `scale` times the sum over ranks."""
     previous, _scales.scale = gradient_scale(), scale
     try:
         yield
@@ -37,15 +37,15 @@ def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def mark_distinct(indices: tf.Tensor) -> tf.Tensor:
-    """Notes that no row is in `indices` twice, and returns them."""
+    """Notes that `indices` have no row twice, and returns them."""
     state_of(indices.graph).distinct_indices.add(indices.name)
     return indices
 
 
 def is_distinct(indices: tf.Tensor) -> bool:
-    """Tells whether `indices` are known to hold no row twice.
+    """Tells whether `indices` are known to have no row twice.
 
-    They are also in a gradient whose values were altered meanwhile.
+    The gradient that has these indices may have had its values changed since.
     """
     return indices.name in state_of(indices.graph).distinct_indices
 
@@ -53,7 +53,7 @@ def is_distinct(indices: tf.Tensor) -> bool:
 def of_shard(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums the gradients that several ranks give for one row, then scales them.
 
-    That is one rounding less than the other way round.
+    That needs one rounding less than the opposite order.
     """
     values, rows = summed(slices.values, slices.indices)
     if gradient_scale() != 1:

@@ -1,11 +1,11 @@
 """Averages replicated variables' sparse gradients over ranks.
 
-A script gets everyone's slices, for which all ranks' travel by one allgather for each type. No
-slice is added to another: who takes a norm of them counts each occurrence, as in plain TensorFlow.
+A script gets the slices of all ranks, which travel by one allgather per type. No slices are added
+up: a norm of them counts each occurrence, as in plain TensorFlow.
 
-An optimizer adds up the slices of a row before anything else. Where it is given them as they are,
-and the variable is small, it gets the mean's rows instead, which travel as a matrix in the
-allreduce of the step's dense gradients:
+An optimizer adds up the slices of a row before anything else. If it gets them unchanged, and the
+variable is small, it gets the rows of the mean instead. They travel as a matrix in the allreduce of
+the step's dense gradients:
 
     slices ──► matrix, and how many slices each row has ──► allreduce ──► rows with slices
 
@@ -33,11 +33,11 @@ from collective.ops.exchange import shard_gradients
 from collective.ops.graph import device_scopes, graphs
 from collective.ops.graph.graph_state import state_of
 
-# The matrices of a step have no more elements than these (a megabyte of float32): about what
-# travels in the time that an exchange of its own takes. The number is the same on all ranks, as
-# that of slices isn't.
+# The most elements in the matrices of a step (a megabyte of float32): about as many as travel in
+# the time that a separate exchange takes. The number of elements is the same on all ranks; the
+# number of slices isn't.
 MOST_ELEMENTS = 1 << 18
-# An index is two numbers, also of a type that has no more than 24 bits for them.
+# An index is sent as two numbers, even in a type that has no more than 24 bits for them.
 _BASE = 1 << 22
 
 
@@ -47,10 +47,10 @@ class SliceMean:
 
     Attributes:
         own: this rank's slices.
-        shape: the variable's.
-        given: [E], what this rank puts into the allreduce, of no elements at first.
+        shape: the variable's shape.
+        given: [E], what this rank puts into the allreduce; at first without elements.
         mean: [E], the ranks' mean of it.
-        rows: the mean as rows, each once, if it travels so.
+        rows: the mean as rows, each once, if it travels as a matrix.
     """
 
     own: tf.IndexedSlices
@@ -92,7 +92,7 @@ def _everyones(
 ) -> list[tf.IndexedSlices]:
     """Returns the slices of all ranks for each of G gradients, by one allgather.
 
-    A rank's message, all of `dtype`: how many slices each gradient has, their indices, their
+    A rank's message, all of `dtype`: the number of slices of each gradient, their indices, their
     values.
     """
     ranks, gradients = collectives.size(), len(own)
@@ -145,10 +145,10 @@ def as_matrices(
 ) -> list[SliceMean]:
     """Returns for each gradient of some variables what may travel of it in an allreduce.
 
-    That is nothing if there is too much of it all: an exchange is needed anyway then.
+    That is nothing if the total is too large: then a separate exchange is needed anyway.
 
     Args:
-        gradients: this rank's slices, and the variable's shape, which all ranks know.
+        gradients: this rank's slices, and the variable's shape, which is known to all ranks.
     """
     elements = 0
     for _, shape in gradients:
@@ -164,7 +164,7 @@ def as_matrices(
 
 
 def _elements(shape: Sequence[int]) -> int:
-    """Returns how many numbers travel: the matrix, and one for each row."""
+    """Returns how many numbers travel: the matrix, and one number per row."""
     return math.prod(shape) + shape[0]
 
 
@@ -174,9 +174,10 @@ def note(everyones: tf.IndexedSlices, mean: SliceMean) -> None:
 
 
 def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns what an optimizer is to get for a gradient: the mean's rows if it may, each once.
+    """Returns what an optimizer gets for a gradient: if possible the mean's rows, each once.
 
-    It may where nobody has made anything of everyone's slices: the gradient has these themselves.
+    It is possible if nobody has changed the slices of all ranks: the gradient holds them as they
+    are.
     """
     graph = tf.get_default_graph()
     mean: SliceMean | None = state_of(graph).slice_means.get(gradient.values.name)
@@ -187,7 +188,8 @@ def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
             return gradient
         if mean.given.op._id <= state_of(graph).seen_by_session:
             return gradient
-        # Without what a script makes updates wait for, which may wait for the allreduce.
+        # Without the dependencies that a script gives its updates, which may wait for the
+        # allreduce.
         with (
             graphs.open_for_changes(graph),
             tf.init_scope(),

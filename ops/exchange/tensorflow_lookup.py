@@ -52,7 +52,7 @@ def distinct_by_owner(
 
 
 def occurrences(distinct: Distinct) -> tf.Tensor:
-    """Returns how many of the keys each of the distinct ones is, [U] int64."""
+    """Returns how often each distinct key occurs among the keys, [U] int64."""
     ones = tf.ones_like(distinct.positions, tf.int64)
     return tf.math.unsorted_segment_sum(ones, distinct.positions, tf.size(distinct.keys))
 
@@ -87,18 +87,18 @@ def bounds(ids: tf.Tensor) -> tf.Tensor:
 
     Without ids these are int64's largest and smallest.
     """
-    # TensorFlow has no kernel for GPUs of the minimum.
+    # TensorFlow has no GPU kernel for the minimum.
     with device_scopes.on_host():
         flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
         return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
 
 
 def mismatches(ids: tf.Tensor, samples: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """Returns how inputs of a lookup that combines rows mismatch: [2] int64, with weights [3].
+    """Returns the mismatches in a combined lookup's inputs: [2] int64, with weights [3].
 
-    All are 0 if nothing is wrong. There are the number of samples less that of ids, the number of
-    samples that are smaller than the one before (the first: than 0), and the number of weights less
-    that of ids.
+    All numbers are 0 if nothing is wrong. They are: the number of samples minus the number of ids;
+    the number of samples that are smaller than the one before (the first: than 0); and the number
+    of weights minus the number of ids.
     """
     count = tf.size(ids, out_type=tf.int64)
     differences = [
@@ -120,7 +120,7 @@ def pool(
     combiner: str,
     max_norm: float | None,
 ) -> tf.Tensor:
-    """Combines rows per sample, exactly as TensorFlow combines those of a whole table.
+    """Combines rows per sample, exactly as TensorFlow combines the rows of a whole table.
 
     Args:
         rows: [U, D], the distinct rows.

@@ -1,4 +1,4 @@
-"""Names the kernels that compiled operations alone launch (`ops/native/gpu/`)."""
+"""Names the kernels that only compiled operations launch (`ops/native/gpu/`)."""
 
 from __future__ import annotations
 

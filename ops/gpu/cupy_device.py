@@ -1,4 +1,4 @@
-"""Runs kernels on a GPU, by CuPy. Other files use of CuPy only what NumPy's arrays have, too."""
+"""Runs kernels on a GPU by CuPy. Other files use only those parts of CuPy that NumPy has, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collective.ops.rows import memory
 OPTIONS = ("-std=c++17",)
 _STATIC_SHARED = 48 * 1024  # bytes; more must be asked for
 _FILLER = 2**30  # bytes, many times an L2
-_FILLINGS = tuple(4**n for n in range(1, 6))  # how often it is filled: some 1 to 300 ms
+_FILLINGS = tuple(4**n for n in range(1, 6))  # how often it is filled: about 1 to 300 ms
 
 _use_locale = ctypes.CDLL(None).uselocale
 _use_locale.argtypes, _use_locale.restype = [ctypes.c_void_p], ctypes.c_void_p
@@ -28,7 +28,7 @@ _use_locale.argtypes, _use_locale.restype = [ctypes.c_void_p], ctypes.c_void_p
 
 @contextlib.contextmanager
 def kept_locale() -> Iterator[None]:
-    """Keeps the thread's locale: NVIDIA's compiler (12.2) leaves it at "C", where files are then
+    """Keeps the thread's locale: NVIDIA's compiler (12.2) leaves it at "C", in which files are then
     read as ASCII.
     """
     before = _use_locale(None)
@@ -39,15 +39,16 @@ def kept_locale() -> Iterator[None]:
 
 
 class CupyDevice(Device):
-    """Runs kernels on the current GPU: CuPy's current stream, its memory pool, its cache of
+    """Runs kernels on the current GPU, with CuPy's current stream, memory pool, and cache of
     compiled kernels on disk.
 
     Args:
-        pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an
-            allocation of CUDA's, so that a tool sees what is written outside it.
+        pooled: whether arrays come from CuPy's pool. If not, the pool is off in this process: each
+            array is an allocation of CUDA's, so that a tool sees writes outside of it.
 
     Raises:
-        RuntimeError: there is no CuPy, or no GPU that it can use; says which, and what to do.
+        RuntimeError: there is no CuPy, or no GPU that it can use; says which is missing, and what
+        to do.
     """
 
     def __init__(self, pooled: bool = True) -> None:
@@ -69,7 +70,7 @@ class CupyDevice(Device):
             ) from error
         try:
             _preload_compiler()
-            # CuPy looks for its compiler, and for CUDA's headers, at the first kernel only
+            # CuPy looks for its compiler, and for CUDA's headers, only at the first kernel.
             with kept_locale():
                 cupy.RawModule(
                     code='extern "C" __global__ void nothing() {}', options=OPTIONS
@@ -185,7 +186,7 @@ class CupyDevice(Device):
         }
 
     def memory(self) -> str:
-        """Says how much memory arrays take, for a report."""
+        """Says how much memory the arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
         free, total = self.xp.cuda.runtime.memGetInfo()
         return (
@@ -213,7 +214,7 @@ class _CupyKernel:
 
 
 def _preload_compiler() -> None:
-    """Loads the NVRTC of NVIDIA's wheel: CuPy 13 finds it by its name only, once loaded."""
+    """Loads the NVRTC of NVIDIA's wheel: CuPy 13 finds it only by name, once it is loaded."""
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found is not None else ():
         for file in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.*")):

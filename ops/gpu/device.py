@@ -1,7 +1,7 @@
-"""Runs kernels: whatever launches them is given a `Device`.
+"""Runs kernels: all code that launches them takes a `Device`.
 
-A GPU is a `collective.ops.gpu.cupy_device.CupyDevice`; a double with NumPy arrays stands in for it
-in tests.
+A GPU is a `collective.ops.gpu.cupy_device.CupyDevice`; tests replace it with a double that has
+NumPy arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Kernel(Protocol):
     """Launches a compiled kernel.
 
     Attributes:
-        handle: by which CUDA's driver launches it.
+        handle: the handle by which CUDA's driver launches it.
     """
 
     @property
@@ -29,11 +29,11 @@ class Kernel(Protocol):
     def __call__(
         self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
     ) -> None:
-        """Puts it on the current stream; nothing happens for 0 `blocks`.
+        """Puts it on the current stream; does nothing for 0 `blocks`.
 
         Args:
-            blocks, threads: of the grid, and of each block.
-            arguments: arrays of the device, NumPy scalars of exactly the parameter's type.
+            blocks, threads: the sizes of the grid and of each block.
+            arguments: arrays of the device, or NumPy scalars of exactly the parameter's type.
             shared: bytes of dynamic shared memory.
         """
 
@@ -43,8 +43,8 @@ class Timed(NamedTuple):
 
     Attributes:
         ms: milliseconds.
-        idle: the device had done all that was launched while the host was still launching: the
-            host's time is among them.
+        idle: whether the device had finished while the host was still launching: then `ms`
+            includes the host's time.
     """
 
     ms: float
@@ -56,8 +56,8 @@ class Device(abc.ABC):
 
     Attributes:
         xp: the array module: `cupy` or what has the same functions.
-        name: what to call it in a report.
-        multiprocessors: how many there are.
+        name: its name in a report.
+        multiprocessors: how many it has.
     """
 
     xp: Any
@@ -68,7 +68,7 @@ class Device(abc.ABC):
         self._kernels: dict[tuple[str, str], Kernel] = {}
 
     def kernel(self, source: Source, name: str) -> Kernel:
-        """Returns the kernel `name` of `source`, compiled when it is first asked for."""
+        """Returns the kernel `name` of `source`, compiled when it is first requested."""
         key = source.file, name
         if key not in self._kernels:
             if name not in source.kernels:
@@ -80,14 +80,14 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def _load(self, source: Source, name: str) -> Kernel:
-        """Compiles what `kernel` returns."""
+        """Compiles the kernel for `kernel`."""
 
     @abc.abstractmethod
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """Makes an array that isn't filled. It begins at a multiple of 256 bytes.
+        """Makes an uninitialised array. It begins at a multiple of 256 bytes.
 
         Raises:
-            MemoryError: the device has not so much.
+            MemoryError: the device doesn't have that much memory.
         """
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
@@ -98,13 +98,13 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def upload(self, values: np.ndarray, into: Any) -> None:
-        """Copies a NumPy array into one of the device of the same shape and type. The host does not
+        """Copies a NumPy array into a device array of the same shape and type. The host does not
         wait.
         """
 
     @abc.abstractmethod
     def download(self, array: Any) -> np.ndarray:
-        """Returns a NumPy copy of an array of the device. The host waits for all that was launched
+        """Returns a NumPy copy of a device array. The host waits for everything that was launched
         before.
         """
 
@@ -114,25 +114,25 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-        """Makes an array at an address, in memory that is there as long as `owner` is; at any
-        address, if it is empty.
+        """Makes an array at an address, in memory that exists as long as `owner` does; at any
+        address if it is empty.
         """
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any:
-        """Reserves address space for memory that grows where it is, to `size` bytes at the most: a
+        """Reserves address space for memory that grows in place, up to `size` bytes: a
         `collective.ops.gpu.reserved_memory.Reserved`.
         """
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        """Makes an array in reserved memory, from the byte `offset` on. Memory that isn't taken may
-        not be touched.
+        """Makes an array in reserved memory, from the byte `offset` on. Memory that isn't taken
+        may not be touched.
         """
         return self.at(reserved.address + offset, shape, dtype, reserved)
 
     @abc.abstractmethod
     def trim(self) -> None:
-        """Gives memory back that arrays have had and none has now."""
+        """Releases memory that arrays have had and that none has now."""
 
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
@@ -142,7 +142,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def on_stream(self, number: int) -> contextlib.AbstractContextManager[Any]:
-        """Makes another stream, which somebody else has made, the current one of this thread."""
+        """Makes another stream, which other code has made, the current one of this thread."""
 
     @abc.abstractmethod
     def stream(self) -> int:
@@ -150,19 +150,19 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def timed(self, work: Callable[[], object], waits: bool = False) -> Timed:
-        """Times what `work` launches: on the device, not the host, and with nothing of it in the
+        """Times what `work` launches: on the device, not the host, and with none of its data in the
         caches.
 
         Args:
-            work: what to time. It is run again where the device did not have enough to do
-                meanwhile.
-            waits: the host waits for the device within `work`: it is run once, and is not `idle`
-                for that.
+            work: what to time. It runs again if the device did not have enough to do at the same
+                time.
+            waits: whether the host waits for the device within `work`: then it runs once, and is
+              not `idle` for that.
         """
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Waits for all that was launched."""
+        """Waits for everything that was launched."""
 
     @abc.abstractmethod
     def versions(self) -> dict[str, str]:
@@ -170,12 +170,12 @@ class Device(abc.ABC):
 
 
 class OneStream:
-    """Guards memory that is used again and again by one stream, which alone orders who writes to it
-    and who reads.
+    """Guards memory that one stream uses again and again: only that stream orders its writes and
+    reads.
 
     Args:
-        name: of whose memory it is.
-        device: where it is.
+        name: the owner of the memory.
+        device: the device with the memory.
     """
 
     def __init__(self, name: str, device: Device):

@@ -1,9 +1,9 @@
-"""Maps keys of dynamic tables to local rows by kernels, of many tables at once:
+"""Maps keys of many dynamic tables to local rows at once, by kernels:
 `collective.ops.rows.keymap` on a device.
 
 The hash table is in the device's memory, with the step to which the last use of each key led. The
-keys by row are in the host's, too: initial values are drawn there, a checkpoint goes through them,
-and removal names them to the device.
+keys by row are in the host's memory, too: initial values are drawn there, checkpoints use them, and
+a removal tells the device which keys to remove.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class DeviceKeyMap:
     `collective.ops.rows.keymap.KeyMap`.
 
     Args:
-        name: the table's, for errors.
+        name: the table's name, for errors.
         capacity: the most rows.
         bridge: where it computes.
 
     Raises:
-        MemoryError: there is no room for it.
+        MemoryError: there isn't enough memory.
     """
 
     def __init__(self, name: str, capacity: int, bridge: MemoryBridge):
@@ -49,8 +49,8 @@ class DeviceKeyMap:
         return self._count
 
     def keys(self, first: int, last: int) -> np.ndarray:
-        """Returns the int64 keys of the rows from `first` to before `last`: a view, while the map
-        lives.
+        """Returns the int64 keys of the rows from `first` to before `last`: a view, valid while the
+        map lives.
         """
         if not 1 <= first <= last <= self._count + 1:
             raise IndexError(f"rows [{first}, {last}) of 1 … {self._count}")
@@ -65,7 +65,7 @@ class DeviceKeyMap:
 
         Args:
             keys: the keys.
-            step: to which this use leads; 0 for none that counts.
+            step: the step to which this use leads; 0 for a use that doesn't count.
 
         Raises:
             MemoryError: as `rows` does.
@@ -85,12 +85,12 @@ class DeviceKeyMap:
         """Removes the keys of `rows` [K] int64, ascending and each once, as `KeyMap.remove` does.
 
         Returns:
-            (the rows that moved, where to), both int64 and ascending.
+            (the rows that moved, their new rows), both int64 and ascending.
         """
         check_ascending(rows, self._count)
         left = self._count - len(rows)
         to = rows[rows <= left]
-        is_behind = np.ones(len(rows), bool)  # Of the rows after the last one left.
+        is_behind = np.ones(len(rows), bool)  # True for the rows after the last one left.
         is_behind[rows[rows > left] - left - 1] = False
         from_ = np.flatnonzero(is_behind) + left + 1
         with self._bridge.call():
@@ -100,12 +100,12 @@ class DeviceKeyMap:
         return from_, to
 
     def steps(self) -> np.ndarray:
-        """Returns to which step the last use of each row led, int64 of rows 1 to the last."""
+        """Returns the step to which the last use of each row led, int64 for rows 1 to the last."""
         with self._bridge.call():
             return self._bridge.kernels.steps(self._table)
 
     def set_steps(self, rows: np.ndarray, steps: np.ndarray) -> None:
-        """Sets to which steps the last uses of `rows` led, both [K] int64."""
+        """Sets the steps to which the last uses of `rows` led, both [K] int64."""
         with self._bridge.call():
             self._bridge.kernels.set_steps(self._table, self._keys[rows], steps)
 
@@ -121,21 +121,21 @@ def rows(
     sizes: Sequence[int],
     steps: Sequence[int] | None,
 ) -> Any:
-    """Returns the rows of `keys`, [K] int64 on the device, until the next call; new keys are
+    """Returns the rows of `keys`, [K] int64 on the device, valid until the next call. New keys are
     inserted, or have row 0.
 
     Args:
         kernels: the kernels.
-        maps: T different ones.
+        maps: T different maps.
         keys: [K] int64 on the device.
-        sizes: how many of them each map has, one after the other.
-        steps: inserts new keys, which have row 0 otherwise, and notes the step to which the use of
-            each map's keys leads; 0 for none that counts.
+        sizes: how many of the keys belong to each map, one map after the other.
+        steps: if given, new keys are inserted (otherwise they have row 0), and the step to which
+          the use of each map's keys leads is noted; 0 for a use that doesn't count. each map's keys
+          leads; 0 for none that counts.
 
     Raises:
-        FullMapError: a map has no rows left for all new keys, of which those that came first have
-            got theirs.
-        MemoryError: none was inserted, as slots can't grow.
+        FullMapError: a map has no rows left for all new keys; the first of them have got theirs.
+        MemoryError: no key was inserted, as slots can't grow.
     """
     tables, segments = [one._table for one in maps], Segments.of(sizes, range(len(maps)))
     if steps is None:

@@ -1,16 +1,16 @@
 """De-duplicates the keys of a group's sections and groups them by owner: one pass of hashing, no
 sort.
 
-Five kernels, of which only the first touches the hash table more than once a key:
+Five kernels, of which only the first accesses the hash table more than once per key:
 
-    insert   every key finds or takes a word of a scratch table, which comes to hold the first
-    position of that key
+    insert   every key finds or takes a word of a scratch table; the word then holds the key's
+    first position
     count    how many first positions each tile has for each owner
     scan     the sums of these, by owner, then section
     number   first positions are numbered and their keys written
     inverse  every key takes the number of its first position
 
-Numbers follow positions and not the order in which threads ran: the result is always the same.
+Numbers follow positions, not the order in which threads ran: the result is always the same.
 `reference/distinct.py` has the same function in NumPy.
 """
 
@@ -44,11 +44,11 @@ class Distinct(NamedTuple):
     """Holds distinct keys in the order in which they are sent.
 
     Attributes:
-        keys: [K] int64, of which the first U are defined, U the sum of `counts`: those of rank 0
-            first, then rank 1's, …; of one owner by section, and of one section by first
-            appearance: the order of ops/exchange/embedding_bag.py.
-        counts: [N, S] int32, how many of each section each rank owns.
-        inverse: [K] int32, where each of the K keys stands among the U.
+        keys: [K] int64, of which the first U are defined, U the sum of `counts`: rank 0's keys
+          first, then rank 1's, …; each owner's keys by section, each section's by first appearance.
+          That is the order of ops/exchange/embedding_bag.py.
+        counts: [N, S] int32, how many keys of each section each rank owns.
+        inverse: [K] int32, the position of each of the K keys among the U.
     """
 
     keys: Any
@@ -57,13 +57,13 @@ class Distinct(NamedTuple):
 
 
 class ScratchTable:
-    """Holds the table that keys are hashed into: words below `base` are free.
+    """Holds the scratch table into which keys are hashed; words below `base` are free.
 
     Args:
-        workspace: where its words lie.
+        workspace: has its words.
 
     Attributes:
-        base: that of the next call.
+        base: the base of the next call.
     """
 
     def __init__(self, workspace: Workspace):
@@ -73,8 +73,8 @@ class ScratchTable:
     def opened(self, keys: int) -> tuple[Any, int]:
         """Returns [2 K] uint32 words for `keys` keys, all free, and the base of this call."""
         words = self._workspace.take("distinct.words", 2 * keys, np.uint32)
-        # What is new is not zero, and the base must not overflow. The whole of it is cleared: a
-        # smaller call may come first.
+        # New memory is not zero, and the base must not overflow. All of it is cleared, even if the
+        # next call needs less.
         if 2 * keys > self._size or self.base + keys > 2**32:
             words.fill(0)
             self._size, self.base = 2 * keys, 1
@@ -91,21 +91,21 @@ def distinct(
 
     The host needs `counts` before it can exchange keys: one `Device.download`.
 
-    Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number,
-    8 for inverse; and at random one word in insert (atomically, if the key is new, else with one
-    key), count and inverse. The part of the scratch table that one section uses is 8 bytes a key of
-    it, and mostly stays in the L2.
+    Bytes moved: per key about 8 + 4 for insert, 8 for count, 4 + 20 per distinct key for number, 8
+    for inverse; and at random one word in insert (atomically if the key is new, else with one key),
+    count and inverse. The part of the scratch table that a section uses is 8 bytes per key, and
+    mostly stays in the L2.
 
     Args:
-        keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key
-            mod N, of a dynamic one to mix(key) mod N.
+        keys: [K] int64, any values, including the extreme ones. A static table's key belongs to
+          rank key mod N, a dynamic table's key to mix(key) mod N.
         segments: M of them with K keys. Keys are equal only within a section.
         kinds: S of them, STATIC or DYNAMIC.
-        ranks: N, up to `MOST_RANKS`; 1 to de-duplicate what an owner received.
-        workspace: where results lie until the next call with it.
+        ranks: N, up to `MOST_RANKS`; 1 to de-duplicate the keys that an owner received.
+        workspace: holds the results until the next call with it.
 
     Raises:
-        ValueError: too many ranks or keys, or a segment of no section.
+        ValueError: too many ranks or keys, or a segment without a section.
     """
     tiles = tiled(segments, kinds, ranks, workspace, "distinct")
     count, device, size = tiles.plan.tiles, workspace.device, segments.keys

@@ -17,31 +17,31 @@ from collective.ops.gpu.workspace import Workspace
 SOURCE = Source("gather.cu", ("gather_rows", "spread_rows", "scale_values"))
 _IN_FLIGHT, _ROUNDS = 4, 2  # as in gather.cu
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of the widest access, and the bytes of one
-_NUMBER_BYTES = 8  # of a row's number
+_NUMBER_BYTES = 8  # for a row's number
 
 
 def gather(tables: Sequence[Any], rows: Any, segments: Segments, workspace: Workspace) -> Any:
     """Copies rows one after the other, in the order of `rows`.
 
-    The very bits are copied, NaNs too. A row outside of its table comes back as zeros. One kernel;
-    the host waits for nothing.
+    Bits are copied unchanged, also of NaNs. A row outside of its table comes back as zeros. One
+    kernel; the host waits for nothing.
 
-    Accesses are of 16 bytes where a table's address and dimension and the place in the buffer
-    allow, else of one element: order sections so that odd dimensions come last. Bytes moved: for
-    each row 8 of its number, D elements read and D written.
+    Accesses have 16 bytes if a table's address and dimension and the place in the buffer allow it,
+    else one element: order sections so that odd dimensions come last. Bytes moved: per row 8 for
+    its number, D elements read and D written.
 
     Args:
-        tables: S times [V, D] float32, C-contiguous, D at least 1 and V·D beyond 2**31 if need be;
-            V and D by table.
+        tables: S times [V, D] float32, C-contiguous, D at least 1; V and D differ by table, and V·D
+            may exceed 2**31.
         rows: [R] int64, row numbers.
         segments: M of them with R rows, whose sections are tables.
-        workspace: where the result lies until the next call with it.
+        workspace: holds the result until the next call with it.
 
     Returns:
         [E] float32, E the sum of the rows' dimensions.
 
     Raises:
-        ValueError: a segment is of no table, or a table is not a contiguous matrix of float32.
+        ValueError: a segment belongs to no table, or a table is not a contiguous matrix of float32.
     """
     pieces, tiles, elements = _pieces(tables, rows, segments, workspace)
     out = workspace.take("gather", elements, np.float32)

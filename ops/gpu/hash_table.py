@@ -1,37 +1,37 @@
 """Maps any int64 keys to rows of dynamic tables: hash tables in the device's memory.
 
-Slots are 16 bytes: the key, its row, and the step to which its last use led. A sector of 32 bytes,
-the least that memory moves, has two of them: at a load of 3/4 a key that is there is found after
-1.7 sectors on average, one that isn't after 4.6 that lie side by side. Each thread probes by itself
-and has four keys in flight. A group of threads for each key would read lines of 128 bytes, most of
-it for nothing, and make one probe where a warp makes 32.
+A slot has 16 bytes: the key, its row, and the step to which its last use led. A sector of 32 bytes,
+the least that memory moves, has two slots. At a load of 3/4, an existing key is found after 1.7
+sectors on average, a missing one after 4.6 adjacent sectors. Each thread probes by itself and has
+four keys in flight. (A group of threads per key would read lines of 128 bytes, mostly for nothing,
+and make one probe where a warp makes 32.)
 
-`find` is one kernel. `find_or_insert` is five, all tables of a group at once:
+`find` is one kernel. `find_or_insert` is five, for all tables of a group at once:
 
-    insert  every key finds or takes a slot; of keys without a row, the slot comes to hold the first
+    insert  every key finds or takes a slot; for keys without a row, the slot then holds the first
     position
     count   how many keys of each tile get a row
     scan    the sums of these, by table
     number  first positions get rows, and new keys are listed
     settle  the other positions take the row of their first
 
-Only insert and, for keys without a row, count and number touch the table; the rest is 30 bytes a
-key, side by side. So rows follow positions and not the order in which threads ran: the result is
-always the same, at no cost worth a choice.
+Only insert and, for keys without a row, count and number access the table; the rest is 30 bytes per
+key of sequential memory. So rows follow positions, not the order in which threads ran: the result
+is always the same, and that costs too little to make it an option.
 
-Growth. The host keeps an upper bound of the slots in use, adds every batch's keys to it, and only
-where that exceeds the load that is allowed reads how many there are: 48 bytes, log(slots / keys of
-a batch) times from one growth to the next, and in every call where one more batch of new keys just
-fits. If it doesn't, one kernel puts what lives into slots twice as many, in the stream: the host
-waits for nothing more. That reads 16 bytes a slot and writes a sector at random for each key, as an
-insertion does; old and new slots are there together meanwhile. Rows never move. (Moving a piece
-with every batch would spread this one kernel over many steps, but make every look-up until the end
-probe two tables.)
+Growth. The host keeps an upper bound of the slots in use, and adds every batch's keys to it. Only
+if the bound exceeds the allowed load does it read the true number: 48 bytes, log(slots / keys per
+batch) times from one growth to the next, and in every call in which one more batch of new keys just
+fits. If it doesn't fit, one kernel puts the living keys into twice as many slots, in the stream:
+the host doesn't wait. That reads 16 bytes per slot and writes a sector at random per key, as an
+insertion does; meanwhile both old and new slots exist. Rows never move. (Moving a piece with every
+batch would spread this kernel over many steps, but every look-up until its end would probe two
+tables.)
 
-Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its
-values stay zero. Removal (`hash_table_maintenance.py`) leaves keys in their slots, without rows,
-until the table is rebuilt; rows stay dense, as the keys of the last ones get those that became
-free.
+Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 belongs to no key, and
+its values stay zero. Removal (`hash_table_maintenance.py`) leaves keys in their slots, without
+rows, until the table is rebuilt. Rows stay dense: the keys of the last rows get the rows that
+became free.
 
 `reference/hash_table.py` has the same functions and class with sorted arrays.
 """
@@ -65,35 +65,35 @@ SOURCE = Source(
         "hash_table_set_steps",
     ),
 )
-MOST_KEYS = 2**30  # of one call
+MOST_KEYS = 2**30  # in one call
 MOST_LOAD = 0.8
 FIRST_SLOTS = 2048
 MOST_ROWS = 2**31 - 1
-STEPS = 2**32  # steps are below
+STEPS = 2**32  # steps are smaller
 _MOST_SLOTS = 2**32 - 4
 USED, DEAD, HIGHEST, REFUSED, LOST = range(5)  # as in hash_table.cuh
 COUNTERS = 5
 
 
 class BrokenError(RuntimeError):
-    """Says that a hash table's slots aren't what its counters say."""
+    """Says that a hash table's slots contradict its counters."""
 
 
 class HashTable:
     """Maps keys to the rows 1, 2, 3, …; row 0 belongs to no key.
 
-    Memory: 16 bytes a slot. Whatever is done with it on another stream than that on which it was
-    made is a RuntimeError.
+    Memory: 16 bytes per slot. Using it on another stream than the one on which it was made is a
+    RuntimeError.
 
     Args:
         name: for errors.
-        device: where it lies.
-        slots: how many it has at first. It grows by itself.
-        most_rows: how many rows there may be: what the values have room for. It may be set higher
-            later.
+        device: has its memory.
+        slots: the first number of slots. It grows by itself.
+        most_rows: the most rows that there may be: what the values have room for. It may be
+            increased later.
 
     Attributes:
-        slots, most_rows: as above, now.
+        slots, most_rows: their current values.
 
     Raises:
         ValueError: too many slots or rows.
@@ -113,7 +113,7 @@ class HashTable:
         self._one_stream.check()
         self._sectors = self._free_sectors(slots)
         self.counters = device.zeros(COUNTERS, np.int64)
-        self._most_used = self._most_highest = 0  # bounds of the counters
+        self._most_used = self._most_highest = 0  # upper bounds of the counters
 
     @property
     def slots(self) -> int:
@@ -128,11 +128,11 @@ class HashTable:
         """Counts the keys, which have the rows up to this one. The host waits for the device."""
         return int(self.read()[HIGHEST])
 
-    # -- for what launches kernels
+    # -- for code that launches kernels
 
     def described(self, first_tile: int = 0, sectors: Any = None, step: int = 0) -> list[int]:
-        """Returns the words of struct Table in hash_table.cuh, of other sectors if they are given.
-        To be called for each launch.
+        """Returns the words of struct Table in hash_table.cuh, for other sectors if given. Call it
+        for each launch.
         """
         self._one_stream.check()
         sectors, pointer = self._sectors if sectors is None else sectors, self.device.pointer
@@ -146,28 +146,29 @@ class HashTable:
         ]
 
     def make_room(self, keys: int) -> None:
-        """Grows until `keys` new ones have slots.
+        """Grows until `keys` new keys have slots.
 
         Raises:
-            MemoryError: it can not; nothing has changed.
+            MemoryError: it can't grow; nothing has changed.
         """
         if self._most_used + keys > MOST_LOAD * self.slots:
             used, dead = (int(counter) for counter in self.read()[[USED, DEAD]])
             if used + keys > MOST_LOAD * self.slots:
                 self.rebuild(max(slots_for(used - dead + keys), self.slots))
-                # Some of the dead may have come back: there is less room than it seems.
+                # Some dead keys may have come back: there is less room than it seems.
                 if dead and int(self.read()[USED]) + keys > MOST_LOAD * self.slots:
                     self.rebuild(slots_for(used + keys))
         self._most_used += keys
         self._most_highest += keys
 
     def rebuild(self, slots: int) -> None:
-        """Puts what lives, for which they must be enough, into so many slots. The host waits for
+        """Puts the living keys, for which they must suffice, into `slots` slots. The host waits for
         nothing.
 
         Raises:
-            MemoryError: the device has no room for them in addition to the old ones; nothing has
-                changed.
+            MemoryError: the device has no room for the new slots in addition to the old ones;
+            nothing
+                has changed.
         """
         if slots > _MOST_SLOTS:
             raise MemoryError(
@@ -181,8 +182,8 @@ class HashTable:
         self._sectors = sectors
 
     def refusal(self) -> str | None:
-        """Says, after an insertion, whether keys have got no row since there was none left; returns
-        the error's text.
+        """Tells, after an insertion, whether keys got no row because none was left; returns the
+        error's text.
         """
         if self._most_highest <= self.most_rows:
             return None
@@ -214,7 +215,7 @@ class HashTable:
         return counters
 
     def on_device(self, sectors: Any = None) -> Any:
-        """Puts `described` on the device."""
+        """Puts the words of `described` on the device."""
         return self.put(np.array(self.described(0, sectors), np.int64))
 
     def put(self, values: np.ndarray) -> Any:
@@ -224,7 +225,7 @@ class HashTable:
         return array
 
     def empty(self, size: int, dtype: Any, what: str) -> Any:
-        """Makes an array of the device; its MemoryError names the purpose."""
+        """Makes a device array; its MemoryError says for what it was."""
         try:
             return self.device.empty(size, dtype)
         except MemoryError as error:
@@ -234,7 +235,7 @@ class HashTable:
             ) from error
 
     def launch(self, kernel: str, threads: int, arguments: tuple[Any, ...]) -> None:
-        """Launches a kernel of one thread for each key, slot or word."""
+        """Launches a kernel with one thread per key, slot or word."""
         self.device.kernel(SOURCE, kernel)(-(-threads // THREADS), THREADS, arguments)
 
     def _free_sectors(self, slots: int) -> Any:
@@ -244,7 +245,7 @@ class HashTable:
 
 
 def slots_for(keys: int) -> int:
-    """Returns how many slots a table gets that is built for so many keys, and as many more."""
+    """Returns how many slots a table that is built for `keys` keys gets: room for twice as many."""
     return int(2 * keys / MOST_LOAD) + 1
 
 
@@ -254,9 +255,9 @@ class Inserted(NamedTuple):
     Attributes:
         rows: [K] int64, the row of each key.
         new_keys: [K] int64, of which the first U are defined, U the sum of `new_counts`: the keys
-            that got a row in this call, by table, then first appearance.
+            that got a row in this call, by table, then by first appearance.
         new_rows: [K] int64, their rows.
-        new_counts: [T] int32, how many each table has.
+        new_counts: [T] int32, how many of them each table has.
     """
 
     rows: Any
@@ -266,11 +267,11 @@ class Inserted(NamedTuple):
 
 
 class FullError(MemoryError):
-    """Says that tables have had no rows left for all new keys.
+    """Says that tables have no rows left for all new keys.
 
     Attributes:
-        inserted: what was found and made nevertheless: `rows` and `new_rows` are 0 where there was
-            none left. The values of the new rows must be made as ever.
+        inserted: what was found and made nevertheless: `rows` and `new_rows` are 0 for keys that
+          got no row. The values of the new rows must be initialised as always.
     """
 
     def __init__(self, message: str, inserted: Inserted):
@@ -282,17 +283,17 @@ def find(tables: Sequence[HashTable], keys: Any, segments: Segments, workspace: 
     """Finds the row of each key, [K] int64, 0 for a key that has none. One kernel; the host waits
     for nothing.
 
-    Bytes moved: 8 K read, 8 K written, and of each key one sector of 32 bytes at random, and
-    those that follow it if need be.
+    Bytes moved: 8 K read, 8 K written, and per key one sector of 32 bytes at random, and the
+    following sectors if necessary.
 
     Args:
-        tables: T different ones.
+        tables: T different tables.
         keys: [K] int64, any values.
         segments: M of them with K keys; their sections are tables.
-        workspace: where the result lies until the next call with it.
+        workspace: holds the result until the next call with it.
 
     Raises:
-        ValueError: a table given twice, a segment of no table, too many keys.
+        ValueError: a table given twice, a segment without a table, too many keys.
     """
     _check(tables)
     made = plan(segments, [STATIC] * len(tables))
@@ -314,30 +315,30 @@ def find_or_insert(
     steps: Sequence[int],
     workspace: Workspace,
 ) -> Inserted:
-    """Finds rows of keys, and makes new ones for keys that have none. Launches 5 kernels; the page
-    of the module says when the host reads a counter.
+    """Finds rows of keys, and makes new rows for keys that have none. Launches 5 kernels; the
+    module's docstring says when the host reads a counter.
 
-    Bytes moved: of each key 8 + 8 for insert, and a sector at random read and written; 8 for count,
-    8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again;
-    of a new one 16 more, and its sector once more.
+    Bytes moved: per key 8 + 8 for insert, and a sector at random read and written; 8 for count, 8
+    for number, 8 for settle. Per key without a row, 4 in insert and count, and its sector again;
+    per new key 16 more, and its sector once more.
 
     Args:
-        tables: T different ones.
-        keys: [K] int64, any values, in any order; equal ones get the same row.
+        tables: T different tables.
+        keys: [K] int64, any values, in any order; equal keys get the same row.
         segments: M of them with K keys; their sections are tables.
-        steps: [T], to which this use of a table's keys leads, unless they were used later. 0 where
-            nobody asks for it: keys that are there are then only read, as they are with the step
-            of their last use.
-        workspace: where results lie until the next call with it.
+        steps: [T], the step to which this use of a table's keys leads, unless they were used later.
+            0 if nobody needs it: existing keys are then only read, as are keys whose last use had
+            that step.
+        workspace: holds the results until the next call with it.
 
     Raises:
-        ValueError: a table given twice, a segment of no table, too many keys, or a step that isn't
-            from 0 to 2**32 - 1.
-        FullError: a table has no rows left for all new keys: those that came first have theirs, the
-            others are not there.
+        ValueError: a table given twice, a segment without a table, too many keys, or a step outside
+            of 0 to 2**32 - 1.
+        FullError: a table has no rows left for all new keys: the first ones have got theirs, the
+            others are missing.
         MemoryError: slots can't grow; no key was inserted.
-        BrokenError: at the latest when the host next reads a counter: there was no free slot for a
-            key, though there must be.
+        BrokenError: raised at the latest when the host next reads a counter: there was no free slot
+            for a key, though there must be one.
     """
     _check(tables)
     check_steps(np.asarray(steps))

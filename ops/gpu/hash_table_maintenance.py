@@ -1,5 +1,5 @@
-"""Removes keys of a hash table, and tells and sets when keys were last used. The host waits for the
-device.
+"""Removes keys of a hash table, and reads and sets when keys were last used. The host waits for
+the device.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from collective.ops.gpu.hash_table import (
 )
 from collective.ops.gpu.workspace import Workspace
 
-BLOCK = 1 << 20  # Keys that are on the device at once.
-_FEW = 8  # Of so many slots that a table would get now it has one: it is rebuilt.
+BLOCK = 1 << 20  # keys that are on the device at once
+_FEW = 8  # a table is rebuilt if it has at least this many times the slots that it needs
 
 
 def remove(
     table: HashTable, gone: np.ndarray, moved: np.ndarray, to: np.ndarray, workspace: Workspace
 ) -> None:
-    """Forgets keys, and gives others the rows that become free, so that rows stay dense.
+    """Removes keys, and gives other keys the rows that become free, so that rows stay dense.
 
-    Bytes moved: of each key 8 and a sector at random, read and written, and 4 for a new row.
+    Bytes moved: per key 8, and a sector at random read and written; 4 for a new row.
 
     Args:
-        table: the table. If it comes to have many more slots than it needs, it is rebuilt.
-        gone: [K] int64 keys that are there, each once.
-        moved: [M] int64 keys that are there, those of the rows after the last one that is left.
-        to: [M] the rows that they get.
-        workspace: of the same device.
+        table: the table. If it then has many more slots than it needs, it is rebuilt.
+        gone: [K] int64, existing keys, each once.
+        moved: [M] int64, existing keys: those of the rows after the last one that is left.
+        to: [M], the rows that they get.
+        workspace: on the same device.
 
     Raises:
         BrokenError: the device lacks some of the keys.
@@ -60,12 +60,12 @@ def remove(
         )
     slots = max(slots_for(int(counters[HIGHEST])), FIRST_SLOTS)
     if slots * _FEW <= table.slots:
-        with contextlib.suppress(MemoryError):  # Both must be there for a while.
+        with contextlib.suppress(MemoryError):  # Old and new slots must fit at the same time.
             table.rebuild(slots)
 
 
 def steps(table: HashTable) -> np.ndarray:
-    """Returns to which step the last use of each row led, [R] int64 of rows 1 to R; 0 for no use.
+    """Returns the step to which the last use of each row led, [R] int64 for rows 1 to R; 0: none.
 
     Reads 16 bytes a slot.
 
@@ -84,16 +84,16 @@ def steps(table: HashTable) -> np.ndarray:
 def set_steps(
     table: HashTable, keys: np.ndarray, steps_of_keys: np.ndarray, workspace: Workspace
 ) -> None:
-    """Sets to which step the last use of keys led.
+    """Sets the step to which the last use of keys led.
 
     Args:
         table: the table.
-        keys: [K] int64, each once; a missing key is left out.
+        keys: [K] int64, each once; missing keys are ignored.
         steps_of_keys: [K].
-        workspace: of the same device.
+        workspace: on the same device.
 
     Raises:
-        ValueError: there can't be such steps; nothing has changed.
+        ValueError: a slot can't hold such steps; nothing has changed.
     """
     check_steps(steps_of_keys)
     on_device = table.on_device()
@@ -106,9 +106,9 @@ def set_steps(
 def _blocks(
     keys: np.ndarray, words: np.ndarray | None, workspace: Workspace
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields keys [b] int64, and the words that come with them [b] uint32, on the device.
+    """Yields keys [b] int64, and their words [b] uint32, on the device.
 
-    They hold until the next ones are asked for.
+    They are valid until the next ones are requested.
     """
     size, device = min(len(keys), BLOCK), workspace.device
     key_block = workspace.take("hash_table.some_keys", size, np.int64)

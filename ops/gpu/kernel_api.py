@@ -1,6 +1,6 @@
 """Offers the kernels of dynamic tables' keys as one object.
 
-Rows are float32. An array that a method returns holds until the next call of the same method.
+Rows are float32. An array that a method returns is valid until the next call of the same method.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Kernels:
     """Launches kernels. Arguments are those of the kernels' modules, without the workspace.
 
     Args:
-        workspace: where kernels write; `workspace.device` runs them.
+        workspace: the memory to which kernels write; `workspace.device` runs them.
 
     Attributes:
         xp: the array module, `cupy` or `numpy`.

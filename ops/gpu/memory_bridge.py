@@ -1,14 +1,14 @@
 """Shares a GPU's memory and TensorFlow's stream with Python, for the keys and rows of dynamic
-tables; hands kernels over to compiled operations.
+tables; gives kernels to compiled operations.
 
-*Order.* TensorFlow launches all kernels of a GPU on one stream. Python's are launched on it, too:
-what follows one another there needs no wait, and neither does memory, as each allocator reuses it
-in the order of the stream. The host waits for what it reads, and before memory is unmapped.
+*Order.* TensorFlow launches all kernels of a GPU on one stream, and so does Python. Kernels on one
+stream run in order and need no wait. Memory needs none either: each allocator reuses it in the
+order of the stream. The host waits for data that it reads, and before memory is unmapped.
 
-*Memory.* Kernels read and write TensorFlow's tensors where they are. CuPy has the hash tables, and
-what kernels need to find keys. TensorFlow makes one allocator for a GPU in each process, by the
-limit of the first use of the GPU: a session's is `placement.TENSORFLOW_SHARE`, eager
-operations have none. CuPy and dynamic tables' rows take, as they grow, what TensorFlow has not
+*Memory.* Kernels read and write TensorFlow's tensors in place. CuPy has the hash tables, and the
+memory that kernels need to find keys. TensorFlow makes one allocator per GPU and process, with the
+limit of the first use of the GPU: for a session `placement.TENSORFLOW_SHARE`, for eager operations
+no limit. CuPy and the rows of dynamic tables take, as they grow, memory that TensorFlow has not
 taken.
 """
 
@@ -35,18 +35,18 @@ from collective.tensorflow_internals.graphs import context
 
 
 class AdvisedMemoryError(MemoryError):
-    """Says that memory is short, and what to do: `MemoryBridge.advice` would be a second advice."""
+    """Says that memory is short, and what to do; it needs no further `MemoryBridge.advice`."""
 
 
 class MemoryBridge(abc.ABC):
     """Shares memory between TensorFlow and the kernels of one device.
 
     Attributes:
-        placed: the device of the kernels' operations, as `tf.device` takes it.
+        placed: the device of the kernels' operations, as for `tf.device`.
         kind: the type of that device, '' for any.
-        label: which of the kernels that TensorFlow knows for compiled operations launch kernels, ''
-            where that is the only one.
-        kernels: one object for all calls, which has memory of its own.
+        label: selects, of the kernels that TensorFlow knows for compiled operations, those that
+          launch kernels; '' if there is only one.
+        kernels: one object for all calls, with its own memory.
     """
 
     placed: str | None
@@ -58,7 +58,7 @@ class MemoryBridge(abc.ABC):
         self._lock = threading.RLock()
 
     def hand_over(self, source: Source) -> None:
-        """Hands the kernels of `source` to the compiled operations, which launch some of them."""
+        """Gives the kernels of `source` to the compiled operations, which launch some of them."""
         functions = native_library.functions()
         take = functions.collective_gpu_kernel
         take.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
@@ -73,29 +73,29 @@ class MemoryBridge(abc.ABC):
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
-        """Makes an array at an address, in memory that is there as long as `owner` is; at any
-        address, if it is empty.
+        """Makes an array at an address, in memory that exists as long as `owner` does; at any
+        address if it is empty.
         """
 
     @abc.abstractmethod
     def memory(self) -> str:
-        """Says how much memory kernels take, for a report."""
+        """Says how much memory the kernels take, for a report."""
 
     def advice(self) -> str:
-        """Says what to do where memory is short."""
+        """Says what to do if memory is short."""
         return f"{self.memory()}. Use smaller batches, or more ranks"
 
     @contextlib.contextmanager
     def call(self, stream: int | None = None) -> Iterator[None]:
-        """Encloses what Python does at one time. A call within a call is a part of it.
+        """Encloses what Python does at one time. A nested call is a part of the outer one.
 
         Args:
-            stream: on which it is ordered; None: TensorFlow's.
+            stream: the stream that orders it; None: TensorFlow's.
         """
         with self._lock:
             yield
 
-    # ---- memory that grows where it is, as `Device` has it
+    # ---- memory that grows in place, as in `Device`
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any: ...
@@ -192,12 +192,12 @@ class GpuBridge(MemoryBridge):
 
 
 def _grows(gpus: Sequence[Any]) -> bool:
-    """Lets TensorFlow's memory grow; returns whether it may have a limit: that nothing has run
-    eagerly yet.
+    """Lets TensorFlow's memory grow; returns whether it may have a limit: nothing has run eagerly
+    yet.
     """
     try:
         for gpu in gpus[:1]:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
-        return False  # TensorFlow has the GPU already
+        return False  # TensorFlow has already opened the GPU
     return True

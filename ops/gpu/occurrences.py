@@ -1,12 +1,12 @@
-"""Orders occurrences by row, by which gradients are summed without atomics and always in the same
+"""Orders occurrences by row, so that gradients are summed without atomics and always in the same
 order.
 
     numbers      2 0 2 1 2          the row of each occurrence
     offsets      0 1 2 5            row r has the places offsets[r] to before offsets[r + 1] of
     order        1 3 0 2 4          the occurrences by row, ascending
 
-A sort by counting, some bits of the row numbers at a time (`digits`). `reference/occurrences.py`
-has the same function in NumPy.
+It is a counting sort by some bits of the row numbers at a time (`digits`).
+`reference/occurrences.py` has the same function in NumPy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SOURCE = Source(
 )
 LONG, PIECE = 64, 512  # as in occurrences.cuh
 SORT_TILE = 16 * THREADS  # as in occurrences.cu
-_MOST_BITS = 9  # of a digit: what shared memory has counters for
-# That a pass moves: of a key; of a digit of a tile, with what its keys miss of whole sectors.
+_MOST_BITS = 9  # of a digit: shared memory has room for their counters
+# Bytes that a pass moves: per key; per digit of a tile, including its keys' incomplete sectors.
 _KEY_BYTES, _DIGIT_BYTES = 20, 64
 _WARPS = THREADS // 32
 
@@ -39,11 +39,11 @@ class Occurrences(NamedTuple):
         offsets: [R + 1] int32, where the occurrences of each row begin in `order`.
         order: [K] int32, the occurrences by row; those of one row ascend.
         counters: [2] uint32, how many rows have more than `LONG` occurrences, and how many pieces
-            these have.
-        longs: [K // LONG, 3] uint32, for each such row (row, its first piece, how many), in any
-            order.
-        pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, first place in
-            `order`, end).
+            these rows have.
+        longs: [K // LONG, 3] uint32, for each such row (row, its first piece, its number of
+          pieces), in any order.
+        pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, its first place
+          in `order`, its end).
     """
 
     offsets: Any
@@ -54,14 +54,14 @@ class Occurrences(NamedTuple):
 
 
 def most_pieces(occurrences: int) -> int:
-    """Bounds the pieces that so many occurrences can have."""
+    """Bounds the number of pieces that so many occurrences can have."""
     return occurrences // PIECE + occurrences // LONG
 
 
 def digits(rows: int) -> tuple[int, int]:
-    """Returns (how many passes, of how many bits) sort the numbers of `rows` rows: those that move
-    the fewest bytes. Larger digits need fewer passes, but more counters, and what is written of one
-    is shorter.
+    """Returns (the number of passes, bits per pass) that sort the numbers of `rows` rows and move
+    the fewest bytes. Larger digits need fewer passes, but more counters, and write shorter runs
+    for each value.
     """
     bits = max((rows - 1).bit_length(), 1)
     ways = [(passes, -(-bits // passes)) for passes in range(1, bits + 1)]
@@ -79,16 +79,16 @@ def occurrences(
     """Orders occurrences by row, stably. Launches 3 kernels for each pass of `digits`, and 2; the
     host waits for nothing.
 
-    Bytes moved: in each pass 4 K for the counts, 16 K for the order (12 K in the first), and for
-        each 4,096 keys 16 for each value of a digit; then 4 K + 8 R.
+    Bytes moved: in each pass 4 K for the counts, 16 K for the order (12 K in the first), and per
+        4,096 keys 16 for each value of a digit; then 4 K + 8 R.
 
     Args:
-        numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`: that
-            isn't checked. The inverse index of `distinct` is one; so are the samples of ids, whose
-            offsets are wanted.
+        numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`; that
+            isn't checked. For example the inverse index of `distinct`, or the samples of ids if
+            their offsets are needed.
         rows: R.
-        workspace: where the result lies until the next call with it and the same name.
-        name: of its arrays.
+        workspace: holds the result until the next call with it and the same name.
+        name: the name of its arrays.
 
     Raises:
         ValueError: there are too many occurrences or rows.

@@ -31,10 +31,10 @@ class Partition(NamedTuple):
     """Holds keys ordered by owner.
 
     Attributes:
-        keys: [K] int64: those of rank 0 first, then rank 1's, …; of one owner by section, then as
-            they came.
+        keys: [K] int64: rank 0's keys first, then rank 1's, …; each owner's keys by section, then
+          in their original order.
         counts: [N, S] int32, how many keys of each section each rank owns.
-        positions: [K] int32, where each key went.
+        positions: [K] int32, the new position of each key.
     """
 
     keys: Any
@@ -43,7 +43,7 @@ class Partition(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """Holds what all kernels that work by tiles are given: `plan` on the device, and room for
+    """Holds the arguments of all kernels that work by tiles: `plan` on the device, and room for
     counts by owner and tile.
     """
 
@@ -70,7 +70,7 @@ def tiled(
 
 
 def scan(tiles: Tiled, ranks: int, workspace: Workspace, name: str) -> None:
-    """Turns counts by tile into sums of those before, and fills `starts` and `section_counts`."""
+    """Turns counts by tile into sums of the counts before, and fills `starts`, `section_counts`."""
     scan_counts(
         tiles.counts, tiles.plan.section_tiles, tiles.section_counts, tiles.starts, workspace, name
     )
@@ -84,8 +84,8 @@ def scan_counts(
     workspace: Workspace,
     name: str,
 ) -> None:
-    """Turns counts [N, tiles + 1] into sums of those before, and fills `starts` [N + 1] and
-    `section_counts` [N, S]; `section_tiles` are [S + 1] uint32, where each section's tiles begin.
+    """Turns counts [N, tiles + 1] into sums of the counts before, and fills `starts` [N + 1] and
+    `section_counts` [N, S]; `section_tiles`, [S + 1] uint32, says where each section's tiles begin.
     """
     count = int(section_tiles[-1])
     ended = workspace.keep(f"{name}.ended", lambda: workspace.device.zeros(1, np.uint32))
@@ -109,19 +109,19 @@ def partition(
 ) -> Partition:
     """Orders keys by owner, stably. Launches 3 kernels; the host waits for nothing.
 
-    Bytes moved: 8 K for the counts; 8 K read, 8 K + 4 K written for the order; 4 N for each 2,048
+    Bytes moved: 8 K for the counts; 8 K read, 8 K + 4 K written for the order; 4 N per 2,048
         keys, four times.
 
     Args:
-        keys: [K] int64, any values. A key of a static table belongs to key mod N, of a dynamic one
-            to mix(key) mod N.
+        keys: [K] int64, any values. A static table's key belongs to rank key mod N, a dynamic
+          table's key to mix(key) mod N.
         segments: M of them with K keys.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`.
-        workspace: where results lie until the next call with it.
+        workspace: holds the results until the next call with it.
 
     Raises:
-        ValueError: too many ranks or keys, or a segment of no section.
+        ValueError: too many ranks or keys, or a segment without a section.
     """
     tiles = tiled(segments, kinds, ranks, workspace, "partition")
     ordered = workspace.take("partition.keys", segments.keys, np.int64)
@@ -146,14 +146,15 @@ def partition(
 def local_rows(
     keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace
 ) -> Any:
-    """Finds where the owner keeps each of the keys that it was sent, [K] int64. One kernel.
+    """Finds the owner's row of each key that it received, [K] int64. One kernel.
 
-    Of a static table key div N, rounded down; of a dynamic one the key itself. Bytes moved: 8 K
+    For a static table it is key div N, rounded down; for a dynamic one the key itself. Bytes moved:
+    8 K read, 8 K written.
     read, 8 K written.
 
     Args:
-        keys, segments, kinds, ranks, workspace: as for `partition`. All keys are this rank's: that
-            isn't checked.
+        keys, segments, kinds, ranks, workspace: as for `partition`. All keys belong to this rank;
+            that isn't checked.
     """
     check_ranks(ranks)
     rows = workspace.take("local_rows.rows", segments.keys, np.int64)

@@ -1,12 +1,13 @@
-"""Pools look-ups: combines rows by sample, and makes their gradients.
+"""Pools look-ups: combines rows by sample, and computes their gradients.
 
 The requester pools the rows that came back, by the inverse index; an owner that pools sums the rows
-of its tables, by row number. Ids of all look-ups stand one after the other, and so do samples:
-sample b has the ids offsets[b] to before offsets[b + 1]. An id whose row is wanted as it is,
-without a combiner, is a sample of its own.
+of its tables, by row number. The ids of all look-ups are concatenated, and so are the samples:
+sample b has the ids offsets[b] to before offsets[b + 1]. An id whose row is needed without a
+combiner is its own sample.
 
-The gradient of rows is `sums.sum_rows` with the `terms` of `pool_terms`; or `update.update` with
-them, which applies it without writing it. `reference/pool.py` has the same functions in NumPy.
+The gradient of rows is `sums.sum_rows` with the `terms` of `pool_terms`, or `update.update` with
+them, which applies the gradient without writing it. `reference/pool.py` has the same functions in
+NumPy.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ SOURCE = Source(
     ),
 )
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/exchange/embedding_bag.py
-_IN_FLIGHT = 4  # samples of a group, where they have several ids
-_MANY = 4096 * THREADS  # samples, of which groups have more
-_WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
+_IN_FLIGHT = 4  # samples per group, if they have several ids
+_MANY = 4096 * THREADS  # from this many samples on, groups have more
+_WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one element
 _ACCESS_BYTES = _WIDTH * _FLOAT_BYTES
 
 
@@ -51,9 +52,9 @@ class Lookup:
         dim: D.
         combiner: SUM; MEAN, divided by the sum of weights; SQRTN, divided by the root of the sum of
             their squares.
-        weighted: with a weight for each id; else they are 1.
+        weighted: whether each id has a weight; else weights are 1.
         max_norm: the L2 norm to which each row is clipped first; 0 for none.
-        source: which of the `Rows` its rows are in.
+        source: the number of the `Rows` with its rows.
     """
 
     samples: int
@@ -68,8 +69,8 @@ class Ids(NamedTuple):
     """Holds the K ids of M look-ups with B samples in all.
 
     Attributes:
-        positions: [K] int32 or int64, which of its look-up's rows each one is of; there is no row
-            outside of these: zeros.
+        positions: [K] int32 or int64, the row of each id among its look-up's rows; a position
+          outside of them means a row of zeros.
         offsets: [B + 1] int32, ascending from 0 to K, the first id of each sample.
         weights: [K] float32, or None if no look-up is weighted.
     """
@@ -83,12 +84,12 @@ class Terms(NamedTuple):
     """Holds the terms whose sums are the gradients of rows.
 
     Attributes:
-        terms: [K, 2] uint32, for each id its sample, and as the bits of a float32 what that
-            sample's gradient is multiplied by.
-        along: [K] float32, how much of the row itself belongs to its gradient; None if no look-up
-            has a max_norm.
-        weights: [K] float32, the gradients of weights, 0 of a look-up that has none; None if they
-            weren't asked for.
+        terms: [K, 2] uint32, for each id its sample and, as the bits of a float32, the factor of
+            that sample's gradient.
+        along: [K] float32, the factor with which the row itself adds to its gradient; None if no
+            look-up has a max_norm.
+        weights: [K] float32, the gradients of weights, 0 for a look-up that has none; None if they
+            weren't requested.
     """
 
     terms: Any
@@ -107,7 +108,7 @@ def pool(
 
 
 def parts(lookups: Sequence[Lookup], flat: Any) -> list[Any]:
-    """Cuts what `pool_flat` returned into [B, D] for each look-up."""
+    """Cuts the result of `pool_flat` into [B, D] for each look-up."""
     sizes = [lookup.samples * lookup.dim for lookup in lookups]
     return [
         flat[end - size : end].reshape(lookup.samples, lookup.dim)
@@ -122,19 +123,19 @@ def pool_flat(
     workspace: Workspace,
 ) -> Any:
     """Computes `tf.nn.embedding_lookup_sparse` of each look-up, float32 [B, D] one after the other;
-    a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares) add up to
+    a sample without ids is zeros, and so is one whose weights (for SQRTN: their squares) add up to
     0.
 
-    Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits
-    for nothing. Bytes moved: 4 for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D
-    elements for each id read; D elements for each sample written. With a max_norm 8 and D elements
-    for each id more.
+    Sums are float32, sums of weights float64. One kernel, two if there is a max_norm; the host
+    waits for nothing. Bytes moved: 4 per sample; per id 4 (64-bit positions: 8; weights: 4 more)
+    and D elements read; D elements per sample written. With a max_norm, 8 bytes and D elements more
+    per id.
 
     Args:
         lookups: M of them.
         rows: by the look-ups' `source`.
         ids: their ids.
-        workspace: where the result lies until the next call with it.
+        workspace: holds the result until the next call with it.
 
     Raises:
         ValueError: a look-up is weighted and there are no weights, or has an unknown combiner.
@@ -162,12 +163,12 @@ def pool_flat(
 
 
 def _are_plain(lookups: Sequence[Lookup], words: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """Tells whether all rows are taken as they are, each look-up's from one run, by whole accesses:
-    what the faster kernel can do.
+    """Tells whether all rows are used unchanged, each look-up's from one run, by whole accesses:
+    then the faster kernel can be used.
 
     Args:
-        words: of `Rows.words`, by source.
-        out: addresses of the results.
+        words: the words of `Rows.words`, by source.
+        out: the addresses of the results.
     """
     if any(lookup.weighted or lookup.max_norm > 0 or lookup.dim % _WIDTH for lookup in lookups):
         return False
@@ -186,16 +187,16 @@ def pool_terms(
     of_weights: bool = False,
 ) -> Terms:
     """Makes the terms whose sums are the rows' gradients. One kernel; two more with a max_norm; two
-    with gradients of weights.
+    more for gradients of weights.
 
-    Bytes moved: 4 for each sample, 8 (weights: 4 more) for each id. With a max_norm, and for
-    gradients of weights, rows and gradients are read for each id, too.
+    Bytes moved: 4 per sample, 8 (with weights: 4 more) per id. With a max_norm, and for gradients
+    of weights, rows and gradients are read for each id, too.
 
     Args:
         lookups, rows, ids: as for `pool`.
-        gradients: of its results: M runs of [B, D].
-        workspace: where the result lies until the next call with it.
-        of_weights: whether gradients of weights are wanted.
+        gradients: the gradients of its results: M runs of [B, D].
+        workspace: holds the result until the next call with it.
+        of_weights: whether gradients of weights are requested.
     """
     check_lookups(lookups, ids)
     clips = any(lookup.max_norm > 0 for lookup in lookups)
@@ -243,8 +244,8 @@ def check_lookups(lookups: Sequence[Lookup], ids: Ids) -> None:
 def _runs(
     lookups: Sequence[Lookup], words: Sequence[np.ndarray], workspace: Workspace
 ) -> tuple[Any, np.ndarray]:
-    """Returns the runs of all sources on the device, and [M, 2], the first and the number of those
-    of each look-up. `words` are of `Rows.words`.
+    """Returns the runs of all sources on the device, and [M, 2], for each look-up the number of its
+    first run and the number of its runs. `words` are those of `Rows.words`.
     """
     counts = np.array([len(one) for one in words], np.int64)
     of = np.array([lookup.source for lookup in lookups], np.int64)
@@ -264,7 +265,7 @@ def _words(
 ) -> tuple[np.ndarray, int]:
     """Returns ([M, 14] int64 as pool.cu reads them, how many tiles they have).
 
-    A group of lanes has `each` samples, or one for each lane. `ids`: addresses of positions and
+    A group of lanes has `each` samples, or one per lane. `ids`: the addresses of positions and
     weights.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
@@ -316,7 +317,7 @@ def _products(
     gradients: Rows | None,
     workspace: Workspace,
 ) -> Any:
-    """Multiplies each id's row with itself, or with its sample's gradient: [K] float32."""
+    """Multiplies each id's row by itself, or by its sample's gradient: [K] float32."""
     name = "pool.squares" if gradients is None else "pool.products"
     products = workspace.take(name, int(ids.positions.size), np.float32)
     runs, by_lookup = _runs(lookups, [one.words() for one in rows], workspace)

@@ -1,9 +1,9 @@
-"""Reserves address space of a GPU that takes memory as it is used: a column of a dynamic table
+"""Reserves address space of a GPU and fills it with memory as needed: a column of a dynamic table
 grows without ever moving.
 
-CuPy has no functions for CUDA's virtual memory, so this calls the driver. A piece of physical
-memory is mapped after the last one whenever more is needed, an eighth of what there is at least;
-the driver takes it from what no allocator has.
+CuPy has no functions for CUDA's virtual memory, so this module calls the driver. Whenever more
+memory is needed, a piece of physical memory is mapped after the last one, at least an eighth of
+what is there already. The driver takes it from memory that no allocator has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def driver() -> Any:
     """Loads CUDA's driver.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no driver.
     """
     library = ctypes.CDLL("libcuda.so.1")
     address, size, flags = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64
@@ -72,25 +72,25 @@ def driver() -> Any:
 
 
 class Reserved:
-    """Is address space on one GPU. The memory that is taken of it begins at its address, and is not
-    filled.
+    """Holds address space on one GPU. Memory is taken from its start, and is not
+    initialised.
 
     Args:
         size: the most bytes that it can take.
         device: the number of the GPU.
-        enter: called before the driver is asked for anything: makes the GPU's context that of the
-            thread.
-        wait: called before memory goes back: returns when the GPU has done all that it was to
-            do.
+        enter: called before each use of the driver: makes the GPU's context the thread's
+            context.
+        wait: called before memory is returned: waits until the GPU has finished all its
+            work.
         cuda: the driver.
 
     Attributes:
-        address: where it begins.
-        size: as above, in whole pieces.
-        taken: how many bytes of it there are.
+        address: its start.
+        size: the most bytes that it can take, in whole pieces.
+        taken: how many bytes it has taken.
 
     Raises:
-        MemoryError: there is no such address space.
+        MemoryError: there isn't enough address space.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Reserved:
         self._enter, self._wait, self._cuda = enter, wait, cuda or driver()
         enter()
         self._properties = _Properties(type=_PINNED, location=_Location(_ON_DEVICE, device))
-        self._pieces: list[int] = []  # the sizes of those that are mapped
+        self._pieces: list[int] = []  # the sizes of the mapped pieces
         piece, address = ctypes.c_size_t(), ctypes.c_uint64()
         self._call(
             "cuMemGetAllocationGranularity", ctypes.byref(piece), ctypes.byref(self._properties), 0
@@ -116,7 +116,7 @@ class Reserved:
         self.address = int(address.value)
 
     def grow(self, size: int) -> None:
-        """Takes memory, unless it has it, so that at least `size` bytes are there. The rest stays
+        """Takes memory if necessary, so that there are at least `size` bytes. The rest stays
         as it is.
 
         Raises:
@@ -138,8 +138,8 @@ class Reserved:
             self._map(least)
 
     def shrink(self, size: int) -> None:
-        """Gives pieces back that lie after the first `size` bytes. Nothing that is launched from
-        now on may use them.
+        """Returns the pieces after the first `size` bytes. Work launched from now on may not
+        use them.
         """
         if not self._pieces or self.taken - self._pieces[-1] < size:
             return
@@ -159,7 +159,7 @@ class Reserved:
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
         try:
             self._call("cuMemMap", at, size, 0, handle, 0)
-        finally:  # as long as it is mapped it stays
+        finally:  # the memory stays as long as it is mapped
             self._cuda.cuMemRelease(handle)
         try:
             self._call(
@@ -187,7 +187,7 @@ class Reserved:
         raise RuntimeError(message)
 
     def free(self) -> None:
-        """Gives all of it back. Nothing that is launched from now on may use it."""
+        """Returns all of it. Work that is launched from now on may not use it."""
         address, self.address = self.address, 0
         if not address:
             return
@@ -201,6 +201,6 @@ class Reserved:
         self._pieces, self.taken = [], 0
 
     def __del__(self) -> None:
-        # when Python ends, CUDA may be gone, and the memory with it
+        # When Python ends, CUDA may already be gone, and the memory with it.
         with contextlib.suppress(Exception):
             self.free()

@@ -2,8 +2,8 @@
 
     CollectiveFindRows ──► Python: addresses of keys and rows ──► kernels on the operation's stream
 
-The operation has allocated its results, and its inputs are there once the stream has come so far:
-nothing is copied to share it, and nobody waits. `ops/native/gpu/find_rows.cc` has the other end.
+The operation has allocated its results, and its inputs are ready once the stream has got that far:
+nothing is copied to share it, and nothing waits. `ops/native/gpu/find_rows.cc` has the other side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collective.ops import native_library
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import AdvisedMemoryError, MemoryBridge
 
-# f(kernels, numbers [T], keys [K], how many of them each table has, steps, or None for no
+# f(kernels, numbers [T], keys [K], how many of the keys each table has, steps, or None for no
 # insertion) -> [K] int64.
 Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], "Sequence[int] | None"], Any]
 
@@ -30,7 +30,7 @@ _NUMBERS = ctypes.POINTER(ctypes.c_int64)
 
 
 class _Request(ctypes.Structure):
-    """Holds what an operation asks for: `Request` of find_rows.cc."""
+    """Holds an operation's request: `Request` of find_rows.cc."""
 
     _fields_ = [
         ("stream", ctypes.c_void_p),
@@ -63,11 +63,11 @@ def number_of(bridge: MemoryBridge, find: Find) -> int:
 def _install() -> Any:
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Request))(_answer)
     native_library.functions().collective_gpu_finder(function)
-    return function  # which has to live as long as the process
+    return function  # it has to live as long as the process
 
 
 def _answer(request: Any) -> int:
-    """Finds rows; returns 0, or the code of the error, of which the request then has the text."""
+    """Finds rows; returns 0, or the code of the error, whose text it puts into the request."""
     asked = request.contents
     bridge, find = _finders[asked.finder]
     try:

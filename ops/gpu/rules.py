@@ -1,8 +1,8 @@
-"""Describes the rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g
-is the summed gradient, w the weight.
+"""Describes the rules by which gradients change weights, as in `tf.compat.v1.train`. g is the
+sum of the gradients, w the weight.
 
-They are what `update` is given, again in every step if something changes. What the host writes
-here is uploaded if it differs from the step before.
+`update` takes them, and again in every step if something changes. The numbers that the host writes
+here are uploaded if they differ from the previous step's.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Has what all rules have.
+    """Has the properties of all rules.
 
     Attributes:
         rate: the learning rate.
         kernel: the name of its kernel.
-        slots: how many it has.
-        row_wise: a slot has one number a row, not the table's dimension.
+        slots: how many slots it has.
+        row_wise: whether a slot has one number per row instead of the table's dimension.
     """
 
     rate: float
@@ -30,7 +30,7 @@ class Rule:
 
     @property
     def operation(self) -> str:
-        """Returns its name for the compiled operations, which `numbers` are given to."""
+        """Returns its name for the compiled operations that take `numbers`."""
         return type(self).__name__
 
     def numbers(self) -> list[float]:
@@ -90,7 +90,7 @@ class Adagrad(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class RowWiseAdagrad(Rule):
-    """a += mean(g²), one number a row; w -= rate g / (sqrt(a) + epsilon).
+    """a += mean(g²), one number per row; w -= rate g / (sqrt(a) + epsilon).
     `collective.train.RowWiseAdagradOptimizer`; slots: a, [V, 1].
     """
 
@@ -110,9 +110,9 @@ class Adam(Rule):
     unless it is lazy.
 
     Attributes:
-        step: from 1 on.
-        corrected: `rate` is r already, whatever the step.
-        lazy: rows without a gradient stay as they are.
+        step: the number of the step, from 1.
+        corrected: whether `rate` is already r.
+        lazy: whether rows without a gradient stay as they are.
     """
 
     beta1: float = 0.9
@@ -142,7 +142,7 @@ class Adam(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Ftrl(Rule):
-    """FTRL-Proximal as `FtrlOptimizer` has it; slots: a ("accum"), l ("linear").
+    """FTRL-Proximal as in `FtrlOptimizer`; slots: a ("accum"), l ("linear").
 
     With p = -power and a' = a + g²: l += g + 2 shrinkage w - (a'^p - a^p) / rate w; a = a';
     w = (clip(l, -l1, l1) - l) / (a^p / rate + 2 l2). Its beta, if it has one, adds beta / (2 rate)
@@ -178,8 +178,8 @@ class RMSProp(Rule):
 
 
 class CenteredRMSProp(RMSProp):
-    """c = decay c + (1 - decay) g, too; m = momentum m + rate g / sqrt(s + epsilon - c²). Slots: s,
-    m, c.
+    """c = decay c + (1 - decay) g in addition; m = momentum m + rate g / sqrt(s + epsilon - c²).
+    Slots: s, m, c.
     """
 
     kernel, slots = "centered_rmsprop", 3

@@ -9,22 +9,23 @@ from typing import NamedTuple
 import numpy as np
 
 STATIC, DYNAMIC = range(2)  # kinds of tables, as in ops/exchange/embedding_bag.py
-THREADS = 256  # of a block
-TILE = 2048  # keys of a block; both as in segments.cuh
-MOST = 2**31 - 1  # keys of one call
+THREADS = 256  # threads of a block
+TILE = 2048  # keys per block; both as in segments.cuh
+MOST = 2**31 - 1  # keys in one call
 _WARPS = THREADS // 32
 MOST_RANKS = 48 * 1024 // (4 * _WARPS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Describes M runs of keys, side by side, in the order of a look-up's inputs or of a received
+    """Describes M adjacent runs of keys, in the order of a look-up's inputs or of a received
     message. The host knows their sizes.
 
     Attributes:
         offsets: [M + 1] int64, ascending from 0: segment m has the keys from offsets[m] to before
             offsets[m + 1].
-        sections: [M] int64, the section, or table, of each segment. Several may be of one.
+        sections: [M] int64, the section, or table, of each segment. Several may belong to the same
+          one.
     """
 
     offsets: np.ndarray
@@ -61,13 +62,13 @@ class Segments:
 
 
 class Plan(NamedTuple):
-    """Says how blocks share the keys: each takes a tile of one segment, and tiles are numbered by
+    """Says how blocks share the keys: each block takes a tile of one segment; tiles are numbered by
     section, then position.
 
     Attributes:
         segments: [M', 7] int64, the segments that have keys, as segments.cuh reads them.
-        section_tiles: [S + 1] uint32, the first tile of each section, and how many there are.
-        tiles: how many there are.
+        section_tiles: [S + 1] uint32, the first tile of each section, and the number of tiles.
+        tiles: the number of tiles.
     """
 
     segments: np.ndarray
@@ -79,7 +80,7 @@ def plan(segments: Segments, kinds: Sequence[int]) -> Plan:
     """Plans the tiles of segments, for the `kinds` of S sections, STATIC or DYNAMIC.
 
     Raises:
-        ValueError: a segment is of no section, or there are too many keys.
+        ValueError: a segment has no section, or there are too many keys.
     """
     sections = len(kinds)
     if segments.keys > MOST:
@@ -122,6 +123,6 @@ def plan(segments: Segments, kinds: Sequence[int]) -> Plan:
 
 
 def check_ranks(ranks: int) -> None:
-    """Raises ValueError for a number of ranks that the kernels' shared memory has no room for."""
+    """Raises ValueError for more ranks than the kernels' shared memory has room for."""
     if not 1 <= ranks <= MOST_RANKS:
         raise ValueError(f"{ranks} ranks: there can be 1 to {MOST_RANKS}")

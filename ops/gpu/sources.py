@@ -26,8 +26,8 @@ class Source:
     kernels: tuple[str, ...]
 
     def text(self) -> str:
-        """Returns the file with its includes in place, each once: CuPy's cache on disk knows a
-        module by its text alone.
+        """Returns the file with its includes inserted, each once: CuPy's cache on disk identifies a
+        module only by its text.
         """
         return _inlined(self.file, set())
 

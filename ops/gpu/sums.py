@@ -1,10 +1,9 @@
-"""Sums rows by segment: makes the gradients of rows, which are written here or applied at once
+"""Sums rows by segment: computes the gradients of rows, which are written here or applied at once
 (`update.py`).
 
-A segment is what one row has of the occurrences (`occurrences.py`). Rows with up to `LONG`
-occurrences are summed by a group of threads each; those with more by many blocks: pieces of them
-first, whose sums are then handled as occurrences. No atomics: sums are always the same, to the last
-bit.
+A segment holds the occurrences of one row (`occurrences.py`). A group of threads sums a row with up
+to `LONG` occurrences. Many blocks sum a row with more: first pieces of it, whose sums are then
+treated as occurrences. There are no atomics: sums are always the same, to the last bit.
 
 `reference/sums.py` has the same function in NumPy.
 """
@@ -26,16 +25,16 @@ from collective.ops.gpu.workspace import Workspace
 
 SOURCE = Source("sums.cu", ("sum_pieces", "sum_rows", "sum_rows_long"))
 NULL = np.uint64(0)
-SLOTS = 3  # as in targets.cuh, of which `target_words` writes
+SLOTS = 3  # as in targets.cuh, whose words `target_words` writes
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _IN_FLIGHT = 4
 _FEWEST_LANES = 4  # as in sums.cuh
-_PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # for each multiprocessor
+_PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # per multiprocessor
 
 
 def group_lanes(dims: np.ndarray) -> np.ndarray:
     """Returns for each dimension how many threads work on a row: a power of two that covers its
-    accesses, as far as a warp does.
+    accesses, up to a warp.
     """
     accesses = -(-np.maximum(dims, 1) // _WIDTH)
     return np.clip(2 ** np.ceil(np.log2(accesses)).astype(np.int64), _FEWEST_LANES, 32)
@@ -43,12 +42,12 @@ def group_lanes(dims: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Describes rows that lie in several runs and are numbered through. It holds addresses: the
+    """Describes rows in several runs, numbered across the runs. It holds addresses: the
     code that makes it keeps the arrays alive.
 
     Attributes:
-        addresses: [P] int64, of the first row of each run.
-        counts: [P] int64, how many rows it has.
+        addresses: [P] int64, the address of each run's first row.
+        counts: [P] int64, the number of its rows.
         dims: [P] int64, their dimension.
     """
 
@@ -58,10 +57,10 @@ class Rows:
 
     @classmethod
     def of(cls, arrays: Sequence[Any], device: Device) -> Rows:
-        """Numbers the rows of contiguous float32 matrices [R, D] through.
+        """Numbers the rows of contiguous float32 matrices [R, D] across the matrices.
 
         Raises:
-            ValueError: one of them is none, or of another type.
+            ValueError: one of them isn't contiguous, or has another type.
         """
         for number, array in enumerate(arrays):
             if (
@@ -82,8 +81,8 @@ class Rows:
 
     @classmethod
     def flat(cls, buffer: Any, segments: Segments, dims: Sequence[int], device: Device) -> Rows:
-        """Numbers the rows of a buffer as `gather` returns it through: rows of sections whose
-        dimensions are `dims`, one after the other.
+        """Numbers the rows of a buffer that `gather` returned: the rows of sections with dimensions
+        `dims`, one section after the other.
         """
         lengths, width = np.diff(segments.offsets), np.asarray(dims, np.int64)[segments.sections]
         sizes = lengths * width
@@ -98,7 +97,7 @@ class Rows:
         )
 
     def words(self) -> np.ndarray:
-        """Returns [P', 3] int64 as sums.cuh reads them; rows side by side are one run."""
+        """Returns [P', 3] int64 as sums.cuh reads them; adjacent rows are one run."""
         firsts, keep = np.cumsum(self.counts) - self.counts, self.counts > 0
         words = np.stack([firsts, self.counts, self.addresses], 1)[keep]
         if len(words) == 0:
@@ -123,10 +122,10 @@ def target_words(
     """Returns ([T, 11] int64 as targets.cuh reads them, how many tiles they have).
 
     Args:
-        segments: of rows, by section.
-        dims, counts: [M], of each segment, and the rows that there can be.
-        addresses: [M, 1 + SLOTS], of values and slots.
-        each: rows of one group of threads.
+        segments: the rows, by section.
+        dims, counts: [M], the dimension of each segment, and the most rows that it can have.
+        addresses: [M, 1 + SLOTS], the addresses of values and slots.
+        each: the rows per group of threads.
         touched: [M], addresses.
     """
     lengths, lanes = np.diff(segments.offsets), group_lanes(dims)
@@ -161,13 +160,13 @@ def launch(
     workspace: Workspace,
     name: str,
 ) -> None:
-    """Launches `kernel` for all segments: once by tiles; and, if some can be long, for their pieces
-    and then for these.
+    """Launches `kernel` for all segments: once by tiles and, if some can be long, for their pieces
+    and then for the long segments.
 
     Args:
-        kernel, long_kernel: with targets.cuh's parameters, then `extra`; the second for long
+        kernel, long_kernel: take targets.cuh's parameters, then `extra`; the second is for long
             segments.
-        targets, tiles: of `target_words`.
+        targets, tiles: the result of `target_words`.
         rows: for each target the address of its rows, int64; NULL if they are in order.
         terms, along: as for `sum_rows`, NULL for none.
     """
@@ -223,24 +222,23 @@ def sum_rows(
     along: Any = None,
     own: Rows | None = None,
 ) -> Any:
-    """Sums for each of U rows what occurs of it, [E] float32, one row after the other.
+    """Sums the occurrences of each of U rows, [E] float32, one row after the other.
 
-    Sums are of float32, rounded to the nearest in the end. A row that doesn't occur is zeros. One
-    kernel, or three if there are more than `LONG` occurrences; the host waits for nothing. Bytes
-    moved: 4 for each row, 4 (with terms 12) and D elements for each occurrence read; D elements for
-    each row written.
+    Sums are float32, rounded to nearest at the end. A row that doesn't occur is zeros. One kernel,
+    or three if there are more than `LONG` occurrences; the host waits for nothing. Bytes moved: 4
+    per row, 4 (with terms 12) and D elements per occurrence read; D elements per row written.
 
     Args:
         gradients: R rows.
-        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no
-            terms.
+        occurrences: the occurrences of U rows. Without terms, occurrence k is row k of `gradients`,
+            times 1.
         segments: M of them with U rows, by section.
-        dims: S of them, the dimension of each section's rows and of all that occurs of these.
-        workspace: where the result lies until the next call with it.
+        dims: S of them, the dimension of each section's rows and of their occurrences.
+        workspace: holds the result until the next call with it.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
             float32, its factor.
-        scale: what each sum is multiplied by.
-        along: [K] float32, for each occurrence how much of the row in `own` is added, too.
+        scale: the factor of each sum.
+        along: [K] float32, for each occurrence the factor with which the row in `own` is added.
         own: U rows in the order of the result.
     """
     device, lengths = workspace.device, np.diff(segments.offsets)

@@ -1,7 +1,7 @@
 """Binds the kernels to TensorFlow: computes on a GPU what `ops/native` computes on a CPU.
 
-`DeviceOperations` has the operations of the compiled library under their names, with its inputs,
-outputs and attributes. Each launches kernels itself, on TensorFlow's own stream
+`DeviceOperations` has the operations of the compiled library under their names, with the same
+inputs, outputs and attributes. Each launches kernels itself, on TensorFlow's own stream
 (`ops/native/gpu/`), except for the one that finds keys of dynamic tables (`row_finders.py`).
 """
 
@@ -31,7 +31,7 @@ from collective.ops.gpu.sources import Source
 
 
 class DeviceOperations:
-    """Has the operations of the compiled library, by kernels. They have its shapes, too.
+    """The compiled library's operations, carried out by kernels, with the same shapes.
 
     Args:
         bridge: where they compute.
@@ -49,7 +49,7 @@ class DeviceOperations:
 
     @contextlib.contextmanager
     def _launching(self, name: str, *sources: Source) -> Iterator[None]:
-        """Has the compiled operation called `name` that is made inside launch kernels of `sources`
+        """Makes the compiled operation `name` that is built inside launch kernels of `sources`
         itself, on TensorFlow's own stream.
         """
         for source in sources:
@@ -78,8 +78,8 @@ class DeviceOperations:
         pooled: Sequence[bool],
         weighted: Sequence[bool],
     ) -> tuple[Any, ...]:
-        """Asks by the compiled operation. Gives, as the last output, `counts`: [N · S] of bags and
-        [M] of samples; `kinds` are by section here. `own_samples` are those of members `own`; they
+        """Builds a request with a compiled operation. The last output is `counts`: [N · S] of bags
+        and [M] of samples; here `kinds` are by section. `own_samples` belong to the members `own`; they
         and `own_weights` are outputs, too, in the memory of rows.
         """
         sources = [
@@ -123,16 +123,16 @@ class DeviceOperations:
         insert: tf.Tensor,
         steps: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Finds the local rows of keys of T dynamic tables, by a function of Python.
+        """Finds the local rows of keys of T dynamic tables by a Python function.
 
         Args:
-            find: what finds them, see `row_finders.Find`.
-            numbers: T int64 scalars, of what holds them in this session.
-            handles: the variables with the rows, which stay for as long as they are written.
+            find: the function, see `row_finders.Find`.
+            numbers: T int64 scalars, the numbers of the key maps in this session.
+            handles: the variables with the rows, which stay as long as they are written.
             keys: T times [R] int64.
-            insert: bool scalar, whether new ones are inserted; or have row 0.
-            steps: T int64 scalars, the steps to which an insertion leads; 0 for none that counts
-                as a use.
+            insert: bool scalar, whether to insert new keys; otherwise they have row 0.
+            steps: T int64 scalars, the steps to which an insertion leads; 0 for an insertion that
+                doesn't count as a use.
         """
         with self._launching("CollectiveFindRows"):
             found: list[tf.Tensor] = native_library.library().collective_find_rows(
@@ -241,19 +241,19 @@ class DeviceOperations:
         used: Sequence[tf.Tensor] = (),
         bounds: Sequence[float] = (),
     ) -> tf.Operation:
-        """Updates rows of shards and of their slots in place, by one compiled operation for all: on
-        a CPU each table has its own.
+        """Updates rows of shards and of their slots in place, by one operation for all tables; on a
+        CPU each table has its own operation.
 
         Args:
-            rule: its name, as it ends those of the compiled operations: 'Adagrad', …
-            numbers: float32 scalars, again in every step: the learning rate, …
-            tables, slots: handles of T shards, and for each those of its slots.
+            rule: the end of the compiled operations' names: 'Adagrad', …
+            numbers: float32 scalars, new in every step: the learning rate, …
+            tables, slots: handles of T shards, and the handles of each shard's slots.
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
-            used: T int64 scalars: rows 1 to this one are there, or all if it is -1. Empty: all are,
-                of all tables.
+            used: T int64 scalars: rows 1 to this one exist, or all rows if it is -1. Empty: all
+              rows of all tables exist.
             bounds: for each table the bound of the elements of rows that have a gradient, after
-                the update; infinity for none. Empty: there are none.
+                the update; infinity for none. Empty: no bounds.
         """
         with self._launching("CollectiveSparseUpdate", update.SOURCE):
             updated: tf.Operation = native_library.library().collective_sparse_update(
@@ -286,8 +286,9 @@ class DeviceOperations:
 
         Args:
             rule, numbers, tables, slots, used, bounds: as for `collective_update`, of U tables.
-            gradient, rows, headers: of `collective_reduce_rows`; rows of the U tables only.
-            message: it, and its splits.
+            gradient, rows, headers: the inputs of `collective_reduce_rows`; rows of the U tables
+              only.
+            message: the message and its splits.
             attributes: the layout of the message, `scale`, and `updated`, the numbers of the U
                 tables.
         """
@@ -311,11 +312,11 @@ class DeviceOperations:
     def collective_write_rows(
         self, resource: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
     ) -> tf.Operation:
-        """Gives rows of a variable new values, in place.
+        """Writes new values into rows of a variable, in place.
 
         Args:
-            resource: the handle of a variable [V, ...] of any type of numbers.
-            indices: [K] int64 rows, each at most once; one outside of the variable is left out.
+            resource: the handle of a variable [V, ...] of any numeric type.
+            indices: [K] int64 rows, each at most once; rows outside of the variable are ignored.
             updates: [K, ...].
         """
         with self._launching("CollectiveWriteRows", compiled_launches.WRITE):
@@ -330,5 +331,5 @@ _SUMS = (distinct.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE)
 
 
 def _pooling(attributes: dict[str, Any]) -> tuple[Source, ...]:
-    """Returns the kernels that an owner needs besides, if sections are pooled."""
+    """Returns the further kernels that an owner needs if sections are pooled."""
     return (compiled_launches.BAGS, pool.SOURCE) if any(attributes["pooled"]) else ()

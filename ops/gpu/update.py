@@ -1,8 +1,8 @@
 """Updates rows of many tables by the sums of their gradients, the sum and the rule in one kernel.
 
-What the owner of the rows does with the gradients that it received; and, with `terms`, what
-backward and update are in one where gradients are of its own samples: no gradient of a row is
-written then. `reference/update.py` has the same function in NumPy.
+The owner of the rows does this with the gradients that it received. With `terms` it does backward
+and update at once, for gradients of its own samples: then no gradient of a row is written.
+`reference/update.py` has the same function in NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
     Attributes:
         weights: [V, D] float32, C-contiguous.
-        slots: as many as the rule has, each as the weights are; [V, 1] of a rule by row.
+        slots: as many as the rule has, each like the weights; [V, 1] for a row-wise rule.
     """
 
     weights: Any
@@ -58,29 +58,29 @@ def update(
     occurrences; Adam that isn't lazy has one more, over all rows of the tables. The host waits for
     nothing.
 
-    Bytes moved: for each row 12, and 8 D for weights and for each slot; for each occurrence 4 (with
-        terms 12) and D elements.
-    Adam that isn't lazy: 24 D for each row of the tables, and a byte.
+    Bytes moved: per row 12, and 8 D for weights and for each slot; per occurrence 4 (with terms 12)
+        and D elements.
+    Adam that isn't lazy: 24 D per row of the tables, and a byte.
 
-    Undefined if a table has one of `rows` twice. A row that doesn't occur is not touched; nor is
-    one outside of its table.
+    Undefined if `rows` has a row of a table twice. A row that doesn't occur is not changed; nor is
+    a row outside of its table.
 
     Args:
-        rule: what to do.
+        rule: the rule.
         tables: S of them.
-        rows: [U] int64, their rows, each at most once; as `segments` has them.
+        rows: [U] int64, their rows, each at most once; in the order of `segments`.
         segments: M of them with U rows, whose sections are tables.
         gradients: R rows, of the dimensions of the tables.
-        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no
-            terms.
-        workspace: for what is needed meanwhile.
+        occurrences: the occurrences of U rows. Without terms, occurrence k is row k of `gradients`,
+            times 1.
+        workspace: scratch memory.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
             float32, its factor.
-        bounds: for each table what its weights are kept within where they are updated by a
-            gradient: min(max(w, -bound), bound), but a NaN stays one. None: nothing.
+        bounds: for each table the bound of its weights, which applies wherever a gradient updates
+            them: min(max(w, -bound), bound), but a NaN stays one. None: no bounds.
 
     Raises:
-        ValueError: a table isn't what the rule needs, or a segment is of none.
+        ValueError: a table isn't what the rule needs, or a segment has no table.
     """
     check_tables(rule, tables, segments)
     device = workspace.device
@@ -135,8 +135,8 @@ def _by_target(bounds: Sequence[float], segments: Segments, workspace: Workspace
 
 
 def _touched(number: int, rows: int, workspace: Workspace) -> Any:
-    """Keeps a byte for each row of a table: 0, and so again after each update. A table that grows
-    has new ones once it has doubled.
+    """Keeps one byte per row of a table: 0 before and after each update. A growing table gets new
+    bytes once it has doubled.
     """
     room = 1 << max(rows - 1, 0).bit_length()
     return workspace.keep(

@@ -1,4 +1,4 @@
-"""Keeps arrays that are used again in every step."""
+"""Keeps arrays that are reused in every step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 class Workspace:
-    """Keeps what functions write to, by name, for the next call: their results and what they need
-    meanwhile.
+    """Keeps the arrays to which functions write, by name, for the next call: results and scratch
+    memory.
 
-    So nothing is allocated once the largest batch was seen. Whatever a function returns lies here
-    and holds until the same function is called with the same workspace again; give each group of
-    lookups its own.
+    So nothing is allocated once the largest batch has been seen. A function's result is valid until
+    the same function is called with the same workspace again; give each group of lookups its own
+    workspace.
 
-    What is taken or uploaded on another stream than the first time is a RuntimeError: the new call
-    would overwrite what kernels of the one before still read.
+    Taking or uploading on another stream than the first time is a RuntimeError: the new call would
+    overwrite data that kernels of the previous call still read.
 
     Args:
         device: where the arrays are.
@@ -40,11 +40,11 @@ class Workspace:
         return sum(int(array.nbytes) for array in arrays)
 
     def take(self, name: str, size: int, dtype: Any) -> Any:
-        """Returns `size` elements in one dimension; they hold what the last call left, or nothing
-        if it had to grow.
+        """Returns `size` elements in one dimension. They hold what the last call left, or undefined
+        values if the array had to grow.
 
         Raises:
-            MemoryError: it can not grow; names the array and its bytes.
+            MemoryError: it can't grow; names the array and its bytes.
         """
         self._one_stream.check()
         array = self._arrays.get(name)
@@ -62,8 +62,8 @@ class Workspace:
         return self._arrays[name][:size]
 
     def upload(self, name: str, values: np.ndarray) -> Any:
-        """Returns `values` on the device. An array that is the same as in the last call is there
-        already.
+        """Returns `values` on the device. An array that equals that of the last call isn't copied
+        again.
         """
         self._one_stream.check()
         known = self._uploaded.get(name)
@@ -83,7 +83,7 @@ class Workspace:
         return array
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
-        """Returns what `make` returned when `name` was first asked for."""
+        """Returns the result of `make` when `name` was first requested."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]

@@ -1,8 +1,8 @@
-"""Lets collectives run in branches and loops: one iteration at a time, if all ranks come by.
+"""Lets collectives run in branches and loops: one iteration at a time, if all ranks reach them.
 
-TensorFlow lets iterations that don't depend on each other run at the same time (10 of them in
-`tf.while_loop` and `tf.map_fn`). A collective of one iteration would then meet its peers' of
-another, or itself under the same name.
+TensorFlow lets iterations that don't depend on each other run at the same time (10 in
+`tf.while_loop` and `tf.map_fn`). A collective of one iteration would then meet the peers'
+collective of another iteration, or meet itself under the same name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collective.ops.graph import graph_analysis
 from collective.ops.graph.graphs import is_function
 from collective.tensorflow_internals.graphs import attr_value_pb2
 
-# Has the deciders of the branches of version 2 that are being built; None for a loop.
+# The deciders of the branches of version 2 that are being built; None for a loop.
 _building = threading.local()
 
 
 def one_at_a_time() -> None:
     """Makes the loops of version 1 around a collective run one iteration at a time.
 
-    It is called where the collective is made, while the loops are still being built.
+    It is called when the collective is made, while the loops are still being built.
     """
     graph = tf.get_default_graph()
     in_loops_one_at_a_time(graph, graph._get_control_flow_context())
@@ -32,7 +32,7 @@ def one_at_a_time() -> None:
 def in_loops_one_at_a_time(graph: tf.Graph, context: Any) -> None:
     """Makes loops of version 1, in `context` and around it, run one iteration at a time.
 
-    No session of `graph` may know them yet.
+    No session of `graph` may have seen them yet.
     """
     while context is not None:
         if context.IsWhileContext() and context.parallel_iterations > 1:
@@ -54,9 +54,9 @@ def build_while_op(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Builds loops of version 2 with collectives in them to run one iteration at a time.
+    """Makes loops of version 2 that contain collectives run one iteration at a time.
 
-    It takes the place of `while_v2._build_while_op`, which also builds the loops' gradients.
+    It replaces `while_v2._build_while_op`, which also builds the loops' gradients.
     """
     if any(
         graph_analysis.is_collective(op.type)
@@ -71,15 +71,15 @@ def build_while_op(
 
 
 def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:
-    """Notes on what branches depend, which their graphs don't tell, while they are built.
+    """Notes what branches depend on while they are built: their graphs don't tell.
 
-    It takes the place of `cond_v2.cond_v2` and `indexed_case`.
+    It replaces `cond_v2.cond_v2` and `indexed_case`.
     """
     return _within(decider, original, decider, *args, **kwargs)
 
 
 def loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Notes that a loop is built, in place of `while_v2.while_loop`."""
+    """Notes that a loop is being built; replaces `while_v2.while_loop`."""
     return _within(None, original, *args, **kwargs)
 
 
@@ -93,7 +93,7 @@ def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def deciders() -> list[Any]:
-    """Returns what decides whether, or how often, operations that are made now are run.
+    """Returns what decides whether, or how often, operations that are made now run.
 
     These are the predicates and indices of the branches around them, and None for a loop or a
     function (which may be called anywhere, and several times at once).

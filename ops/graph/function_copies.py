@@ -1,8 +1,8 @@
-"""Gives each call of a function with collectives collectives of its own.
+"""Gives each call of a function with collectives its own collectives.
 
-The calls of one run may go on at the same time, and a function's operations have the names that
-they got when it was traced. A second call therefore calls a copy of the function, in which the
-collectives, and these alone, have other names: each call meets its peers under its own.
+The calls of one run may proceed at the same time, and a function's operations have the names that
+they got when it was traced. So a second call calls a copy of the function, in which only the
+collectives have other names: each call meets its peers under its own names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class Calls:
 
     Attributes:
         version: the graph's version when it was last read.
-        called: by the operations that call, attribute by attribute, the functions that only they
-            call.
-        taken: the functions that a call has.
+        called: maps each calling operation, by attribute, to the functions that only it calls.
+        taken: the functions that some call uses.
     """
 
     version: int = 0
@@ -37,9 +36,9 @@ class Calls:
 
 
 def separate(graph: tf.Graph) -> None:
-    """Gives each call in `graph` of a function with collectives a function of its own.
+    """Gives each call in `graph` of a function with collectives its own function.
 
-    It must happen before a session is told of the call.
+    It must happen before a session sees the call.
     """
     state = state_of(graph)
     calls = state.function_calls = state.function_calls or Calls()
@@ -69,15 +68,15 @@ def separate(graph: tf.Graph) -> None:
 def _functions_named(graph: tf.Graph, attribute: Any) -> list[Any]:
     """Returns the functions of `graph` that an operation's attribute names.
 
-    There is one, or one for each branch.
+    There is one function, or one per branch.
     """
     return [f for f in (attribute.func, *attribute.list.func) if f.name in graph._functions]
 
 
 def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
-    """Returns a function that no other call has: `name`, or a copy of it.
+    """Returns a function that no other call uses: `name`, or a copy of it.
 
-    It is copied if a call has it, or one of the functions that it calls.
+    It is copied if another call uses it, or uses one of the functions that it calls.
     """
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
@@ -110,7 +109,7 @@ def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
 
 
 def _rename(definition: Any, names: dict[str, str]) -> None:
-    """Gives nodes of a function other names, wherever they are named."""
+    """Gives nodes of a function other names wherever they are named."""
 
     def renamed(name_used: str) -> str:
         control, node = name_used.startswith("^"), name_used.lstrip("^")

@@ -1,6 +1,6 @@
-"""Asks TensorFlow for which of its operations it has kernels on GPUs.
+"""Asks TensorFlow which of its operations have kernels on GPUs.
 
-It knows them also on a machine without a GPU.
+TensorFlow knows that even on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GPU = "GPU"
 
 
 def gpu_kernel(op: tf.Operation) -> Any:
-    """Describes the kernel for GPUs that `op` takes, as TensorFlow does; None if there is none."""
+    """Describes the GPU kernel that `op` uses, as TensorFlow does; None if there is none."""
 
     def fits(kernel: Any) -> bool:
         return not kernel.label and all(
@@ -29,7 +29,7 @@ def gpu_kernel(op: tf.Operation) -> Any:
 
 @functools.cache
 def _on_gpus(op_type: str) -> list[Any]:
-    """Returns the kernels of a type of operation on GPUs, and those for any kind of device."""
+    """Returns the kernels of a type of operation for GPUs, and those for any kind of device."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     return [kernel for kernel in found if kernel.device_type in (GPU, "DEFAULT")]
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from collective.tensorflow_internals.graphs import attr_value_pb2
 from collective.tensorflow_internals.variables import variables
 
-# Operations that may come to the end of their data, or fail for reasons of their own, before any
+# Operations that may reach the end of their data, or fail for reasons of their own, before any
 # collective of the run has started.
 SOURCES = frozenset(
     {
@@ -39,7 +39,7 @@ SOURCES = frozenset(
         "StatefulPartitionedCall",
         "PartitionedCall",
         "RemoteCall",
-        # Control flow may hold any of these: as one operation, or where it is left.
+        # Control flow may hold any of these: as one operation, or at its exit.
         "If",
         "Case",
         "While",
@@ -48,7 +48,7 @@ SOURCES = frozenset(
     }
 )
 
-# Operations that give other values each time they run; they must not run for nothing.
+# Operations that give other values each time they run; they must not run without need.
 _DRAWS = re.compile("(Random|TruncatedNormal|Multinomial|.*CandidateSampler)")
 
 CALLS = frozenset(
@@ -82,13 +82,14 @@ def flatten(structure: Any) -> list[Any]:
     if isinstance(structure, variables.Variable):  # Its component would be its handle.
         return [structure]
     if isinstance(structure, tf.IndexedSlices):
-        # TensorFlow fetches any tensors by it; to describe them as its type, they have to fit.
+        # TensorFlow uses it to fetch any tensors, but they have to match to be described as its
+        # type.
         parts = (structure.values, structure.indices, structure.dense_shape)
         return [part for part in parts if part is not None]
     return list(tf.nest.flatten(structure, expand_composites=True))
 
 
-# Operations that write the variable which is their first input (a reference, or a resource).
+# Operations that write the variable that is their first input (a reference, or a resource).
 WRITES = re.compile(
     "(Resource(Sparse)?Apply|CollectiveSparse|CollectiveWriteRows|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|(Sparse)?Apply|Scatter|CountUpTo)"
 )
@@ -102,7 +103,7 @@ ASSIGNS = frozenset({"Assign", "AssignVariableOp"})
 # Operations that pass a reference to a variable on.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
 
-# How the types of operations begin that a carrier has: Horovod, shared memory, and NCCL.
+# The beginnings of carriers' types of operations: Horovod, shared memory, and NCCL.
 _CARRIER = re.compile("Horovod|CollectiveShared|CollectiveNccl")
 _NOTE = "_collective_note"
 _COLLECTIVE = re.compile(
@@ -111,15 +112,15 @@ _COLLECTIVE = re.compile(
 
 
 def is_of_carrier(op_type: str) -> bool:
-    """Tells whether operations of this type are a carrier's: Horovod's, shared memory's, NCCL's.
+    """Tells whether operations of this type belong to a carrier: Horovod, shared memory or NCCL.
 
-    Apart from collectives, Horovod has operations that return the rank.
+    Besides collectives, Horovod has operations that return the rank.
     """
     return bool(_CARRIER.match(op_type))
 
 
 def collective_kind(op_type: str) -> str:
-    """Returns 'Alltoall', 'Allreduce', 'Allgather', 'Broadcast' or another type as it is."""
+    """Returns 'Alltoall', 'Allreduce', 'Allgather', 'Broadcast', or any other type unchanged."""
     match = _COLLECTIVE.match(op_type)
     return op_type if match is None else re.sub("^Grouped", "", match[2])
 
@@ -130,27 +131,27 @@ def is_collective(op_type: str) -> bool:
 
 
 def memory(variable: Any) -> tf.Operation:
-    """Returns the operation that has `variable`."""
+    """Returns the operation that holds `variable`."""
     operation: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
     return operation
 
 
 def holder(x: tf.Tensor) -> tf.Operation:
-    """Returns the operation that has the variable to which `x` refers, if it refers to one."""
+    """Returns the operation that holds the variable to which `x` refers, if it refers to one."""
     while x.op.type in PASSES:
         x = x.op.inputs[0]
     return x.op
 
 
 def mark_note(op: tf.Operation) -> None:
-    """Marks a write that notes what a run has used: it is no update, in a function neither."""
+    """Marks a write that notes what a run has used: it isn't an update, not even in a function."""
     op._set_attr(_NOTE, attr_value_pb2.AttrValue(b=True))
 
 
 def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], object]) -> bool:
     """Tells whether a function that `op` calls, at any depth, has an operation of a sought type.
 
-    Those that `mark_note` has marked don't count.
+    Operations that `mark_note` has marked don't count.
     """
     stack, seen = [op.node_def], set()
     while stack:
@@ -177,13 +178,13 @@ def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) ->
 
     Args:
         operations: where the walk starts.
-        fed: names of tensors whose producers are not waited for.
+        fed: names of fed tensors, whose producers are not waited for.
     """
     return walk(operations, lambda op: [x.op for x in op.inputs if x.name not in fed])
 
 
 def gives_other_values(op_type: str) -> bool:
-    """Tells whether an operation of this type must be fed, or gives something else in each run."""
+    """Tells whether an operation of this type must be fed, or returns other values in each run."""
     return op_type == "Placeholder" or op_type in SOURCES or bool(_DRAWS.match(op_type))
 
 
@@ -192,16 +193,16 @@ def marks_upstream(
     marks: Mapping[tf.Operation, int],
     within: Set[tf.Operation] | None = None,
 ) -> dict[tf.Operation, int]:
-    """Returns the upstream marks of each of `operations`, and of all operations that these wait
-    for.
+    """Returns for each of `operations`, and for all operations that they wait for, its upstream
+    marks.
 
     Args:
         operations: where the walk starts.
-        marks: bits of some operations.
-        within: the walk stays in these; None: it goes everywhere.
+        marks: the bits of some operations.
+        within: the walk stays in these operations; None: it goes everywhere.
 
     Returns:
-        The bits of all that an operation waits for, without its own.
+        For each operation, the bits of all operations that it waits for, without its own bits.
     """
     upstream_marks: dict[tf.Operation, int] = {}
     stack, entered = list(operations), set()
@@ -218,7 +219,7 @@ def marks_upstream(
         if op not in upstream_marks:
             found = 0
             for x in producers:
-                # An input without marks by now comes by the back edge of a loop.
+                # An input without marks so far is reached by the back edge of a loop.
                 found |= upstream_marks.get(x, 0) | marks.get(x, 0)
             upstream_marks[op] = found
     return upstream_marks
@@ -230,13 +231,13 @@ def walk(
     stop: Callable[[tf.Operation], bool] | None = None,
     control: bool = True,
 ) -> set[tf.Operation]:
-    """Returns `operations` and those that are found by walking up from them.
+    """Returns `operations` and all operations found by walking upstream from them.
 
     Args:
         operations: where the walk starts.
-        inputs: gives the producers of an operation's inputs; by default all of them.
-        stop: tells operations that are found, but not walked past.
-        control: walks control inputs, too.
+        inputs: returns the producers of an operation's inputs; by default all of them.
+        stop: tells whether the walk ends at an operation, which is still included.
+        control: whether to walk control inputs, too.
     """
     reached = set(operations)
     stack = list(reached)
@@ -259,13 +260,13 @@ def level(
     levels: dict[tf.Operation, int],
     exchanges: Mapping[tf.Operation, Sequence[tf.Operation]] = types.MappingProxyType({}),
 ) -> int:
-    """Returns the level of `op`: the highest one of its inputs, one more if it is an exchange.
+    """Returns the level of `op`: the highest level of its inputs, plus one if it is an exchange.
 
-    This is no plain walk of the graph: an operation's level is known after those of its inputs.
+    A plain walk of the graph isn't enough: an operation's level depends on those of its inputs.
 
     Args:
         op: the operation.
-        levels: those that are known; the ones upstream of `op` are added.
+        levels: the known levels; the levels of operations upstream of `op` are added.
         exchanges: the operations that each exchange waits for, by the operation that provides it.
     """
     stack, entered = [op], set()
@@ -280,7 +281,8 @@ def level(
             entered.add(top)
             stack.extend(o for o in upstream if o not in levels and o not in entered)
             continue
-        # An input without a level by now comes by the back edge of a loop, and is on the stack.
+        # An input without a level so far is reached by the back edge of a loop, and is on the
+        # stack.
         levels.setdefault(
             top, max((levels.get(o, 0) for o in upstream), default=0) + (top in exchanges)
         )

@@ -1,9 +1,9 @@
-"""Keeps in the host's memory what is needed there: ids and optimizers' numbers.
+"""Keeps tensors in the host's memory that are needed there: ids and optimizers' numbers.
 
-TensorFlow has an operation on a GPU wherever there is a kernel for it. There is for most that prune
-ids, reshape them, fill empty samples (`tf.nn.safe_embedding_lookup_sparse`, feature columns): ids
-would go to the GPU in every step, one by one, and come back to be checked. So would a constant
-learning rate.
+TensorFlow places an operation on a GPU wherever there is a kernel for it. Most operations that
+prune ids, reshape them or fill empty samples (`tf.nn.safe_embedding_lookup_sparse`, feature
+columns) have one: ids would go to the GPU in every step, one by one, and come back to be checked.
+So would a constant learning rate.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CPU = {"device_type": "CPU", "device_index": 0}
 
 
 def keep_on_host(tensors: Iterable[tf.Tensor]) -> None:
-    """Places on the CPU what computes those of `tensors` that are computed of data alone.
+    """Places on the CPU the operations that compute those `tensors` that depend only on data.
 
-    What a script has placed stays there. A tensor that needs a variable, another lookup, or
-    anything that a script has on a GPU, is computed wherever TensorFlow does.
+    Operations that a script has placed stay there. TensorFlow chooses where to compute a tensor
+    that needs a variable, another lookup, or anything that a script has on a GPU.
     """
     targets = [x.op for x in tensors]
     operations = graph_analysis.walk(targets, control=False)
@@ -47,7 +47,7 @@ def _is_of_device(op: tf.Operation) -> bool:
 
 
 def _can_be_placed(op: tf.Operation) -> bool:
-    """Tells whether neither script nor session has settled where `op` is."""
+    """Tells whether neither the script nor a session has settled where `op` is."""
     return (
         tf.DeviceSpec.from_string(op.device).device_type is None
         and op.colocation_groups() == [f"loc:@{op.name}".encode()]

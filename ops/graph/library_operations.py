@@ -1,7 +1,7 @@
-"""Notes which operations of a graph the library has made for itself.
+"""Notes which operations of a graph the library has made itself.
 
-What a script computes is read off its graph. An exchange, or the sums that a norm is made of, must
-not be taken for the script's.
+The library reads from the graph what a script computes. It must not take an exchange, or the sums
+of a norm, for the script's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def noted(graph: tf.Graph) -> Iterator[None]:
         yield
 
 
-# Whose optimizers are known to update rows each by itself.
+# Packages whose optimizers are known to update each row by itself.
 _KNOWN = frozenset({"tensorflow", "keras", "tf_keras", "collective", "horovod"})
 
 
 @contextlib.contextmanager
 def noted_as_optimizers(graph: tf.Graph, optimizer: Any) -> Iterator[None]:
-    """Notes the operations that are added inside by an optimizer, which updates tables' shards.
+    """Notes the operations that an optimizer adds inside to update tables' shards.
 
-    Those of an optimizer of a script's own are noted by themselves: it may compute anything.
+    Those of a script's own optimizer are noted separately: it may compute anything.
     """
     state = state_of(graph)
     is_known = type(optimizer).__module__.partition(".")[0] in _KNOWN
@@ -55,9 +55,9 @@ class NotedOperations:
     """Tells which operations of a graph have been noted so far.
 
     Attributes:
-        librarys: the numbers of those that the library has made.
-        optimizers: the numbers of those that TensorFlow's and the library's optimizers have made.
-        own_optimizers: the numbers of those that optimizers of a script's own have made.
+        librarys: the numbers of operations that the library has made.
+        optimizers: the numbers of operations that TensorFlow's and the library's optimizers made.
+        own_optimizers: the numbers of operations that a script's own optimizers have made.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -76,7 +76,7 @@ class NotedOperations:
         return op._id in self.librarys
 
     def is_own_optimizers(self, op: tf.Operation) -> bool:
-        """Tells whether an optimizer of the script's own has made `op`."""
+        """Tells whether a script's own optimizer has made `op`."""
         return op._id in self.own_optimizers and op._id not in self.librarys
 
     def is_optimizers(self, op: tf.Operation) -> bool:

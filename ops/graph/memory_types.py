@@ -1,6 +1,6 @@
-"""Tells which inputs and outputs of an operation that was placed on a GPU are in its memory.
+"""Tells which inputs and outputs of an operation on a GPU are in the GPU's memory.
 
-Some are in the host's, as the operation's kernel says.
+Some are in the host's memory, as the operation's kernel says.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collective.ops.graph import gpu_kernels
 
 
 def is_on_device(x: tf.Tensor) -> bool:
-    """Tells whether an operation on a GPU leaves `x` in its memory."""
+    """Tells whether an operation on a GPU leaves `x` in the GPU's memory."""
     return is_on_gpu(x.op) and x.value_index not in _places_on_host(x.op, x.op.op_def.output_arg)
 
 
 def is_taken_on_device(op: tf.Operation, place: int) -> bool:
-    """Tells whether `op` is on a GPU and takes input `place` in its memory."""
+    """Tells whether `op` is on a GPU and takes input number `place` in the GPU's memory."""
     return is_on_gpu(op) and place not in _places_on_host(op, op.op_def.input_arg)
 
 

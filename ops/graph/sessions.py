@@ -1,4 +1,4 @@
-"""Runs sessions as TensorFlow does, past what `scope()` puts in the place of `session.run`."""
+"""Runs sessions as TensorFlow does, without what `scope()` adds to `session.run`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from collective.tensorflow_internals.sessions import session as session_lib
 def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: Any = None) -> Any:
     """Runs `fetches` on this rank alone: no other rank is asked, and the run counts as no step.
 
-    `scope()` replaces `session.run`, and leaves TensorFlow's own as its `__wrapped__`.
+    `scope()` replaces `session.run`, and keeps TensorFlow's own as its `__wrapped__`.
     """
-    # A subclass may have a `run` of its own, which ends in the replaced one.
+    # A subclass may have its own `run`, which ends in the replaced one.
     kind = (
         session_lib.BaseSession if isinstance(session, session_lib.BaseSession) else type(session)
     )
@@ -29,9 +29,9 @@ def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: An
 def session_before_scripts() -> Iterator[tf.Session]:
     """Opens a session on the CPU that leaves the number of threads to the script's own sessions.
 
-    A process's first session decides for all, with what its ConfigProto says: of threads that run
-    operations unless it has some of its own, and of those within operations unless TensorFlow is
-    told, before, that every session has its own.
+    A process's first session decides for all sessions with its ConfigProto: about threads that run
+    operations, unless the session has its own; and about threads within operations, unless
+    TensorFlow has been told before that every session has its own.
     """
     variable = "TF_OVERRIDE_GLOBAL_THREADPOOL"
     is_set = variable in os.environ
@@ -47,23 +47,23 @@ def session_before_scripts() -> Iterator[tf.Session]:
 
 @contextlib.contextmanager
 def errors_without_stacks() -> Iterator[None]:
-    """Lets TensorFlow's errors of runs inside tell their first line only, and that once.
+    """Inside, reduces TensorFlow's errors of runs to their first line, shown once.
 
     TensorFlow raises each twice, with the stack that made its operation: a page that says nothing
-    where the trouble is a file. The class stays.
+    if the trouble is a file. The error's class stays.
     """
     try:
         yield
     except tf.errors.OpError as error:
         first = error.__context__ if isinstance(error.__context__, tf.errors.OpError) else error
         kind = type(error)
-        if kind is tf.errors.OpError:  # its constructor is another
+        if kind is tf.errors.OpError:  # its constructor is different
             raise
         raise kind(None, None, first.message.partition("\n")[0]) from None
 
 
 def raw_session(session: Any) -> Any:
-    """Returns the `tf.Session` inside of a monitored session, or `session` itself."""
+    """Returns the `tf.Session` inside a monitored session, or `session` itself."""
     while not isinstance(session, tf.Session) and hasattr(session, "_sess"):
         session = session._sess
     return session

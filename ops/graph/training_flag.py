@@ -1,4 +1,4 @@
-"""Flags runs that train: only there do dynamic tables take in new keys."""
+"""Flags training runs: only in these do dynamic tables take in new keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collective.ops.graph.graphs import outermost
 def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     """Returns a bool scalar: True in a run that updates a table or a global variable.
 
-    `collective.coordination.session_runs` feeds it. There is one for each graph that a session
-    runs, the same for the functions and branches in it.
+    `collective.coordination.session_runs` feeds it. Each graph that a session runs has one flag,
+    shared by the functions and branches in it.
 
     Args:
         graph: the graph.
-        always: True in every run.
+        always: whether it is True in every run.
     """
     if always:
         with device_scopes.on_host():
@@ -33,5 +33,5 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
 
 
 def existing(graph: tf.Graph) -> tf.Tensor | None:
-    """Returns the flag of `graph`; None if nothing has asked for it."""
+    """Returns the flag of `graph`; None if nothing has asked for one."""
     return state_of(graph).training_flag

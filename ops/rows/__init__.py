@@ -1,1 +1,1 @@
-"""Keeps and moves rows of tables by compiled code."""
+"""Keeps and moves rows of tables with compiled code."""

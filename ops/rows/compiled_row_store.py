@@ -1,8 +1,8 @@
-"""Keeps keys, rows and initial values of dynamic tables by compiled code, in the host's memory.
+"""Keeps keys, rows and initial values of dynamic tables in host memory, with compiled code.
 
 Operations of the compiled library (`ops/native/row_store.h`) and Python work on the same objects,
-each of which has a number. Every call leaves the interpreter to other threads before it waits for a
-store's lock: an operation may hold the lock, and have Python draw initial values.
+each of which has a number. Every call releases the interpreter before it waits for a store's lock:
+an operation may hold the lock while Python draws initial values for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BY_PYTHON, SAME_ROW, UNIFORM, CENTERED_UNIFORM, TRUNCATED_NORMAL, SCALED_TRUNCAT
 
 _NO_MEMORY = int(tf.errors.RESOURCE_EXHAUSTED)
 _MESSAGE_BYTES = 4096
-_DRAWN, _LACKS_MEMORY, _FAILED = range(3)  # What the function that draws returns.
+_DRAWN, _LACKS_MEMORY, _FAILED = range(3)  # results of the function that draws
 _ROW_FUNCTION = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_int64,
@@ -123,7 +123,7 @@ def _library_functions() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """Describes how the initial values of rows are drawn.
+    """Says how the initial values of rows are drawn.
 
     Attributes:
         kind: one of the kinds above.
@@ -132,7 +132,7 @@ class FirstValues:
         row: the row of `SAME_ROW`, [D] of the table's type.
         cubics: [4, 4096] float64, for the truncated normal.
         draw: f(keys uint64 [R], D) -> [R, D], for `BY_PYTHON`.
-        block: elements that `draw` is asked for at once.
+        block: the number of elements for one call of `draw`.
     """
 
     kind: int
@@ -150,11 +150,11 @@ class FilterShape:
     """Describes a rank's part of a counting Bloom filter.
 
     Attributes:
-        hashes: counters of a key.
-        cells: counters in a partition.
+        hashes: how many counters a key has.
+        cells: how many counters a partition has.
         dtype: a counter's type, an unsigned integer.
-        partitions: in all; key k is counted in partition mix(k) mod so many.
-        step: this rank has every so manieth of them.
+        partitions: how many there are in all; key k is counted in partition mix(k) mod partitions.
+        step: this rank has every step-th partition.
     """
 
     hashes: int
@@ -165,10 +165,10 @@ class FilterShape:
 
 
 class CompiledColumn:
-    """Knows the memory that holds one row for each of a table's, of which it owns nothing.
+    """Knows the memory that holds one row for each row of a table; it doesn't own the memory.
 
     Args:
-        number: by which operations find it.
+        number: the number by which operations find it.
         row_bytes: the bytes of a row.
     """
 
@@ -182,17 +182,17 @@ class CompiledColumn:
             self._library.row_column_free(self._number)
 
     def move_to(self, address: int) -> None:
-        """Notes where the memory is from now on."""
+        """Notes the new address of the memory."""
         self._library.row_column_move_to(self._number, address)
 
     def set_first(self, row: np.ndarray | None) -> None:
-        """Sets the row [D] that rows start from; None if they start from zeros."""
+        """Sets the row [D] with which rows start; None if they start with zeros."""
         raw = None if row is None else row.tobytes()
         self._library.row_column_set_first(self._number, raw)
 
     @property
     def filled(self) -> int:
-        """Returns the last of the rows that have values."""
+        """Returns the last row that has values."""
         return int(self._library.row_column_filled(self._number))
 
     @filled.setter
@@ -200,7 +200,7 @@ class CompiledColumn:
         self._library.row_column_set_filled(self._number, filled)
 
     def initialize_rows(self, count: int) -> None:
-        """Gives rows up to `count` their initial value, unless they have it."""
+        """Gives rows up to `count` their initial values, unless they have them."""
         self._library.row_column_initialize(self._number, count)
 
 
@@ -208,17 +208,17 @@ class CompiledRowStore:
     """Maps a table's keys to rows, and draws the initial values of new ones.
 
     Args:
-        number: by which operations find it.
-        name: the table's, for errors.
-        advice: what to do where there is no room, for errors.
+        number: the number by which operations find it.
+        name: the table's name, for errors.
+        advice: what to do if there is no room, for errors.
         capacity: the most rows.
         dim: D.
         dtype: NumPy's type of the rows.
         values: the number of the `CompiledColumn` of the rows.
-        first_values: how they are drawn.
+        first_values: how initial values are drawn.
 
     Raises:
-        MemoryError: the address space can't be had.
+        MemoryError: there isn't enough address space.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class CompiledRowStore:
         return rows
 
     def put(self, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Gives `keys` [K] these values [K, D], whether new or not. Returns their local rows.
+        """Gives `keys` [K], whether new or not, the values [K, D]. Returns their local rows.
 
         Raises:
             MemoryError: there is no room for them.
@@ -314,14 +314,14 @@ class CompiledRowStore:
         return rows
 
     def remove(self, rows: np.ndarray, slots: Sequence[int]) -> None:
-        """Removes rows, and lets the last ones take their places.
+        """Removes rows, and moves the last rows to their places.
 
         Args:
             rows: [K] int64, ascending and each once.
             slots: the numbers of all `CompiledColumn`s that the table has in addition to its rows.
 
         Raises:
-            MemoryError: there is no room for rows that came before.
+            MemoryError: there is no room for the rows before.
         """
         rows = np.ascontiguousarray(rows, np.int64)
         keymap.check_ascending(rows, len(self))
@@ -344,18 +344,18 @@ class CompiledRowStore:
         seed: int,
         capacity: int,
     ) -> None:
-        """Sets which keys get rows. It is called once, before any key is looked up.
+        """Sets which keys get rows. Call it once, before any key is looked up.
 
         Args:
-            frequency: how often a key must have come; None: keys aren't counted.
-            bloom: counts them; None: they are counted exactly.
-            most: where a counter of the filter stays.
-            probability: with which a key gets a row that has come often enough.
+            frequency: how often a key must have occurred; None: keys aren't counted.
+            bloom: the filter that counts them; None: they are counted exactly.
+            most: the value at which a counter of the filter stays.
+            probability: the probability with which a key that has occurred often enough gets a row.
             seed: 64 bits for that.
             capacity: the most keys that are counted exactly.
 
         Raises:
-            MemoryError: the address space for counters can't be had.
+            MemoryError: there isn't enough address space for counters.
         """
         shape = _BloomShape()
         if bloom is not None:
@@ -374,9 +374,9 @@ class CompiledRowStore:
         return int(self._library.row_store_refused(self._number))
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys without rows that were counted, and how often they came, both int64.
+        """Returns the counted keys without rows, and how often they occurred, both int64.
 
-        A Bloom filter doesn't know its keys: there are none.
+        A Bloom filter doesn't know its keys: none are returned.
         """
         while True:
             keys = np.empty(self._library.row_store_counted(self._number), np.int64)
@@ -388,7 +388,7 @@ class CompiledRowStore:
                 return keys, counts
 
     def add_counts(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        """Adds to how often `keys` came that have no rows; both [K] int64.
+        """Adds to the counts of `keys` without rows; both are [K] int64.
 
         Raises:
             MemoryError: there is no room for them.
@@ -400,9 +400,9 @@ class CompiledRowStore:
         )
 
     def forget(self, keys: np.ndarray | None) -> None:
-        """Forgets how often `keys` [K] int64 came that have no rows; all keys if it is None.
+        """Forgets the counts of `keys` [K] int64 without rows; of all keys if it is None.
 
-        A Bloom filter can only forget all.
+        A Bloom filter can only forget all keys.
         """
         if keys is None:
             self._library.row_store_forget(self._number, None, 0)
@@ -426,22 +426,22 @@ class CompiledRowStore:
             raise error(message.value.decode(errors="replace"))
 
     def draw(self, keys: int, count: int, out: int) -> None:
-        """Draws the initial values of `count` keys at an address, to another."""
+        """Draws the initial values of `count` keys at the address `keys` into the address `out`."""
         assert self._draw is not None
         key_array = memory.array_at(keys, (count,), np.uint64, self)
         rows = memory.array_at(out, (count, self._dim), self._dtype, self)
         rows[:] = self._draw(key_array, self._dim)
 
 
-# The stores that have Python draw, by number.
+# The stores that let Python draw initial values, by number.
 _drawing: weakref.WeakValueDictionary[int, CompiledRowStore] = weakref.WeakValueDictionary()
 
 
 @_ROW_FUNCTION
 def _draw_rows(number: int, keys: int, count: int, out: int, message: int, size: int) -> int:
-    """Draws initial values for a store. There is one such function, which is never freed.
+    """Draws initial values for a store. There is only one such function, which is never freed.
 
-    An operation may still need it when the store's Python object has gone.
+    An operation may still need it after the store's Python object has gone.
     """
     try:
         store = _drawing.get(number)
@@ -449,7 +449,7 @@ def _draw_rows(number: int, keys: int, count: int, out: int, message: int, size:
             raise RuntimeError("its session was closed or initialized again")
         store.draw(keys, count, out)
         return _DRAWN
-    except BaseException as error:  # Nothing can be raised through compiled code.
+    except BaseException as error:  # No exception can pass through compiled code.
         lacks_memory = isinstance(error, MemoryError)
         words = str(error) if lacks_memory else f"{type(error).__name__}: {error}"
         raw = words.encode()[: size - 1] + b"\0"

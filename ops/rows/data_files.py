@@ -45,25 +45,25 @@ def _library_functions() -> Any:
 
 
 def are_possible(path: str) -> bool:
-    """Tells whether files at `path` are read and written here, not by TensorFlow's operations."""
+    """Tells whether this module, not TensorFlow's operations, reads and writes files at `path`."""
     return "://" not in path and native_library.missing() is None
 
 
 def buffer_bytes() -> int:
-    """Returns the memory that a `DataFile` takes."""
+    """Returns how much memory a `DataFile` takes."""
     return int(_library_functions().data_file_buffer_bytes())
 
 
 def masked(checksum: int) -> int:
-    """Returns a CRC-32C as a bundle's index has it."""
+    """Returns a CRC-32C in the form of a bundle's index."""
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 
 
 class DataFile:
-    """Is one file that is written from its beginning to its end, and another one afterwards.
+    """Writes one file from its beginning to its end, and then other files.
 
-    Its functions raise OSError, with the number of what failed and the file's path.
+    Its methods raise OSError with the error's number and the file's path.
 
     Attributes:
         size: the bytes that were appended.
@@ -79,7 +79,7 @@ class DataFile:
         self.give_up()
 
     def give_up(self) -> None:
-        """Closes a file that isn't finished, so that its room is free once it is removed.
+        """Closes an unfinished file, so that its space is free once it is removed.
 
         Nothing can be written any more.
         """
@@ -88,12 +88,12 @@ class DataFile:
             self._library.data_file_free(file)
 
     def open(self, path: str) -> None:
-        """Begins a file."""
+        """Starts a file."""
         self._path, self.size = path, 0
         self._check(self._library.data_file_open(self._file, os.fsencode(path)))
 
     def append(self, array: np.ndarray) -> int:
-        """Appends an array's bytes; returns their checksum as a bundle's index has it."""
+        """Appends an array's bytes; returns their checksum in the form of a bundle's index."""
         array = np.ascontiguousarray(array)
         self._check(
             self._library.data_file_append(
@@ -104,7 +104,7 @@ class DataFile:
         return masked(self._checksum.value)
 
     def append_rows(self, snapshot: int, shard: int, rows: np.ndarray, size: int) -> int | None:
-        """Appends rows of a variable as they were; returns their checksum.
+        """Appends rows of a variable as a snapshot has them; returns their checksum.
 
         Args:
             snapshot, shard: the numbers of a snapshot and of a variable in it (`RowSnapshot`).
@@ -112,7 +112,7 @@ class DataFile:
             size: their bytes.
 
         Returns:
-            None if the save was given up.
+            The checksum; None if the save was given up.
         """
         error = self._library.data_file_append_rows(
             self._file,
@@ -129,7 +129,7 @@ class DataFile:
         return masked(self._checksum.value)
 
     def finish(self) -> None:
-        """Writes what is left; the file has `size` bytes then."""
+        """Writes what is left; then the file has `size` bytes."""
         self._check(self._library.data_file_finish(self._file))
 
     def _check(self, error: int) -> None:
@@ -149,7 +149,7 @@ def read(path: str, offset: int, size: int, out: np.ndarray) -> int | None:
 
 
 def checksum(data: bytes) -> int | None:
-    """Returns the checksum of bytes as a bundle has it; None where nothing is compiled."""
+    """Returns the checksum of bytes as in a bundle; None if nothing is compiled."""
     if native_library.missing() is not None:
         return None
     return masked(_library_functions().data_file_checksum(data, len(data)))
@@ -159,7 +159,7 @@ def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
     """Writes the index of a bundle.
 
     Args:
-        path: the file's.
+        path: the file's path.
         pairs: keys and values, by ascending keys.
 
     Raises:
@@ -175,11 +175,11 @@ def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 class RestoreOperation:
-    """Makes the operation that reads rows of data files right into a variable.
+    """Makes the operation that reads rows of data files directly into a variable.
 
     Args:
-        handle: the variable's.
-        dtype: the variable's.
+        handle: the variable's handle.
+        dtype: the variable's type.
     """
 
     def __init__(self, handle: tf.Tensor, dtype: tf.DType):
@@ -198,15 +198,15 @@ class RestoreOperation:
         shape: tuple[int, int],
         verifies: bool = False,
     ) -> dict[tf.Tensor, Any]:
-        """Returns what the operation is fed.
+        """Returns the feeds of the operation.
 
         Args:
             files: paths.
-            slices: [S, 8] int64: which file has a slice, where, its bytes and their checksum; its
-                first row that the variable has, and every how many of them; the variable's row of
-                the first one, and how far the next is from it.
-            shape: the variable's.
-            verifies: reads and checks the slices, and leaves the variable alone.
+            slices: [S, 8] int64: the number of a slice's file, its place, bytes and checksum; its
+              first row that the variable has, and the distance to the next one; the variable's row
+              for the first one, and the distance to the row for the next.
+            shape: the variable's shape.
+            verifies: whether to only read and check the slices, and leave the variable unchanged.
         """
         return {
             self._files: list(files),

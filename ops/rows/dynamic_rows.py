@@ -1,6 +1,6 @@
-"""Finds rows of dynamic tables in the host's memory, by operations of the compiled library.
+"""Finds rows of dynamic tables in host memory, with operations of the compiled library.
 
-The keys, and what is known of the memory of rows and slots, are in `ops/native/row_store.h`.
+`ops/native/row_store.h` has the keys, and what is known about the memory of rows and slots.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def find(
 
     Args:
         numbers: the stores' numbers, T int64 scalars.
-        handles: the variables with the rows, which stay for as long as they are written.
+        handles: the variables with the rows, which stay as long as they are written.
         keys: T times int64.
         insert: bool scalar: True gives new keys rows with initial values, else they have row 0.
 
     Raises:
-        tf.errors.ResourceExhaustedError: in a run; there is no room for new rows. The tables before
-            and after it have theirs.
+        tf.errors.ResourceExhaustedError: in a run; there is no room for a table's new rows. The
+            tables before and after it have got theirs.
     """
     rows: list[tf.Tensor] = on_host().collective_find_rows(numbers, handles, keys, insert, steps=[])
     return rows
@@ -52,8 +52,8 @@ def admit(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Returns the local rows of keys of T tables with admission, int64 in the shapes of the keys.
 
-    A key without a row has 0 outside of training, and -1 in a run that trains. A row from 1 that
-    only later runs see is -1 less the row: the lookup reads row 0, and an update is of the row.
+    A key without a row gets 0 outside of training, and -1 in a training run. For a row r >= 1 that
+    only later runs see, it is -1 - r: the lookup reads row 0, and an update changes row r.
 
     Args:
         numbers, handles: as for `find`.
@@ -63,7 +63,7 @@ def admit(
         step: int64 scalar, the global step to which the run leads.
 
     Returns:
-        (the rows, how often each row was found to have come: 0 where there is none).
+        (the rows, how often the key of each row has occurred: 0 if there is no row).
 
     Raises:
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows or counts.
@@ -73,12 +73,12 @@ def admit(
 
 
 def seen(rows: tf.Tensor) -> tf.Tensor:
-    """Returns the rows that a lookup reads, of what `admit` returned."""
+    """Returns the rows that a lookup reads, given the result of `admit`."""
     return tf.maximum(rows, 0)
 
 
 def updated(rows: tf.Tensor) -> tf.Tensor:
-    """Returns the rows to which what `admit` returned belongs, 0 where there is none."""
+    """Returns the rows that an update changes, given the result of `admit`; 0 if there is none."""
     return tf.where_v2(rows < 0, -1 - rows, rows)
 
 
@@ -100,14 +100,14 @@ def settle_slots(
 
     Args:
         training: bool scalar; a run where it is False fails.
-        rows: the rows that the update is of. They are not read: the operation waits for their keys.
-        number: the store's, int64 scalar.
+        rows: the rows of the update. They are not read: the operation waits for their keys.
+        number: the store's number, int64 scalar.
         slots: the columns' numbers, int64 scalars.
-        handles: the slots' variables.
-        refusal: the words of the error.
+        handles: the handles of the slots' variables.
+        refusal: the text of the error.
 
     Returns:
-        The number of rows that slots have values for, int64 scalar.
+        The number of rows for which slots have values, int64 scalar.
     """
     count: tf.Tensor = on_host().collective_settle_slots(
         training, rows, number, slots, handles, refusal=refusal

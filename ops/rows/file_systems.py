@@ -1,4 +1,4 @@
-"""Finds TensorFlow's file system for a path like `s3://…`, where another package brings it."""
+"""Finds TensorFlow's file system for a path like `s3://…` if another package provides it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-# The release of TensorFlow I/O that was built for the TensorFlow that this library is for.
+# The release of TensorFlow I/O that was built for this library's TensorFlow.
 TENSORFLOW_IO = "tensorflow-io==0.36.0"
 
 
 def check(path: Any) -> None:
-    """Checks that there is a file system for a path; TensorFlow I/O, if installed, brings some.
+    """Checks that a path has a file system; TensorFlow I/O, if installed, provides some.
 
     Args:
         path: a path of any kind, or None.
 
     Raises:
-        ValueError: there is none. It says what to install.
+        ValueError: it has none; says what to install.
     """
     scheme, separator, _ = os.fsdecode(path or "").partition("://")
     if not separator or scheme in tf.io.gfile.get_registered_schemes():
@@ -35,7 +35,7 @@ def check(path: Any) -> None:
 
 @functools.cache
 def _import_tensorflow_io() -> str:
-    """Imports TensorFlow I/O, which registers its file systems; returns why there are no others."""
+    """Imports TensorFlow I/O, which registers its file systems; returns why that failed, or ''."""
     try:
         importlib.import_module("tensorflow_io")
     except ModuleNotFoundError:

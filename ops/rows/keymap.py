@@ -1,7 +1,7 @@
 """Maps the int64 keys of a dynamic table to local rows: the compiled map of keymap.cc.
 
-It works on NumPy arrays and is loaded by ctypes, which lets other threads run meanwhile, and needs
-neither TensorFlow nor Python's headers.
+It works on NumPy arrays. It is loaded by ctypes, so that other threads can run at the same time,
+and needs neither TensorFlow nor Python's headers.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class KeyMap:
     """Gives keys rows 1, 2, 3, … in the order of their insertion. One thread at a time may use it.
 
     Args:
-        capacity: the most rows, below 2**32 - 1. It is reserved as address space; memory is taken
-            as keys come.
+        capacity: the most rows, below 2**32 - 1. Address space is reserved for them; memory is
+          taken as keys are inserted.
 
     Raises:
         ImportError: the compiled map isn't built.
-        MemoryError: the address space can't be had.
+        MemoryError: there isn't enough address space.
     """
 
     def __init__(self, capacity: int):
@@ -113,7 +113,8 @@ class KeyMap:
         """Returns the rows of the int64 `keys`, int64; missing keys are inserted.
 
         Raises:
-            MemoryError: the map is full, or can't grow. Keys before the one that found no place
+            MemoryError: the map is full, or can't grow. The keys before the first one without a
+            place
                 have been inserted.
         """
         keys = np.ascontiguousarray(keys, np.int64)
@@ -130,10 +131,10 @@ class KeyMap:
     def remove(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Removes the keys of `rows` [K] int64, ascending and each once.
 
-        Rows stay dense: the last ones move to those that became free.
+        Rows stay dense: the last rows move to the places that became free.
 
         Returns:
-            (the rows that moved, where to), both int64 and ascending.
+            (the rows that moved, their new places), both int64 and ascending.
         """
         rows = np.ascontiguousarray(rows, np.int64)
         check_ascending(rows, len(self))

@@ -1,12 +1,12 @@
-"""Reserves memory that is taken as it is used, and that TensorFlow takes over in place.
+"""Reserves address space that takes memory as it is used, and that TensorFlow adopts in place.
 
-An array that a `numpy_function` returns is taken over if it begins on 64 bytes, else copied. But it
-stays NumPy's: the first sparse update of a variable copies memory that isn't TensorFlow's own. A
-column of a dynamic table therefore lies in address space that TensorFlow maps itself, by
-`ImmutableConst`, a constant that lies in a file. The file is as long as a column, and empty. Once
-it is mapped, `Region.move_to` puts zero pages there, which take memory when they are written.
-TensorFlow unmaps it when its variable goes. Nothing is ever copied to grow, and nobody guesses a
-capacity.
+TensorFlow adopts an array that a `numpy_function` returns if it is aligned to 64 bytes, else it
+copies the array. But the memory stays NumPy's, and the first sparse update of a variable copies
+memory that isn't TensorFlow's own. So a column of a dynamic table is in address space that
+TensorFlow maps itself: `ImmutableConst`, a constant in a file. The file is as long as a column, and
+empty. Once it is mapped, `Region.move_to` puts zero pages there, which take memory when they are
+written. TensorFlow unmaps them when its variable goes. Growing never copies anything, and nobody
+has to guess a capacity.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
-# Constants of Linux, which Python's mmap module doesn't all have: readable, writable; private,
-# anonymous, not accounted for.
+# Constants of Linux that Python's mmap module lacks in part: readable, writable; private,
+# anonymous, without reservation of swap space.
 _PROTECTION, _RESERVED = 0x1 | 0x2, 0x2 | 0x20 | 0x4000
-_MOVE = 0x1 | 0x2  # May move, to a given address.
+_MOVE = 0x1 | 0x2  # may move, to a given address
 _DONTDUMP, _NOHUGEPAGE = 16, 15
-# Columns of a table that must fit into what the process may reserve: its rows, the slots of two
-# optimizers, one on its way.
+# The number of a table's columns that must fit into what the process may reserve: its rows, the
+# slots of two optimizers, and one that is being moved.
 _COLUMNS = 8
 COLUMN_GB = 96
 
@@ -60,8 +60,8 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
     """Returns how many rows of `row_bytes` to reserve for a column: all that memory could hold.
 
     They take at most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has
-    128 TB of addresses for all columns. There are fewer where the process may reserve less
-    (`ulimit -v`, strict overcommit), and as many for every column of a table.
+    128 TB of addresses for all columns. The number is smaller if the process may reserve less
+    (`ulimit -v`, strict overcommit), and the same for every column of a table.
     """
     rows = rows_within(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), row_bytes, most)
     while rows > 1:
@@ -76,14 +76,14 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
 def rows_within(size: int, row_bytes: int, most: int) -> int:
     """Returns how many rows of `row_bytes` a memory of `size` bytes could hold.
 
-    There are from 1 to `most`, within the limit of a column.
+    The result is from 1 to `most`, within the limit of a column.
     """
     limit = int(os.environ.get("COLLECTIVE_COLUMN_GB") or COLUMN_GB) << 30
     return min(most, max(1, min(limit, size) // row_bytes))
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
-    """Returns an array at an address, in memory that is there as long as `owner` is.
+    """Returns an array at an address, in memory that exists as long as `owner` does.
 
     An empty array may be anywhere.
     """
@@ -96,7 +96,7 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np
 class _Bytes:
     """Presents memory to NumPy as bytes.
 
-    NumPy knows no names of types that others have added (bfloat16).
+    NumPy has no names for types that others have added (bfloat16).
     """
 
     def __init__(self, address: int, size: int, owner: Any):
@@ -110,13 +110,13 @@ class _Bytes:
 
 
 class Region:
-    """Reserves `size` bytes of address space, all zeros, that takes memory, by pages, when written.
+    """Reserves `size` bytes of address space, all zeros; pages take memory when they are written.
 
     Attributes:
         size: in bytes, whole pages.
 
     Raises:
-        MemoryError: the address space can't be had.
+        MemoryError: there isn't enough address space.
     """
 
     def __init__(self, size: int):
@@ -129,14 +129,14 @@ class Region:
                 f"({os.strerror(ctypes.get_errno())}): see ulimit -v"
             )
         self._owned = True
-        # With huge pages small tables would take two megabytes a column; core dumps would hold
-        # terabytes of zeros.
+        # With huge pages, small tables would take two megabytes per column, and core dumps would
+        # contain terabytes of zeros.
         _libc.madvise(self._address, self.size, _NOHUGEPAGE)
         _libc.madvise(self._address, self.size, _DONTDUMP)
 
     @property
     def address(self) -> int:
-        """Returns where it begins."""
+        """Returns its start."""
         return self._address
 
     def __del__(self) -> None:
@@ -144,7 +144,7 @@ class Region:
             _libc.munmap(self._address, self.size)
 
     def move_to(self, address: int) -> None:
-        """Puts the pages at `address`, over what is mapped there; its owner unmaps them later."""
+        """Moves the pages to `address`, over what is mapped there; its owner unmaps them later."""
         if not self._owned:
             raise RuntimeError("this memory has been moved before")
         if _libc.mremap(self._address, self.size, self.size, _MOVE, address) == _FAILED:
@@ -154,12 +154,12 @@ class Region:
         self._address, self._owned = address, False
 
     def view(self, *shape: int, dtype: Any) -> np.ndarray:
-        """Returns the array in it, to be used while the owner of the memory lives."""
+        """Returns the array in it, valid while the owner of the memory lives."""
         return array_at(self._address, shape, dtype, self)
 
 
 class EmptyFile:
-    """Makes a file of `size` bytes that holds nothing, at `path`, to be mapped."""
+    """Makes an empty file of `size` bytes at `path`, to be mapped."""
 
     def __init__(self, size: int, path: str):
         self._path = path

@@ -1,8 +1,8 @@
-"""Announces writes of shards' rows, and keeps sets of rows that changed.
+"""Announces writes of shards' rows, and keeps sets of changed rows.
 
-`ops/native/row_changes.h` has who announces and how to listen, `ops/native/change_set.cc` what is
-kept here: for one consumer, which rows of a shard were written since it looked last, and which keys
-were removed.
+`ops/native/row_changes.h` describes the announcements and listeners, and `ops/native/change_set.cc`
+what is kept: for one consumer, which rows of a shard were written, and which keys were removed,
+since it last asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UPDATES = (
     "LazyAdam",
     "Adam",
 )
-# Operations of the compiled library that announce what they write by themselves.
+# Operations of the compiled library that announce their writes themselves.
 SELF_ANNOUNCING = frozenset(
     {
         *(f"CollectiveSparse{update}" for update in _UPDATES),
@@ -79,14 +79,14 @@ def announce_write(resource: tf.Tensor, rows: tf.Tensor | None) -> tf.Operation:
 
 
 def watch(resource: tf.Tensor, store: tf.Tensor | None = None) -> tf.Tensor:
-    """Makes the operation that gives the number of a shard to which can be listened, int64 scalar.
+    """Makes the operation that returns the number of a shard for listeners, int64 scalar.
 
-    It may run as often as one likes: in one session a variable has one number.
+    It may run any number of times: in one session a variable has one number.
 
     Args:
         resource: the variable's handle.
-        store: the number of the row store, of a dynamic table's own variable. What happens to its
-            keys is announced to the listeners of the shard.
+        store: the number of the row store, for a dynamic table's own variable. Changes of its keys
+            are announced to the listeners of the shard.
     """
     number: tf.Tensor = native_library.library().collective_watch_shard(
         resource, tf.zeros([], tf.int64) if store is None else store
@@ -95,7 +95,7 @@ def watch(resource: tf.Tensor, store: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def announce(shard: int, rows: np.ndarray | None) -> None:
-    """Announces a write that Python makes into a shard's memory: of local rows; None: of all."""
+    """Announces a write by Python into a shard's memory: of local rows; None: of all rows."""
     if rows is None:
         _library_functions().row_changes_announce(shard, None, -1)
         return
@@ -108,11 +108,11 @@ class Changes:
     """Tells what has changed.
 
     Attributes:
-        all: every row counts as changed, and any key may have gone: the others say nothing.
+        all: whether every row counts as changed, and any key may have gone; the others are unused.
         rows: [R] int64 local rows that were written, ascending. Some may not have changed.
-        removed: [K] int64 keys that were removed, each once. Some may have come back.
-        in_file: [F] int64 keys that had changed when they went to the table's file, each once. They
-            may be back, or gone.
+        removed: [K] int64 keys that were removed, each once. Some may be back.
+        in_file: [F] int64 keys that had changed when they moved to the table's file, each once.
+            They may be back, or gone.
     """
 
     all: bool
@@ -125,7 +125,7 @@ class ChangeSet:
     """Notes which rows are written, for one consumer, from `listen` on.
 
     Args:
-        rows: how many rows a shard can have: numbers from there on are none.
+        rows: how many rows a shard can have; larger numbers aren't rows.
     """
 
     def __init__(self, rows: int):
@@ -140,7 +140,7 @@ class ChangeSet:
             self._native.change_set_free(self._number)
 
     def listen(self, shards: Sequence[int]) -> bool:
-        """Listens to exactly these shards from now on, by their numbers.
+        """Listens from now on to exactly these shards, given by their numbers.
 
         Returns:
             True if it listened to all of them before.
@@ -156,11 +156,11 @@ class ChangeSet:
         return was_complete
 
     def begin(self) -> None:
-        """Sets aside what has changed until now. `done` or `undo` follow."""
+        """Sets aside what has changed until now. Call `done` or `undo` afterwards."""
         self._native.change_set_begin(self._number)
 
     def changes(self) -> Changes:
-        """Returns what was set aside, with the rows where they are now."""
+        """Returns what was set aside, with the current places of the rows."""
         rows, removed, in_file = (ctypes.c_int64() for _ in range(3))
         is_all = self._native.change_set_sizes(
             self._number, ctypes.byref(rows), ctypes.byref(removed), ctypes.byref(in_file)
@@ -174,5 +174,5 @@ class ChangeSet:
         self._native.change_set_done(self._number)
 
     def undo(self) -> None:
-        """Counts what was set aside as changed still."""
+        """Counts what was set aside as still changed."""
         self._native.change_set_undo(self._number)

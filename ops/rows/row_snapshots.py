@@ -1,7 +1,7 @@
 """Keeps rows of variables as they are at one moment, while runs change them.
 
-`ops/native/snapshot.h` says how. Rows are copied when they are about to change, into a bounded
-room; everything else is read where it is.
+`ops/native/snapshot.h` says how. Rows are copied just before they change, into bounded memory;
+everything else is read in place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class CopyRoom:
 
     Args:
         size: bytes.
-        patience: who waits for room gives the save up if so many seconds long nothing was read.
+        patience: a run that waits for room gives the save up after this many seconds without a
+          read.
     """
 
     def __init__(self, size: int, patience: float):
@@ -64,23 +65,23 @@ class CopyRoom:
 
     @property
     def waited(self) -> float:
-        """Returns the seconds that runs have waited for room."""
+        """Returns how many seconds runs have waited for room."""
         return float(self._library.snapshot_room_waited_ns(self.number)) / 1e9
 
     def give_up(self) -> None:
-        """Lets nobody wait any more; snapshots can't be read from now on."""
+        """Ends all waiting; from now on snapshots can't be read."""
         self._library.snapshot_room_give_up(self.number)
 
     def note_progress(self) -> None:
-        """Tells those who wait that what they wait for goes on."""
+        """Tells waiting runs that the save makes progress."""
         self._library.snapshot_room_note_progress(self.number)
 
 
 class RowSnapshot:
-    """Is a snapshot of variables whose rows move together, from `listen` to `end`.
+    """Holds a snapshot of variables whose rows move together, from `listen` to `end`.
 
     Attributes:
-        room: for copies.
+        room: the room for copies.
     """
 
     def __init__(self, room: CopyRoom):
@@ -92,26 +93,26 @@ class RowSnapshot:
             self.end()
 
     def listen(self) -> None:
-        """Begins, between two runs, when all variables have been added (`hold`)."""
+        """Starts the snapshot, between two runs, once all variables have been added (`hold`)."""
         self._library.snapshot_listen(self.number)
 
     def rows(self, shard: int, rows: np.ndarray, dim: int, dtype: Any) -> SnapshotSlice:
-        """Returns rows as they were, to be read once.
+        """Returns rows as the snapshot has them, to be read once.
 
         Args:
-            shard: the number by which the variable is watched, or was held.
+            shard: the number under which the variable is watched, or was held.
             rows: [b] local rows.
-            dim, dtype: of the variable.
+            dim, dtype: the variable's dimension and type.
         """
         return SnapshotSlice(self, shard, np.ascontiguousarray(rows, np.int64), dim, dtype)
 
     def end(self) -> None:
-        """Ends it, and gives its memory back."""
+        """Ends the snapshot, and releases its memory."""
         self._library.snapshot_end(self.number)
 
 
 class SnapshotSlice:
-    """Is some rows of a variable of a snapshot, which are read once: by `read`, or into a file.
+    """Holds some rows of a variable in a snapshot, which are read once: by `read`, or into a file.
 
     Attributes:
         shape, dtype, nbytes: as for an array.
@@ -143,7 +144,7 @@ class SnapshotSlice:
         return out
 
     def append_to(self, file: DataFile) -> int:
-        """Appends the rows to a file, without an array between; returns their checksum.
+        """Appends the rows to a file without an intermediate array; returns their checksum.
 
         Raises:
             TimeoutError: the save was given up.
@@ -165,7 +166,7 @@ class HoldOperation:
     """Makes the operation that adds a variable to a snapshot.
 
     Args:
-        handle: the variable's.
+        handle: the variable's handle.
     """
 
     def __init__(self, handle: tf.Tensor):
@@ -175,11 +176,11 @@ class HoldOperation:
         )
 
     def feeds(self, snapshot: RowSnapshot, shard: int, rows: int) -> dict[tf.Tensor, int]:
-        """Returns what the operation is fed.
+        """Returns the feeds of the operation.
 
         Args:
-            snapshot: that the variable is added to.
-            shard: the number by which it is watched; a negative one if nobody writes it meanwhile.
-            rows: its first rows, which belong to the snapshot; all if negative.
+            snapshot: the snapshot to which the variable is added.
+            shard: the number under which it is watched; negative if nothing writes it meanwhile.
+            rows: the number of its first rows that belong to the snapshot; all rows if negative.
         """
         return {self.snapshot: snapshot.number, self.shard: shard, self.rows: rows}

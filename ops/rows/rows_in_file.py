@@ -1,7 +1,7 @@
-"""Moves rows of compiled row stores to files of their own, and reads them there.
+"""Moves rows of compiled row stores to separate files, and reads them there.
 
 The stores are known by their numbers; see `ops/native/rows_in_file.cc`. Code that moves, removes or
-lists rows sees to it that no run works on the store meanwhile.
+lists rows makes sure that no run works on the store at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import native_library
 from collective.ops.rows import memory
 
-IN_FILE = 2**62  # `locate` gives it for the row of a key that is in the file.
+IN_FILE = 2**62  # the row that `locate` returns for a key in the file
 
 _NO_MEMORY = int(tf.errors.RESOURCE_EXHAUSTED)
 _MESSAGE_BYTES = 4096
@@ -63,30 +63,30 @@ def keep_in_file(number: int, folder: str, memory_bytes: int) -> None:
     """Gives a store without rows a file, to which `move_to_file` moves rows.
 
     Args:
-        number: the store's.
-        folder: where the file is made. It has no name there, and goes with the store.
-        memory_bytes: what rows and slots are to take in memory.
+        number: the store's number.
+        folder: the folder in which the file is made. It has no name there, and goes with the store.
+        memory_bytes: how much memory rows and slots may take.
 
     Raises:
         OSError: the file can't be made.
-        MemoryError: the address space of its index can't be had.
+        MemoryError: there isn't enough address space for its index.
     """
     functions = _library_functions()
     _call(functions.row_store_keep_in_file, number, folder.encode(), memory_bytes)
 
 
 def any_is_overfull() -> bool:
-    """Tells whether any store of the process has more rows in memory than it is to have."""
+    """Tells whether any store of the process has more rows in memory than it should."""
     return bool(_library_functions().row_stores_overfull())
 
 
 def is_overfull(number: int) -> bool:
-    """Tells whether a store has more rows in memory than it is to have."""
+    """Tells whether a store has more rows in memory than it should."""
     return bool(_library_functions().row_store_is_overfull(number))
 
 
 def count_in_memory(number: int) -> int:
-    """Returns the number of rows of a store that are in memory, and have values."""
+    """Returns how many rows of a store are in memory and have values."""
     return int(_library_functions().row_store_count_in_memory(number))
 
 
@@ -104,15 +104,16 @@ def keys(number: int) -> np.ndarray:
 
 
 def move_to_file(number: int, slots: Sequence[int], noted: int | None) -> None:
-    """Moves the rows that were used longest ago, if there are more than there is memory for.
+    """Moves the least recently used rows, if there are more than there is memory for.
 
     Args:
-        number: the store's.
+        number: the store's number.
         slots: the numbers of all `CompiledColumn`s that the table has in addition to its rows.
-        noted: that of the one, of [1] int64, that `notes` has of the rows in the file; or None.
+        noted: the number of the column, of [1] int64, whose values in the file `notes` returns; or
+            None.
 
     Raises:
-        OSError: the file can't be written, or read where it is made smaller. No row is lost.
+        OSError: the file can't be written, or not be read while it is compacted. No row is lost.
         MemoryError: the index of the file can't grow.
     """
     columns = np.array(slots, np.int64)
@@ -126,7 +127,7 @@ def move_to_file(number: int, slots: Sequence[int], noted: int | None) -> None:
 
 
 def notes(number: int, keys: np.ndarray) -> np.ndarray:
-    """Returns what is known in memory of `keys` in a store's file, int64; 0 if nothing is."""
+    """Returns what memory notes about `keys` in a store's file, int64; 0 if nothing."""
     keys = np.ascontiguousarray(keys, np.int64)
     noted = np.empty(keys.shape, np.int64)
     _library_functions().row_store_file_notes(
@@ -144,13 +145,13 @@ def locate(number: int, keys: np.ndarray) -> np.ndarray:
 
 
 def read(number: int, keys: np.ndarray, columns: Sequence[int], out: Sequence[np.ndarray]) -> None:
-    """Copies what columns have of `keys`, wherever the rows are; zeros for unknown keys.
+    """Copies the columns' values of `keys`, wherever the rows are; zeros for unknown keys.
 
     Args:
-        number: the store's.
+        number: the store's number.
         keys: [b] int64.
-        columns: the numbers of `CompiledColumn`s, which may be that of the rows.
-        out: arrays [b, D] of the columns' types, for each.
+        columns: the numbers of `CompiledColumn`s, which may include that of the rows.
+        out: for each column an array [b, D] of its type.
 
     Raises:
         OSError: the file can't be read.
@@ -170,7 +171,7 @@ def read(number: int, keys: np.ndarray, columns: Sequence[int], out: Sequence[np
 
 
 def remove(number: int, keys: np.ndarray) -> int:
-    """Removes those of `keys` that are in a store's file. Returns how many."""
+    """Removes those `keys` that are in a store's file. Returns how many."""
     keys = np.ascontiguousarray(keys, np.int64)
     functions = _library_functions()
     return int(functions.row_store_remove_in_file(number, keys.ctypes.data, keys.size))

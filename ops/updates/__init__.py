@@ -1,1 +1,1 @@
-"""Updates rows of shards by compiled operations."""
+"""Updates rows of shards with compiled operations."""

@@ -1,17 +1,18 @@
 """Makes one operation of many updates of rows.
 
-In the host's memory, the operation that sums the gradients of tables updates their rows, too:
+In host memory, the operation that sums the gradients of tables updates their rows, too:
 
     CollectiveReduceRows ──sums──► CollectiveSparseAdagrad, one for each table
     CollectiveSparseReduceAdagrad: both, table by table, so that no sum leaves the cache
 
-Inside of `fusing`, an update by a sum waits for the others. At its end one operation makes the sum
-and all updates by it, if nothing else uses the sum: not if a gradient is clipped, say, or shown.
-Where it is used later, it is made once more there. The results are the same, bit for bit.
+Inside `fusing`, an update by a sum waits for the others. At the end, one operation computes the sum
+and all updates by it, if nothing else uses the sum: not if a gradient is clipped or shown, for
+example. If the sum is used later, it is computed once more there. The results are the same, bit for
+bit.
 
-On a GPU that one is CollectiveSparseReduceUpdate, for any rule. Updates by no such sum, or where it
-is used, too, wait for each other if they have one rule and the same numbers: one operation makes
-them by one kernel, CollectiveSparseUpdate.
+On a GPU that operation is CollectiveSparseReduceUpdate, for any rule. Other updates (by no such
+sum, or by a sum that is used elsewhere, too) wait for each other if they have the same rule and
+numbers: one operation carries them out in one kernel, CollectiveSparseUpdate.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class RowUpdate:
     """Describes the update of one table's rows.
 
     Attributes:
-        rule: ends the names of the operations that compute it: 'Adagrad', …
+        rule: the end of the names of the operations that compute it: 'Adagrad', …
         table, slots: variables of a shard, float32.
         numbers: float32 scalars: the learning rate, …
         gradient: float32 [K, D].
         rows: int64 [K], each at most once.
-        used: for a rule that updates all rows, the last row that there is, int64 scalar; see
+        used: for a rule that updates all rows, the last existing row, int64 scalar; see
             `sparse_updates.adam`. None for other rules.
-        on_device: kernels of a GPU update the rows.
-        bound: on a device, what the elements of the rows are kept within after the update.
+        on_device: whether kernels of a GPU update the rows.
+        bound: on a device, the bound of the rows' elements after the update.
     """
 
     rule: str
@@ -61,7 +62,7 @@ class RowUpdate:
     bound: float = math.inf
 
     def alone(self) -> tf.Operation:
-        """Makes the operation that updates this table only."""
+        """Makes the operation that updates only this table."""
         if self.on_device:
             return _joined([self])
         used = [] if self.used is None else [self.used]
@@ -73,7 +74,7 @@ class RowUpdate:
 
 
 class _Sum(NamedTuple):
-    """Says which table's gradient of which CollectiveReduceRows a tensor is."""
+    """Says which table's gradient, and of which CollectiveReduceRows, a tensor is."""
 
     op: tf.Operation
     table: int
@@ -81,7 +82,7 @@ class _Sum(NamedTuple):
 
 class _Pending(NamedTuple):
     """Holds an update that waits; `done` stands for it, after its control dependencies. `sum` is
-    None for one on a device by another gradient.
+    None for an update on a device by another gradient.
     """
 
     update: RowUpdate
@@ -89,7 +90,7 @@ class _Pending(NamedTuple):
     done: tf.Operation
 
     def kind(self) -> tuple[str, ...]:
-        """Says what updates have in common that one operation can make."""
+        """Says what updates must have in common for one operation to carry them out."""
         return (self.update.rule, *(number.name for number in self.update.numbers))
 
 
@@ -98,7 +99,7 @@ _current = threading.local()
 
 @contextlib.contextmanager
 def fusing() -> Iterator[None]:
-    """Fuses updates that are made inside: with the sums of their gradients, or with each other."""
+    """Fuses the updates made inside with the sums of their gradients, or with each other."""
     previous, _current.pending = getattr(_current, "pending", None), []
     try:
         yield
@@ -129,7 +130,7 @@ def fusing() -> Iterator[None]:
 
 
 def apply(update: RowUpdate) -> tf.Operation:
-    """Makes the operation of an update; inside of `fusing` one that stands for it."""
+    """Makes the operation of an update; inside `fusing`, an operation that stands for it."""
     pending = getattr(_current, "pending", None)
     if pending is None:
         return update.alone()
@@ -145,7 +146,7 @@ def keep_within(bound: float, done: tf.Operation) -> bool:
     """Has an update that `apply` returned keep the elements of its rows in [-bound, bound].
 
     Returns:
-        False if it can't: of all updates, those on a device can that still wait for others.
+        False if it can't: only updates on a device that still wait for others can.
     """
     pending = getattr(_current, "pending", None) or []
     for number, one in enumerate(pending):
@@ -157,15 +158,15 @@ def keep_within(bound: float, done: tf.Operation) -> bool:
 
 
 def before_sum(values: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what a table's gradient is summed from, for those who need not wait for the sum.
+    """Returns the terms of the sum that is a table's gradient, without waiting for the sum.
 
     Args:
         values: [K, D].
         rows: [K].
 
     Returns:
-        (the gradients of all tables as the ranks sent them, the table's rows with repetitions); for
-        a gradient that is no such sum (values, rows) themselves.
+        (the gradients of all tables as the ranks sent them, the table's rows with repetitions);
+        `values` and `rows` themselves if the gradient isn't such a sum.
     """
     found = _sum_of(values, rows)
     if found is None:
@@ -175,12 +176,12 @@ def before_sum(values: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _sum_of(values: tf.Tensor, rows: tf.Tensor) -> _Sum | None:
-    """Returns the sum that a table's gradient is, unchanged; None if it isn't one."""
+    """Returns the sum that is, unchanged, a table's gradient; None if the gradient isn't one."""
     op = rows.op
     if op.type != "CollectiveReduceRows" or op.graph is not tf.get_default_graph():
         return None
     table = rows.value_index - op.get_attr("T")
-    # TensorFlow's optimizers let each gradient of an operation wait for the others.
+    # TensorFlow's optimizers make each gradient of an operation wait for the others.
     while values.op.type == "Identity" and _waits_only_for(values.op, op):
         values = values.op.inputs[0]
     return _Sum(op, table) if values.op is op and values.value_index == table else None
@@ -194,9 +195,9 @@ def _waits_only_for(identity: tf.Operation, op: tf.Operation) -> bool:
 
 
 def _build(pending: Sequence[_Pending], fuse: Callable[[], tf.Operation] | None) -> None:
-    """Makes the operation of updates by `fuse`, or one for each if that is None."""
+    """Makes the operation of the updates with `fuse`, or one for each if that is None."""
     if fuse is not None:
-        # All in the scope of the first: a profile takes its operations for the optimizer's.
+        # All are in the scope of the first: a profile counts its operations as the optimizer's.
         waited = dict.fromkeys(x for each in pending for x in each.done.control_inputs)
         with _in_place_of(pending[0], waited):
             fused = fuse()
@@ -230,7 +231,7 @@ def _is_fusible(op: tf.Operation, pending: Sequence[_Pending]) -> bool:
 
 
 def _wait_for_each_other(pending: Sequence[_Pending]) -> bool:
-    """Tells whether an update waits for another one. Nothing older than the first can do so."""
+    """Tells whether an update waits for another. Nothing older than the first can do so."""
     done = {x.done for x in pending}
     first = min(x._id for x in done)
     starts = [x for each in pending for x in each.done.control_inputs]
@@ -297,7 +298,7 @@ def _joined(updates: Sequence[RowUpdate]) -> tf.Operation:
 def _on_device(
     name: str, updates: Sequence[RowUpdate], gradients: Sequence[Any], **attributes: Any
 ) -> tf.Operation:
-    """Makes the operation of a device called `name`, which updates by `gradients`."""
+    """Makes the device operation `name`, which updates by `gradients`."""
     first = updates[0]
     host_inputs.keep_on_host(first.numbers)
     made: tf.Operation = getattr(operations(), name)(

@@ -1,10 +1,10 @@
-"""Updates rows of shards by operations of our own, where they beat TensorFlow's by measurement.
+"""Updates rows of shards with our own operations, where they measurably beat TensorFlow's.
 
-They are compiled. On a CPU (`ops/native/sparse_updates.cc`) it is one operation for each table, or
-one for all tables that sums their gradients, too (`ops/updates/reduced_updates.py`). On a GPU
-(`ops/native/gpu/update.cc`) one operation launches a kernel for many tables; there are plain
-gradient descent and RMSProp, too. Where the compiled library is missing, and for other types than
-float32, TensorFlow's operations do the work. `benchmarks/RESULTS.md` has what it gives.
+They are compiled. On a CPU (`ops/native/sparse_updates.cc`) there is one operation per table, or
+one for all tables that also sums their gradients (`ops/updates/reduced_updates.py`). On a GPU
+(`ops/native/gpu/update.cc`) one operation launches a kernel for many tables, and there are also
+plain gradient descent and RMSProp. TensorFlow's operations do the work if the compiled library is
+missing, and for other types than float32. `benchmarks/RESULTS.md` has the gains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPILED = frozenset({"AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer", "Mom
 def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
     """Tells whether rows of these types can be updated here as an optimizer does.
 
-    The optimizer is called by its name in `tf.train`.
+    `optimizer` is its name in `tf.train`.
     """
     return is_compiled(*dtypes) and (on_device(hashed) or optimizer in COMPILED)
 
@@ -45,10 +45,10 @@ def update(
     rows: tf.Tensor,
     used: tf.Tensor | None = None,
 ) -> tf.Operation:
-    """Updates rows by a rule, where the table is.
+    """Updates rows by a rule, on the device where the table is.
 
     Args:
-        rule: its name, as it ends those of the compiled operations: 'Adagrad', …
+        rule: the end of the compiled operations' names: 'Adagrad', …
         table, slots: variables of a shard, float32 [R, D].
         numbers: float32 scalars: the learning rate, …
         gradient: float32 [K, D].
@@ -86,7 +86,7 @@ def row_wise_adagrad(
     gradient: tf.Tensor,
     rows: tf.Tensor,
 ) -> tf.Operation:
-    """Updates rows by Adagrad with one accumulator for each row.
+    """Updates rows by Adagrad with one accumulator per row.
 
         accumulator[rows] += mean(gradient ** 2)
         table[rows] -= rate * gradient / (sqrt(accumulator[rows]) + epsilon)
@@ -167,7 +167,7 @@ def lazy_adam(
     gradient: tf.Tensor,
     rows: tf.Tensor,
 ) -> tf.Operation:
-    """Updates rows by Adam, and leaves other rows alone.
+    """Updates rows by Adam, and leaves other rows unchanged.
 
         m[rows] = beta1 * m[rows] + (1 - beta1) * gradient
         v[rows] = beta2 * v[rows] + (1 - beta2) * gradient ** 2
@@ -197,14 +197,14 @@ def adam(
     rows: tf.Tensor,
     used: tf.Tensor | None = None,
 ) -> tf.Operation:
-    """Updates all rows by Adam, those without a gradient by one of zeros.
+    """Updates all rows by Adam; rows without a gradient as if their gradient were zero.
 
     That is what `tf.train.AdamOptimizer` does with a sparse gradient.
 
     Args:
         table, m, v, rate, beta1, beta2, epsilon, gradient, rows: as for `lazy_adam`.
-        used: the last row that there is, int64 scalar: rows 1 to this one are there, row 0 isn't.
-            None if all rows are there.
+        used: the last existing row, int64 scalar: rows 1 to this one exist, row 0 doesn't. None if
+            all rows exist.
     """
     numbers = [rate, beta1, beta2, epsilon]
     used = tf.constant(-1, tf.int64) if used is None else used

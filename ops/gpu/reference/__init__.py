@@ -1,3 +1,3 @@
-"""Has the kernels' functions in NumPy, with the same signatures: the truth that the kernels are
-held to. A workspace is not needed.
+"""The kernels' functions in NumPy, with the same signatures: the truth against which the kernels
+are checked. They need no workspace.
 """

@@ -1,4 +1,4 @@
-"""Holds the hash table in NumPy: sorted keys, and what is known of each."""
+"""The hash table in NumPy: sorted keys, and what is known about each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collective.ops.gpu.segments import Segments
 
 
 class HashTable:
-    """See `collective.ops.gpu.hash_table.HashTable`. Slots are of no account."""
+    """See `collective.ops.gpu.hash_table.HashTable`. The number of slots is ignored."""
 
     def __init__(self, name: str, device: Any = None, slots: int = 0, most_rows: int = MOST_ROWS):
         self.name, self.most_rows = name, most_rows
@@ -23,7 +23,7 @@ class HashTable:
         return len(self.keys)
 
     def found(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds keys: [K] int64, where each is, and [K] bool, whether it is there."""
+        """Finds keys: [K] int64, the place of each, and [K] bool, whether it exists."""
         at = np.searchsorted(self.keys, keys)
         there = at < len(self.keys)
         there[there] = self.keys[at[there]] == keys[there]

@@ -15,8 +15,8 @@ from collective.ops.gpu.pool import MEAN, SUM, Ids, Lookup, Terms
 def _bags(
     lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids
 ) -> Iterator[tuple[int, int, Lookup, slice, np.ndarray, np.ndarray, np.ndarray, float]]:
-    """Yields for each sample (look-up, sample of all, the look-up, its ids, their rows, weights,
-    clips, divisor).
+    """Yields for each sample (the look-up's number, the sample's number, the look-up, its ids,
+    their rows, weights, clips, divisor).
     """
     number = 0
     for m, lookup in enumerate(lookups):

@@ -1,5 +1,5 @@
-"""`collective.ops.gpu.sums` in NumPy. Rows are given as matrices in place of `Rows`, and sums are
-of float64.
+"""`collective.ops.gpu.sums` in NumPy. Rows are given as matrices instead of `Rows`, and sums are
+float64.
 """
 
 from __future__ import annotations
