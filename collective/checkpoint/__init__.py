@@ -64,8 +64,8 @@ def read_table(
 
     Args:
         path: a checkpoint's prefix, an increment's, or a folder, whose newest state is read.
-        name: the name of the table ('user'), or of the slot ('user/Adagrad').
-        block: rows at a time, which bounds the memory.
+        name: the name of the table ('user') or of the slot ('user/Adagrad').
+        block: how many rows to read at a time, which bounds the memory.
         frequencies: whether to yield also how often training looked up keys, for a dynamic table
             that was saved with `TablePolicy(filter_freq=…)`. Keys without rows are in
             '<table>/refused', which is read like a slot; a Bloom filter doesn't know them.
@@ -103,7 +103,7 @@ def enable_increments(folder: str) -> None:
             checkpoint.save_increment(session, 'model')
 
     Args:
-        folder: the checkpoints'.
+        folder: the folder of the checkpoints.
 
     Raises:
         RuntimeError: the compiled operations are missing, or it is called eagerly.
@@ -155,7 +155,7 @@ def changes(consumer: str, slots: bool = False) -> Consumer:
                         send(keys, rows)
 
     Args:
-        consumer: its name.
+        consumer: the consumer's name.
         slots: whether to include the rows of optimizers' slots.
 
     Returns:
@@ -214,7 +214,7 @@ def load(path: str) -> LoadedCheckpoint:
         model['dense/kernel']               # an array
         user = model['user']                # a table: nothing is read yet
         user[[3, 5]]                        # [2, D], the rows of these keys
-        user.lookup(keys, default=0.0)      # zeros for keys that there aren't
+        user.lookup(keys, default=0.0)      # zeros for missing keys
         for keys, rows in user.blocks():    # all of it, by ascending keys
             ...
 
@@ -334,7 +334,7 @@ def wait() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # They need TensorFlow, or what the package itself can do without.
+    # These need TensorFlow, which the package itself doesn't.
     if name == "KeepBest":
         from collective.checkpoint.saving import best
 

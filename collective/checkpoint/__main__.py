@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-# Without a GPU TensorFlow's import says on every machine that it can't register CUDA's libraries.
+# Without a GPU, TensorFlow's import always says that it can't register CUDA's libraries.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -123,7 +123,7 @@ def _import(args: argparse.Namespace) -> Any:
 
 
 def _folder(path: str) -> str:
-    """Returns the folder of a checkpoint, which is named by its prefix or by its folder."""
+    """Returns the folder of a checkpoint, given its prefix or its folder."""
     return os.path.realpath(path if os.path.isdir(path) else os.path.dirname(path) or ".")
 
 

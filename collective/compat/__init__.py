@@ -1,1 +1,1 @@
-"""Holds the names of other frameworks, so that scripts written for them run unchanged."""
+"""Provides the names of other frameworks, so that scripts written for them run unchanged."""

@@ -1,4 +1,4 @@
-"""Defines functions of TensorFlow 1's tf.contrib by what TensorFlow 2.15 still has."""
+"""Defines functions of TensorFlow 1's tf.contrib with what TensorFlow 2.15 still has."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def sequence_input_layer(
     weight_collections: Any = None,
     trainable: bool = True,
 ) -> Any:
-    """Returns (layer [B, T, D], lengths [B]) of columns of sequences.
+    """Returns (layer [B, T, D], lengths [B]) for sequence columns.
 
     Raises:
         NotImplementedError: `weight_collections` is given.
@@ -185,7 +185,7 @@ def sequence_input_layer(
 
 
 class Linear:
-    """Multiplies the arrays of a list, side by side, by one matrix, as cells of an RNN do.
+    """Multiplies arrays, joined side by side, by one matrix, as RNN cells do.
 
     Args:
         args: a tensor [B, D] or several, whose widths determine the matrix.
@@ -231,17 +231,17 @@ class HParams:
         self.__dict__.update(values)
 
     def add_hparam(self, name: str, value: Any) -> None:
-        """Adds one."""
+        """Adds a hyperparameter."""
         if name in self.__dict__:
             raise ValueError(f"hyperparameter {name} is there already")
         self.__dict__[name] = value
 
     def set_hparam(self, name: str, value: Any) -> None:
-        """Sets one that is there."""
+        """Sets an existing hyperparameter."""
         self.__dict__[name] = value
 
     def values(self) -> dict[str, Any]:
-        """Returns all."""
+        """Returns all hyperparameters."""
         return dict(self.__dict__)
 
     def __contains__(self, name: str) -> bool:

@@ -64,7 +64,7 @@ class CacheType(enum.IntEnum):
     LFU = 1
 
 
-# DeepRec's default, as a number: so it is told from a CacheType.LFU that a script names.
+# DeepRec's default, as a number, so that it differs from a CacheType.LFU that a script names.
 _DEFAULT_CACHE = int(CacheType.LFU)
 
 
@@ -82,7 +82,7 @@ class InitializerOption:
             (`TablePolicy.default_value_no_permission`)
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     initializer: Any = None
@@ -104,7 +104,7 @@ class CounterFilter:
             so does 1. (`TablePolicy.filter_freq`)
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     filter_freq: int = 0
@@ -129,7 +129,7 @@ class CBFFilter:
             default. (`TablePolicy.counter_type`)
 
     Raises:
-        ValueError: an option has a value that it can't have, or one of max_element_size and
+        ValueError: an option has an invalid value, or one of max_element_size and
             false_positive_probability is given without the other.
     """
 
@@ -169,7 +169,7 @@ class GlobalStepEvict:
             (`TablePolicy.steps_to_live`)
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     steps_to_live: int | None = None
@@ -192,7 +192,7 @@ class L2WeightEvict:
             (`TablePolicy.l2_weight_threshold`)
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     l2_weight_threshold: float = -1.0
@@ -219,7 +219,7 @@ class CheckpointOption:
         init_data_source: must be None: rows come from checkpoints, or from `table.import_()`.
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
         NotImplementedError: one of the two options that are not supported is set.
     """
 
@@ -230,7 +230,7 @@ class CheckpointOption:
 
     @property
     def first_rows(self) -> FirstRows | None:
-        """Returns where the rows are, as a policy has it."""
+        """Returns where the rows are, in the form of a policy."""
         if self.ckpt_to_load_from is None:
             return None
         return FirstRows(self.ckpt_to_load_from, self.tensor_name_in_ckpt)
@@ -278,7 +278,7 @@ class StorageOption:
             script names LFU, the table warns about it.
 
     Raises:
-        ValueError: an option has a value that it can't have, or files have no folder.
+        ValueError: an option has an invalid value, or files have no folder.
     """
 
     storage_type: StorageType | None = None
@@ -323,17 +323,17 @@ class EmbeddingVariableOption:
 
     Args:
         ht_type, ht_partition_num: tune DeepRec's hash tables. No effect.
-        evict_option: when a row is given up, a `GlobalStepEvict` or an `L2WeightEvict`. Default
+        evict_option: when a row is evicted, a `GlobalStepEvict` or an `L2WeightEvict`. Default
             None: never.
-        ckpt: from the rows of which checkpoint the table starts, a `CheckpointOption`. Default
-            None: by the initializer.
+        ckpt: the checkpoint with whose rows the table starts, a `CheckpointOption`. Default None:
+            the initializer is used.
         filter_option: when a key gets a row, a `CounterFilter` or a `CBFFilter`. Default None: when
             it is first looked up.
-        storage_option: where rows are kept, a `StorageOption`. Default: in memory.
-        init_option: what rows start from, an `InitializerOption`.
+        storage_option: where rows are stored, a `StorageOption`. Default: in memory.
+        init_option: the initial values of rows, an `InitializerOption`.
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     ht_type: str = ""
@@ -362,7 +362,7 @@ class EmbeddingVariableOption:
                 )
 
     def to_policy(self) -> TablePolicy:
-        """Returns the policy that the options ask for, as far as there is one."""
+        """Returns the policy for the options that have an equivalent."""
         evict = self.evict_option
         steps = evict.steps_to_live if isinstance(evict, GlobalStepEvict) else None
         threshold = evict.l2_weight_threshold if isinstance(evict, L2WeightEvict) else 0.0
@@ -381,14 +381,14 @@ class EmbeddingVariableOption:
         )
 
     def without_effect(self) -> dict[str, str]:
-        """Returns the options that have no effect yet, as they were given, and what that means."""
+        """Returns the given options that have no effect yet, and what that means."""
         if not self.storage_option.moves_the_least_frequent:
             return {}
         return {"cache_strategy=CacheType.LFU": "rows go to files by their last use (LRU)"}
 
 
 def _admission(filter_option: CounterFilter | CBFFilter | None) -> dict[str, Any]:
-    """Returns the fields of a policy that a filter makes."""
+    """Returns the fields of a policy that correspond to a filter."""
     if filter_option is None or filter_option.filter_freq == 0:
         return {}
     fields: dict[str, Any] = {"filter_freq": filter_option.filter_freq}

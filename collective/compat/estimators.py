@@ -1,7 +1,7 @@
-"""Makes TensorFlow's Estimators, where a script makes them in scope(), those of all ranks.
+"""Makes the Estimators that a script makes in scope() Estimators of all ranks.
 
-A script that runs as it is says `tf.estimator.Estimator`. The library refuses that in scope(), as
-each rank would use all of the input, and has `CollectiveStrategy.estimator` in its place.
+An unchanged script says `tf.estimator.Estimator`. The library refuses that in scope(), since each
+rank would use all of the input, and offers `CollectiveStrategy.estimator` instead.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collective.tensorflow_internals.estimators import estimator as estimator_li
 
 
 class Estimator(tf.estimator.Estimator):
-    """Is `CollectiveStrategy.estimator` in scope(), and TensorFlow's own outside.
+    """`CollectiveStrategy.estimator` in scope(), and TensorFlow's own Estimator outside.
 
-    So is an object of a script's own subclass.
+    The same holds for an object of a script's own subclass.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the one or the other."""
+        """Makes one or the other."""
         made: Any = _of_all_ranks(cls) if SCOPES.is_open else cls
         return super().__new__(made)
 
@@ -36,24 +36,24 @@ class Estimator(tf.estimator.Estimator):
             super().__init__(*args, **kwargs)
 
     def _assert_members_are_not_overridden(self) -> None:
-        """Asserts of a script's own subclass what TensorFlow asserts of it."""
+        """Checks a script's own subclass as TensorFlow does."""
         estimator_lib._assert_members_are_not_overridden(Estimator, self)
 
     def export_saved_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Exports a model: the function of the one or the other, which takes INCREMENTS, too."""
+        """Exports a model by the method of either class, which also takes INCREMENTS."""
         if kwargs.pop(INCREMENTS.keyword, False):
             INCREMENTS.use()
         return super().export_saved_model(*args, **kwargs)
 
 
 def _of_all_ranks(cls: Any) -> Any:
-    """Returns a subclass of a script's Estimator whose methods are those of all ranks."""
+    """Returns a subclass of a script's Estimator with the methods of an Estimator of all ranks."""
     members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
     return type(cls.__name__, (cls, collective_estimator.Estimator), members)
 
 
 def _ready_made(name: str) -> Any:
-    """Returns one of TensorFlow's ready-made Estimators, whose model all ranks train in scope()."""
+    """Returns a ready-made Estimator of TensorFlow that all ranks train together in scope()."""
     original = getattr(tf.estimator, name)
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Describes the names of another framework, and says of each where it leads here.
+"""Describes another framework's names, and where each of them leads here.
 
-A framework is a table of names. A script of the framework gets them from modules that
-`collective.compat.script_modules` makes of the table; docs/ prints it.
+A framework is a table of names. Its scripts get the names from modules that
+`collective.compat.script_modules` makes from the table; docs/ prints the table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, Literal
 
-# How the tables, and messages, shorten the names of modules; frameworks' scripts do so, too.
+# Short names of modules in the tables and messages; frameworks' scripts use them, too.
 SHORT = {
     "tf": "tensorflow",
     "hb": "hybridbackend.tensorflow",
@@ -34,7 +34,7 @@ PROMISES: dict[Promise, str] = {
     "those of a script without it",
     "refused": "Using it is an error that names it, and says what to do. Importing it is none",
 }
-# The version of this library that has a name unless its row says another.
+# The first version of this library that has a name, unless its row gives another one.
 FIRST_VERSION = "0.1.0"
 
 
@@ -45,11 +45,11 @@ class Name:
     Attributes:
         theirs: the name as scripts write it, 'tf.nn.group_embedding_lookup'; with a keyword,
             'tf.train.Saver(incremental_save_restore=)', that argument of TensorFlow's function.
-        kind: 'works'; 'no effect', which is said once when it is used; or 'refused' when used.
-        ours: where the object is found, 'collective.group_embedding_lookup'. A name without effect
-            has one that does nothing; an argument, and what is refused, has none.
+        kind: 'works'; 'no effect', which is reported once when it is used; or 'refused' when used.
+        ours: the path of the object here, 'collective.group_embedding_lookup'. For a name without
+            effect the object does nothing; arguments and refused names have none.
         note: what differs; why it has no effect; what to do instead.
-        has_same_numbers: whether a test compares its numbers.
+        has_same_numbers: whether a test compares its numbers with the framework's.
         since: the first version of this library that has it.
     """
 
@@ -62,7 +62,7 @@ class Name:
 
     @property
     def module(self) -> str:
-        """Returns the module that has it, in full: 'tensorflow.nn'."""
+        """Returns the full name of its module: 'tensorflow.nn'."""
         return in_full(self.theirs.partition("(")[0].rpartition(".")[0])
 
     @property
@@ -72,7 +72,7 @@ class Name:
 
     @property
     def keyword(self) -> str:
-        """Returns the argument that it is, '' for none."""
+        """Returns the name of the argument, '' if it isn't an argument."""
         return self.theirs.partition("(")[2].rstrip("=)")
 
     @property
@@ -82,12 +82,12 @@ class Name:
 
     @property
     def is_method_argument(self) -> bool:
-        """Tells whether it is an argument of a class's method, which the class here takes."""
+        """Tells whether it is an argument of a class's method, which the class here accepts."""
         return bool(self.keyword) and self.module.rpartition(".")[2][:1].isupper()
 
     @property
     def promise(self) -> Promise:
-        """Returns the one of PROMISES that it keeps."""
+        """Returns which of PROMISES it keeps."""
         if self.kind != "works":
             return self.kind
         if self.has_same_numbers:
@@ -104,11 +104,11 @@ class Name:
 
     @property
     def is_public(self) -> bool:
-        """Tells whether scripts can import the object from where it is."""
+        """Tells whether scripts can import the object from its path."""
         return not self.ours.startswith(("collective.compat.", "horovod."))
 
     def use(self) -> None:
-        """Says that it has no effect, once, or refuses it.
+        """Reports once that it has no effect, or refuses it.
 
         Raises:
             NotImplementedError: it is refused.
@@ -119,7 +119,7 @@ class Name:
             say_once(f"{self.theirs} has no effect here: {self.note}")
 
     def resolve(self) -> Any:
-        """Returns the object that stands for it, which acts when it is called."""
+        """Returns the object that replaces it; the object acts when it is called."""
         if self.kind == "refused":
             return _refusing(self)
         found = find(self.ours)
@@ -131,11 +131,11 @@ class Framework:
     """Describes a framework whose scripts run here.
 
     Attributes:
-        name: as `--as` takes it.
-        title: as people write it.
+        name: the name for `--as`.
+        title: the name in text.
         names: its names.
-        marks: words of which a script that distributes itself has one.
-        aliases: modules that have the names of another module: (theirs, whose), as scripts write
+        marks: words; a script that distributes itself has one of them.
+        aliases: modules with the same names as another module: (theirs, whose), as scripts write
             them.
     """
 
@@ -170,7 +170,7 @@ def refused(theirs: str, note: str) -> Name:
 
 
 def find(path: str) -> Any:
-    """Imports what a dotted path names: a module, or something in it."""
+    """Imports the object of a dotted path: a module, or something in it."""
     words = path.split(".")
     for count in range(len(words), 0, -1):
         module = ".".join(words[:count])
@@ -190,7 +190,7 @@ _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """Writes a line to stderr on rank 0, the first time."""
+    """Writes a line to stderr on rank 0, but only the first time."""
     if text not in _said:
         _said.add(text)
         if os.environ.get("RANK", "0") == "0":
@@ -198,9 +198,9 @@ def say_once(text: str) -> None:
 
 
 class _Refusing(type):
-    """Is the class of refused names: each is a class that can be named, but not used.
+    """The class of refused names: each is a class that can be named, but not used.
 
-    A script calls it, derives a class from it, or asks whether something is of it.
+    Using it means to call it, to derive a class from it, or to test an object for being one.
     """
 
     _name: Name

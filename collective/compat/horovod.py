@@ -1,7 +1,7 @@
 """Lets a script of Horovod run here: `import collective.compat.horovod` is its first line.
 
-It is what `collective launch --as horovod` does for a script as it is: `tensorflow` is
-then TensorFlow's version 1, and `horovod.tensorflow` is Horovod's own.
+`collective launch --as horovod` does the same for an unchanged script: `tensorflow` is then
+TensorFlow's version 1, and `horovod.tensorflow` is Horovod's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lets a script of HybridBackend run here.
 
-`import collective.compat.hybridbackend` is its first line. It is what
-`collective launch --as hybridbackend` does for a script as it is. DeepRec's names are there, too,
-and SparseOperationKit's.
+`import collective.compat.hybridbackend` is its first line; `collective launch --as hybridbackend`
+does the same for an unchanged script. The names of DeepRec and SparseOperationKit are available,
+too.
 """
 
 from __future__ import annotations

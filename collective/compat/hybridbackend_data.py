@@ -1,6 +1,6 @@
-"""Reads Parquet files as HybridBackend's `hb.data` does, by its names and signatures.
+"""Reads Parquet files as HybridBackend's `hb.data` does, with its names and signatures.
 
-Files are read by `collective.data`; here are the names. A rank reads the files that its script
+`collective.data` reads the files; this module has the names. A rank reads the files that its script
 names; `collective.data.parquet` deals batches to the ranks.
 """
 
@@ -20,13 +20,13 @@ from collective.data.parquet_files import ParquetFiles
 from collective.data.record_order import RecordOrder
 from collective.ops.counting import counted
 
-# How many records are read at once where they are shuffled, or batched later.
+# How many records are read at once if they are shuffled, or batched later.
 READ_AHEAD = 8192
 Batch = dict[str, Any]
 
 
 class Dataset:
-    """Holds HybridBackend's way to make a dataset of records: `Dataset.from_parquet`."""
+    """Holds HybridBackend's function that makes a dataset of records: `Dataset.from_parquet`."""
 
     @classmethod
     def from_parquet(
@@ -44,22 +44,22 @@ class Dataset:
         key_idx_field_names: Sequence[str] | None = None,
         value_field_names: Sequence[Sequence[str]] | None = None,
     ) -> Any:
-        """Makes a dataset of records, which `batch` or `shuffle_batch` makes batches of.
+        """Makes a dataset of records, for `batch` or `shuffle_batch`.
 
-        A batch is a dict of columns: one of lists is a `SparseTensor`, or padded.
+        A batch is a dict of columns; a column of lists is a `SparseTensor`, or padded.
 
         Args:
             filenames: a path, a list of paths, or a tensor or dataset of paths.
-            fields: the columns, by name or as `Field`; None: all that the first file has. One with
-                a default value may be missing in the files.
-            partition_count, partition_index: takes only the row groups i with i mod count = index.
-            to_dense: pads lists; a dict says so by columns.
+            fields: the columns, by name or as `Field`; None: all columns of the first file. A
+              column with a default value may be missing in the files.
+            partition_count, partition_index: reads only the row groups i with i mod count = index.
+            to_dense: whether to pad lists; a dict says so per column.
             num_parallel_reads, num_parallel_parser_calls: no effect.
             key_idx_field_names, value_field_names: columns that files store once for several
                 records, see `deduplicate`.
 
         Raises:
-            NotImplementedError: it is to skip what can't be read, or to rename columns.
+            NotImplementedError: it is asked to skip unreadable data, or to rename columns.
             ValueError: see `ParquetDataset`.
         """
         del num_parallel_reads, num_parallel_parser_calls
@@ -116,12 +116,12 @@ class Dataset:
 
 
 def _mapped(dataset: Any, function: Callable[[Batch], Batch]) -> Any:
-    """Returns the dataset of what a function makes of each batch; the function has no branches."""
+    """Returns the dataset of a function's results for each batch; the function has no branches."""
     return dataset.map(tf.autograph.experimental.do_not_convert(function))
 
 
 def _stored_and_added(filenames: Any, fields: Sequence[Any] | None) -> tuple[Any, list[Any]]:
-    """Returns the fields that files have, and those that only have a default value."""
+    """Returns the fields that the files have, and those that only have a default value."""
     paths = known_paths(filenames)
     optional = [f for f in fields or () if getattr(f, "default_value", None) is not None]
     if fields is None or not optional or paths is None:
@@ -138,7 +138,7 @@ def _in_batches(
     part: tuple[int, int],
     drop_remainder: bool,
 ) -> Any:
-    """Returns a dataset of batches that are read as such; None where paths aren't known yet."""
+    """Returns a dataset that is read in batches; None if paths aren't known yet."""
     paths = known_paths(filenames)
     if paths is None:
         return None
@@ -154,12 +154,12 @@ def deduplicate(
     value_field_names: Sequence[Sequence[str]],
     fields: Any = None,
 ) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, which restores values that blocks store once.
+    """Returns a function for `dataset.apply` that restores values stored once per block.
 
-    Columns of values then have an entry for each record; the others stay as they are.
+    Afterwards columns of values have an entry for each record; the others stay as they are.
 
     Args:
-        key_idx_field_names: for each group of columns the column that numbers its values.
+        key_idx_field_names: for each group of columns, the column that numbers its values.
         value_field_names: the groups of columns.
         fields: no effect.
     """
@@ -178,11 +178,11 @@ def deduplicate(
 
 
 def parse(num_parallel_calls: Any = None, pad: Any = False) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, which makes sparse tensors of lists, or pads them.
+    """Returns a function for `dataset.apply` that turns lists into sparse tensors, or pads them.
 
     Args:
         num_parallel_calls: no effect.
-        pad: whether to pad lists; a dict says so by columns.
+        pad: whether to pad lists; a dict says so per column.
 
     Raises:
         NotImplementedError: `pad` is a shape.
@@ -215,7 +215,7 @@ def _parsed(batch: Batch, pad: Any) -> Batch:
 def populate_defaults(
     all_fields: Sequence[Any], batch_size: int | None, num_parallel_calls: Any = None
 ) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, which adds the default values of missing columns.
+    """Returns a function for `dataset.apply` that adds the default values of missing columns.
 
     Args:
         all_fields: the columns, as `Field`.
@@ -233,7 +233,7 @@ def _with_defaults(batch: Batch, fields: Sequence[Any], count: int | None) -> Ba
     Args:
         batch: the columns.
         fields: the fields.
-        count: how many records it has; None: as many as it has.
+        count: how many records it has; None: the batch's own number.
     """
     added = {}
     for field in fields:
@@ -254,7 +254,7 @@ def _count(batch: Batch) -> tf.Tensor:
 def rebatch(
     batch_size: int, drop_remainder: bool = False, fields: Any = None
 ) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, which makes batches of another size.
+    """Returns a function for `dataset.apply` that makes batches of another size.
 
     Args:
         batch_size: how many records a batch has.

@@ -1,4 +1,4 @@
-"""Evaluates a model in the course of its training, as HybridBackend's EvaluationHook does."""
+"""Evaluates a model during its training, as HybridBackend's EvaluationHook does."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _is_building = False
 
 
 def make_one_shot_iterator(dataset: Any) -> Any:
-    """Makes an iterator; in an evaluation, one that starts again each time."""
+    """Makes an iterator; in an evaluation, an iterator that starts again each time."""
     if not _is_building:
         return tf.data.make_one_shot_iterator(dataset)
     return make_initializable_iterator(dataset)
 
 
 def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> Any:
-    """Makes an iterator with an initializer, which an evaluation runs when it begins."""
+    """Makes an iterator with an initializer, which an evaluation runs at its start."""
     iterator = tf.data.make_initializable_iterator(dataset, shared_name)
     if _is_building:
         _initializers.append(iterator.initializer)
@@ -35,7 +35,7 @@ def make_initializable_iterator(dataset: Any, shared_name: str | None = None) ->
 
 @contextlib.contextmanager
 def _building() -> Iterator[list[Any]]:
-    """Collects the initializers of iterators that are made inside."""
+    """Collects the initializers of iterators made inside."""
     global _is_building
     _is_building = True
     try:
@@ -47,18 +47,18 @@ def _building() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def _names_from_the_start() -> Iterator[None]:
-    """Restarts the counters of unnamed layers and scopes, and reuses variables by their names.
+    """Restarts the counters of unnamed layers and scopes, and reuses variables by name.
 
-    So a layer without a name gets the name that it had in the training: `dense`, `dense_1`.
+    So an unnamed layer gets the name that it had in training: `dense`, `dense_1`.
 
     Raises:
-        ValueError: a variable to be trained is made inside.
+        ValueError: a trainable variable is made inside.
     """
     graph, known = tf.get_default_graph(), set(tf.trainable_variables())
     counts = backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
     try:
         with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-            # The scope gives its counts back when it is left.
+            # The scope restores its counts when it is left.
             variable_scope.get_variable_scope_store().variable_scopes_count.clear()
             yield
     finally:
@@ -75,16 +75,16 @@ def _names_from_the_start() -> Iterator[None]:
 
 
 class EvaluationHook(tf.train.SessionRunHook):
-    """Evaluates on all ranks after every so many runs of a session; every record counts once.
+    """Evaluates on all ranks every `every_n_iter` runs of a session; every record counts once.
 
     Args:
-        fn: builds the evaluation, with the variables of the training, and returns
-            {name: (value, update)}. Layers and scopes without a name get those of the training, in
-            the same order. Iterators that it makes by `tf.data` start again each time.
-        steps: how many batches each rank evaluates at most.
-        every_n_iter: after how many runs.
+        fn: builds the evaluation with the variables of the training, and returns
+            {name: (value, update)}. Unnamed layers and scopes get the names of the training, in the
+            same order. Iterators that it makes with `tf.data` start again each time.
+        steps: the most batches that each rank evaluates.
+        every_n_iter: the number of runs between evaluations.
         summary_dir: where rank 0 writes the values as summaries; None: nowhere.
-        history: is appended the values of each evaluation; None: nothing.
+        history: a list to which the values of each evaluation are appended; None: nothing.
 
     Raises:
         ValueError: every_n_iter isn't a positive number.
@@ -123,7 +123,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._updates = [update for _, update in metrics.values()]
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Evaluates when it is time."""
+        """Evaluates if it is time."""
         self._runs += 1
         if self._runs % self._every_n_iter == 0:
             self._evaluate(run_context.session)
@@ -137,7 +137,8 @@ class EvaluationHook(tf.train.SessionRunHook):
             except tf.errors.OutOfRangeError:
                 break
         for name, value in self._values.items():
-            # A value that needs a batch is that of the last one; a metric's is after all updates.
+            # A value that needs a batch belongs to the last one; a metric's value follows all
+            # updates.
             with contextlib.suppress(tf.errors.OutOfRangeError):
                 last[name] = session.run(value)
         tf.logging.info("evaluation after %d runs: %s", self._runs, last)
@@ -153,7 +154,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
 
 def evaluating_where_asked(estimator: Any) -> Any:
-    """Returns an Estimator whose `train_and_evaluate` is HybridBackend's, and so DeepRec's."""
+    """Returns an Estimator whose `train_and_evaluate` is that of HybridBackend and DeepRec."""
     estimator.train_and_evaluate = functools.partial(_train_and_evaluate, estimator)
     return estimator
 
@@ -165,7 +166,7 @@ def _train_and_evaluate(
     eval_every_n_iter: int | None = None,
     eval_history: Any = None,
 ) -> Any:
-    """Trains, and evaluates in the training's session after every so many steps, if at all."""
+    """Trains, and evaluates in the training's session at the given interval, if any."""
     hooks = list(train_spec.hooks)
     if eval_every_n_iter is not None:
         hooks.append(
@@ -181,7 +182,7 @@ def _train_and_evaluate(
 
 
 def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
-    """Builds an Estimator's evaluation; returns its metrics with their updates, by name."""
+    """Builds an Estimator's evaluation; returns its metrics and their updates, by name."""
     inputs = made._call_input_fn(input_fn, tf.estimator.ModeKeys.EVAL)
     if hasattr(inputs, "element_spec"):
         inputs = make_initializable_iterator(inputs).get_next()

@@ -1,7 +1,7 @@
-"""Defines HybridBackend's functions, by its names and signatures.
+"""Defines HybridBackend's functions, with its names and signatures.
 
-One strategy serves the process. `hb.scope()` is its scope(), `hb.embedding_scope()` and
-`hb.scope(sharding=True)` its embedding_scope().
+One strategy serves the whole process. `hb.scope()` is its scope(); `hb.embedding_scope()` and
+`hb.scope(sharding=True)` are its embedding_scope().
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def strategy() -> Any:
     return CollectiveStrategy()
 
 
-# Options that change no number here, or none at all.
+# Options that don't change numbers here, or have no effect at all.
 _IDLE = frozenset(
     {
         "batch_size",
@@ -42,8 +42,8 @@ _IDLE = frozenset(
         "use_hierarchical_embedding_lookup",
     }
 )
-# Options by whose other values numbers would change, with the value that has no effect, and what
-# to do instead.
+# Options that would change numbers, with the only value that has no effect, and what to do
+# instead.
 _REFUSED = {
     "data_batch_count": (1, "scope(local_steps=k) makes one update of k batches"),
     "comm_wire_dtype": (None, "scope(wire_dtype=…) says in which type rows travel"),
@@ -60,10 +60,10 @@ _REMAINDER = "data_sync_drop_remainder"
 
 
 def _use(owner: str, name: str, value: Any) -> None:
-    """Says that an option has no effect, or refuses it.
+    """Reports that an option has no effect, or refuses it.
 
     Raises:
-        NotImplementedError: it would change numbers, or isn't known.
+        NotImplementedError: it would change numbers, or is unknown.
     """
     if name in _REFUSED:
         neutral, way = _REFUSED[name]
@@ -90,10 +90,10 @@ OPTIONS = sorted({*_IDLE, *_REFUSED, _REMAINDER, "sharding"})
 
 
 class Options:
-    """Takes what tunes HybridBackend, as `hb.context.options` does."""
+    """Accepts HybridBackend's tuning options, as `hb.context.options` does."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Says once that it has no effect, or refuses it."""
+        """Reports once that the option has no effect, or refuses it."""
         _use("hb.context.options", name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -119,7 +119,7 @@ class Context:
 
     @property
     def local_world_size(self) -> int:
-        """Returns 1: a rank is a process of its own."""
+        """Returns 1: each rank is a separate process."""
         return 1
 
     @property
@@ -139,7 +139,7 @@ class Context:
 
     @property
     def options(self) -> Options:
-        """Returns what takes options, which have no effect."""
+        """Returns the object that accepts options, which have no effect."""
         return Options()
 
     def __getattr__(self, name: str) -> Any:
@@ -150,7 +150,7 @@ class Context:
 
     @classmethod
     def get(cls) -> Context:
-        """Returns the process's."""
+        """Returns the process's context."""
         return CONTEXT
 
 
@@ -159,16 +159,16 @@ CONTEXT = Context()
 
 @contextlib.contextmanager
 def scope(sharding: bool = False, **options: Any) -> Iterator[Any]:
-    """Opens scope(), or with `sharding` embedding_scope() in it.
+    """Opens scope(), and with `sharding` an embedding_scope() in it.
 
     Args:
-        sharding: whether it shards the variables that are made inside.
-        options: those of `hb.context.options`. What tunes has no effect. Where ranks have different
-            numbers of batches, `data_sync_drop_remainder=False` is an error when the first is out
-            of data.
+        sharding: whether to shard the variables that are made inside.
+        options: those of `hb.context.options`. Tuning options have no effect. If ranks have
+          different numbers of batches, `data_sync_drop_remainder=False` is an error once the first
+          rank is out of data.
 
     Raises:
-        NotImplementedError: an option would change numbers, or isn't known.
+        NotImplementedError: an option would change numbers, or is unknown.
     """
     for name, value in options.items():
         _use("hb.scope", name, value)
@@ -186,12 +186,12 @@ def embedding_scope(**options: Any) -> Any:
 
 
 def compute_pipeline() -> Any:
-    """Decorates a function as it is: HybridBackend calls it once for each of its batches, one."""
+    """Leaves a function unchanged: HybridBackend calls it once per batch; here there is one."""
     return lambda inner: inner
 
 
 def function(**params: Any) -> Any:
-    """Decorates a function that runs in `scope(**params)`."""
+    """Makes a function run in `scope(**params)`."""
 
     def decorated(inner: Any) -> Any:
         @functools.wraps(inner)
@@ -235,5 +235,5 @@ def estimator(model_fn: Any, model_dir: Any = None, **kwargs: Any) -> Any:
 
 
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, **evaluation: Any) -> Any:
-    """Trains and evaluates, as the method of an `hb.estimator.Estimator` does."""
+    """Trains and evaluates like the method of an `hb.estimator.Estimator`."""
     return estimator.train_and_evaluate(train_spec, eval_spec, **evaluation)

@@ -1,4 +1,4 @@
-"""Defines what does nothing, in the place of what tunes another framework."""
+"""Defines objects that do nothing, in place of those that tune another framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 
 class ExecutorPolicy:
-    """Names DeepRec's executors of graphs."""
+    """Names DeepRec's graph executors."""
 
     USE_NORMAL_EXECUTOR = 0
     USE_COST_MODEL_EXECUTOR = 1

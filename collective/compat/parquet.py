@@ -1,6 +1,6 @@
-"""Reads Parquet files as DeepRec's and HybridBackend's datasets do, by their names and signatures.
+"""Reads Parquet files as DeepRec's and HybridBackend's datasets do, with their signatures.
 
-Files are read by `collective.data`; here are the names. A batch is a dict of columns, of which one
+`collective.data` reads the files; this module has the names. A batch is a dict of columns; a column
 of lists is a `RaggedTensor`.
 """
 
@@ -29,10 +29,10 @@ class Field:
 
     Attributes:
         name: its name.
-        dtype: its type; of a column of lists that of the lists' elements.
-        ragged_rank: how many lists are around a value.
+        dtype: its type; for a column of lists the type of the lists' elements.
+        ragged_rank: how many levels of lists are around a value.
         shape: [size] for lists of a fixed size, else None.
-        default_value: of a record, where files lack the column; HybridBackend's.
+        default_value: a record's value if files lack the column; only HybridBackend has it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Field:
     default_value: Any = None
 
     def column(self) -> Column:
-        """Returns it as `collective.data` describes it."""
+        """Returns the column in the form of `collective.data`."""
         depth = self.ragged_rank or 0
         width = int(self.shape[0]) if self.shape and not depth else None
         form = "ragged" if depth else "dense"
@@ -67,20 +67,20 @@ def ParquetDataset(  # noqa: N802 (DeepRec's name)
 ) -> Any:
     """Makes a dataset of batches of records: dicts of tensors by the columns' names.
 
-    Each rank reads what it is given here; `collective.data.parquet` deals batches to the ranks.
+    Each rank reads the files that it gets; `collective.data.parquet` deals batches to the ranks.
 
     Args:
         filenames: a path, or a list of paths; with `fields` also a tensor or dataset of paths.
-        batch_size: how many records a batch has at most; each file ends with what is left.
-        fields: the columns, by name or as `Field`; None: all that the first file has.
-        partition_count, partition_index: takes only the row groups i with i mod count = index.
-        drop_remainder: leaves out batches of fewer records.
-        num_parallel_reads, num_sequential_reads: no effect: files are read in their order.
+        batch_size: the most records of a batch; each file ends with a batch of the rest.
+        fields: the columns, by name or as `Field`; None: all columns of the first file.
+        partition_count, partition_index: reads only the row groups i with i mod count = index.
+        drop_remainder: whether to leave out batches with fewer records.
+        num_parallel_reads, num_sequential_reads: no effect: files are read in order.
 
     Raises:
         ImportError: pyarrow isn't installed.
-        ValueError: paths in a tensor have no fields with types, or a column's type isn't one that
-            can be read. While reading: a file lacks a column, or a value is missing.
+        ValueError: paths are in a tensor but fields with types are missing, or a column's type
+            isn't supported. While reading: a file lacks a column, or a value is missing.
     """
     del num_parallel_reads, num_sequential_reads
     names, paths = names_of(fields), known_paths(filenames)
@@ -104,7 +104,7 @@ def ParquetDataset(  # noqa: N802 (DeepRec's name)
 
 
 def known_paths(filenames: Any) -> list[str] | None:
-    """Returns the paths, None where a tensor or a dataset has them."""
+    """Returns the paths; None if a tensor or a dataset has them."""
     if not isinstance(filenames, (str, bytes, os.PathLike, list, tuple)):
         return None
     listed = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames
@@ -117,14 +117,14 @@ def names_of(fields: Sequence[Any] | None) -> list[str] | None:
 
 
 class _Files:
-    """Reads batches of files whose paths are known when they are read."""
+    """Reads batches of files whose paths are known only when they are read."""
 
     def __init__(
         self, columns: Sequence[Column], size: int, part: tuple[int, int], drop_remainder: bool
     ):
         self._columns, self._size, self._part = list(columns), size, part
         self._drop_remainder = drop_remainder
-        # A reader that has come to the end of its file holds no records.
+        # A reader that has reached the end of its file holds no records.
         self._reader = functools.lru_cache(maxsize=64)(self._make_reader)
 
     def batches_of(self, path: tf.Tensor) -> tf2.data.Dataset:
@@ -157,7 +157,7 @@ class _Files:
         return self._reader(name, version)
 
     def _make_reader(self, path: str, version: Any) -> BatchReader[RecordOrder]:
-        del version  # Another file of the same name has another reader.
+        del version  # Another file with the same name gets another reader.
         files = ParquetFiles([path], [column.name for column in self._columns], part=self._part)
         for column, there in zip(self._columns, files.columns):
             is_number = tf.string not in (column.dtype, there.dtype)
@@ -173,5 +173,5 @@ class _Files:
 
 
 def read_parquet(batch_size: int, fields: Any = None, **options: Any) -> Callable[[Any], Any]:
-    """Returns a function for `dataset.apply`, of a dataset of paths."""
+    """Returns a function for `dataset.apply`, for a dataset of paths."""
     return lambda filenames: ParquetDataset(filenames, batch_size, fields, **options)

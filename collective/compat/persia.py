@@ -1,4 +1,4 @@
-"""Defines PERSIA's configuration of embeddings, by its name and signature there."""
+"""Defines PERSIA's configuration of embeddings, with its name and signature."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class EmbeddingConfig:
             [lower, upper). Default (-0.01, 0.01).
         admit_probability: the probability with which a key without a row gets one, from 0 to 1.
             Default 1: every key does. (`TablePolicy.admit_probability`)
-        weight_bound: b: after an update every element of the rows that it touched lies in [-b, b].
-            Above 0; default 10; infinity is no bound. (`TablePolicy.weight_bound`)
+        weight_bound: b: after an update all elements of the updated rows are in [-b, b]. Above 0;
+            default 10; infinity means no bound. (`TablePolicy.weight_bound`)
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     emb_initialization: tuple[float, float] = (-0.01, 0.01)
@@ -54,7 +54,7 @@ class EmbeddingConfig:
             )
 
     def to_policy(self) -> TablePolicy:
-        """Returns the policy that the options ask for, as far as there is one."""
+        """Returns the policy for the options that have an equivalent."""
         return TablePolicy(
             initializer=tf.random_uniform_initializer(*self.emb_initialization),
             weight_bound=None if self.weight_bound == math.inf else self.weight_bound,
@@ -62,5 +62,5 @@ class EmbeddingConfig:
         )
 
     def without_effect(self) -> dict[str, str]:
-        """Returns the options that have no effect yet, as they were given, and what that means."""
+        """Returns the given options that have no effect yet, and what that means."""
         return {}

@@ -1,9 +1,9 @@
-"""Lets a script that runs as it is make, move, remove and write its files on all ranks at once.
+"""Lets all ranks of an unchanged script make, move, remove and write its files at the same time.
 
 Every rank runs the whole script, and so makes its folders and opens its log. What a script's own
-code does by these functions is done once, by the rank that comes first; a file that all ranks write
-is the lowest rank's, and the others write to `<file>.rank<number>` (`FileRecord`). What this
-library, TensorFlow and Horovod do is as ever.
+code does with these functions is done once, by the first rank that gets there. A file that all
+ranks write is the lowest rank's; the others write to `<file>.rank<number>` (`FileRecord`). This
+library, TensorFlow and Horovod work as usual.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collective.compat.script_modules import is_script
 from collective.coordination import common_folder
 from collective.job.file_record import MADE, VARIABLE, FileRecord
 
-# Frames of these between a script and a function are not the script's doing.
+# Stack frames of these between a script and a function mean that the script didn't call it.
 _LIBRARIES = ("collective", "tensorflow", "tensorflow_estimator", "keras", "horovod", "tensorboard")
-# Functions of TensorFlow that a script calls are made of each other.
+# TensorFlow's functions in these modules call each other on behalf of a script.
 _TRANSPARENT = ("tensorflow.python.lib.io.file_io", "tensorflow.python.platform.gfile")
 _APIS_OF_FILES = (
     "tensorflow.compat.v1.gfile",
@@ -39,7 +39,7 @@ _inside = threading.local()
 
 
 def install() -> None:
-    """Has this process, if it is one of several ranks, share its script's files with the others."""
+    """Lets this process, if it is one of several ranks, share its script's files with them."""
     size, path = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get(VARIABLE, "")
     if size > 1 and path:
         local_rank, rank = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK"))
@@ -48,13 +48,13 @@ def install() -> None:
 
 
 class _Replacements:
-    """Has a function for each that is replaced: it takes the original, and a caller's arguments."""
+    """Has a method for each replaced function; it gets the original and the caller's arguments."""
 
     def __init__(self, record: FileRecord, rank: int):
         self._record, self._rank = record, rank
 
     def install(self) -> None:
-        """Puts the functions in place."""
+        """Installs the replacements."""
         by_owner: list[tuple[Any, dict[str, Callable[..., Any]]]] = [
             (os, {"mkdir": self._make, "symlink": self._link, "link": self._link}),
             (os, {"rmdir": self._remove, "remove": self._remove, "unlink": self._remove}),
@@ -68,7 +68,7 @@ class _Replacements:
                 original = getattr(owner, name)
                 replaced = self._replacing(original, replacement)
                 setattr(owner, name, replaced)
-                accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.9 and 3.10
+                accessor = getattr(pathlib, "_NormalAccessor", None)  # in Python 3.9 and 3.10
                 if getattr(accessor, name, None) is original:
                     setattr(accessor, name, staticmethod(replaced))
         io.open = builtins.open
@@ -91,7 +91,8 @@ class _Replacements:
             ("get_matching_files_v2", self._match),
         ):
             original = getattr(file_io, name)
-            # To make a folder that is there is no error: what TensorFlow makes is noted, too.
+            # Making an existing folder isn't an error, so folders that TensorFlow makes are noted,
+            # too.
             is_noted = replacement == self._make
             replaced[original] = self._replacing(original, replacement, is_noted)
             setattr(file_io, name, replaced[original])
@@ -173,7 +174,7 @@ class _Replacements:
                 self._record.make(local_target, copy, f"{MADE} of {local}")
         return dst
 
-    # -- files that are written and read
+    # -- writing and reading files
 
     def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         local = _local(file)
@@ -192,7 +193,7 @@ class _Replacements:
         with self._opening(local, name, mode) as (own, mode):
             original(file, own, mode, *args, **kwargs)
             if mode[0] in "wa":
-                file.write("")  # It is opened now, before it is given another name.
+                file.write("")  # Opens the file now, before it gets another name.
 
     @contextlib.contextmanager
     def _opening(self, local: str, path: Any, mode: str) -> Iterator[tuple[Any, str]]:
@@ -213,7 +214,7 @@ class _Replacements:
     # -- listings
 
     def _list(self, original: Any, path: Any = ".") -> Any:
-        """Leaves out the files of other names that ranks write; the next two do so, too."""
+        """Leaves out the files under other names that ranks write; so do the next two methods."""
         names, hidden = original(path), self._record.hidden()
         if not hidden or isinstance(path, int):
             return names
@@ -229,13 +230,13 @@ class _Replacements:
         return _Scan(original(*args, **kwargs), hidden) if hidden else original(*args, **kwargs)
 
     def _say_once(self, kind: str, text: str) -> None:
-        """Writes a line to stderr, if no rank of this host has written one of its kind."""
+        """Writes a line to stderr, unless a rank of this host has written one of its kind."""
         if self._record.says(kind):
             print(f"collective: {text}", file=sys.stderr, flush=True)
 
 
 class _Scan:
-    """Stands for what os.scandir returns, without the files of other ranks."""
+    """Replaces the result of os.scandir, without the files of other ranks."""
 
     def __init__(self, entries: Any, hidden: set[str]):
         self._entries, self._hidden = entries, hidden
@@ -259,7 +260,7 @@ class _Scan:
 
 @contextlib.contextmanager
 def _passing() -> Iterator[None]:
-    """Lets everything within be done by the originals."""
+    """Lets the originals do everything inside."""
     before = getattr(_inside, "now", False)
     _inside.now = True
     try:
@@ -269,7 +270,7 @@ def _passing() -> Iterator[None]:
 
 
 def _is_by_script() -> bool:
-    """Tells whether the caller's caller acts for a script, by way of Python's library or others."""
+    """Tells whether the caller's caller acts for a script, maybe through other libraries."""
     frame: Any = inspect.currentframe()
     frame = frame.f_back.f_back
     while frame is not None:
@@ -283,7 +284,7 @@ def _is_by_script() -> bool:
 
 
 def _local(path: Any, arguments: Any = None) -> str | None:
-    """Returns the whole path of a local file; None for others, and for descriptors."""
+    """Returns the full path of a local file; None for other files, and for descriptors."""
     if any(value is not None for name, value in (arguments or {}).items() if "dir_fd" in name):
         return None
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -293,15 +294,15 @@ def _local(path: Any, arguments: Any = None) -> str | None:
 
 
 def _whole(path: Any) -> str:
-    """Returns the path by which all ranks know a file: links to its folder are followed."""
+    """Returns the path by which all ranks know a file: links to its folder are resolved."""
     folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
     return os.path.join(os.path.realpath(folder), name)
 
 
 def _lead_to(own: str, of_rank_0: str) -> None:
-    """Lets a script find rank 0's folder under this rank's name of it, which has the time in it.
+    """Links this rank's name of a folder, which contains the time, to rank 0's folder.
 
-    It does if this rank hasn't made a folder of that name.
+    It does nothing if this rank has made a folder of that name.
     """
     if os.path.isdir(of_rank_0) and not os.path.lexists(own):
         with _passing(), contextlib.suppress(OSError):

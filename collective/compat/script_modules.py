@@ -1,9 +1,9 @@
 """Makes the modules that a script of another framework imports.
 
-A script's `import tensorflow as tf` gives a module that has TensorFlow's version 1, and also
-the framework's own names. TensorFlow's own modules stay as they are, and whatever isn't the
-script's (installed packages, Python, this library) imports those. Modules that no TensorFlow has,
-such as `hybridbackend.tensorflow`, are added.
+A script's `import tensorflow as tf` gets a module with TensorFlow's version 1 and the framework's
+own names. TensorFlow's own modules stay unchanged, and all code that isn't the script's (installed
+packages, Python, this library) imports those. Modules that TensorFlow doesn't have, such as
+`hybridbackend.tensorflow`, are added.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _INSTALLED = tuple(
     for name in ("purelib", "platlib", "stdlib", "platstdlib")
     if (path := sysconfig.get_path(name))
 )
-# What isn't reached through the script's `tensorflow`: it is the same for everybody.
+# Modules that aren't reached through the script's `tensorflow`: they are the same for all code.
 _INNER = ("tensorflow.python", "tensorflow.core", "tensorflow.compat", "tensorflow._api")
-# Packages other than TensorFlow whose names are in a framework's table.
+# Packages other than TensorFlow with names in a framework's table.
 _BESIDE = ("pkg_resources",)
 VERSION = "1.15.5"
 
 
 class ScriptModule(types.ModuleType):
-    """Has the names of a framework's table, and otherwise those of other modules.
+    """Has the names of a framework's table; all other names come from other modules.
 
     Args:
         name: the module's name.
-        behind: modules that have all other names, the first of them first. They are asked each
-            time: what is replaced there while a scope is open is replaced here, too.
+        behind: the modules with all other names, in order of precedence. They are asked each time:
+            what a scope replaces there while it is open is replaced here, too.
     """
 
     def __init__(self, name: str, behind: Sequence[Any] = ()):
@@ -55,7 +55,7 @@ class ScriptModule(types.ModuleType):
 
     @property
     def _is_new(self) -> bool:
-        """Tells whether TensorFlow has no such module, and no script reaches it by another."""
+        """Tells whether TensorFlow has no such module, and scripts reach it by no other name."""
         is_contrib = self.__name__.startswith("tensorflow.contrib")
         return not self._behind and not is_contrib
 
@@ -95,12 +95,12 @@ class ScriptModule(types.ModuleType):
 
 
 def _works_here(argument: Name) -> bool:
-    """Tells whether TensorFlow's function takes an argument as it is: it does in scope()."""
+    """Tells whether TensorFlow's function accepts an argument itself: it does in scope()."""
     return argument.kind == "works" and SCOPES.is_open
 
 
 def _taking(arguments: Iterable[Name], get: Any) -> Any:
-    """Returns a function or class of TensorFlow that takes a framework's own arguments, too."""
+    """Returns a TensorFlow function or class that also takes a framework's own arguments."""
     by_keyword = {name.keyword: name for name in arguments}
 
     def without(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _taking(arguments: Iterable[Name], get: Any) -> Any:
 
 
 class Installation:
-    """Holds what is installed in this process.
+    """Keeps track of what is installed in this process.
 
     Attributes:
         frameworks: the frameworks whose names scripts see.
@@ -146,8 +146,8 @@ class Installation:
 
         Args:
             framework: the framework.
-            others: frameworks whose names scripts for it use, too. Where two have a name, the
-                first one's holds.
+            others: further frameworks whose names its scripts use. If two have the same name, the
+                first one's counts.
         """
         for each in (*reversed(others), framework):
             if each not in self.frameworks:
@@ -174,7 +174,7 @@ class Installation:
                 self._added.append(full_name)
 
     def remove(self) -> None:
-        """Takes everything away; TensorFlow keeps the behaviour of its version 1."""
+        """Removes everything; TensorFlow keeps the behaviour of its version 1."""
         builtins.__import__ = self._import
         for name in self._added:
             sys.modules.pop(name, None)
@@ -182,7 +182,7 @@ class Installation:
         self.frameworks, self._modules, self._added = [], {}, []
 
     def module(self, name: str) -> ScriptModule:
-        """Returns the script's module of that name, and makes it and those around it."""
+        """Returns the script's module of that name; makes it and its parents if needed."""
         if name not in self._modules:
             self._modules[name] = ScriptModule(name, self._behind(name))
             outer, _, attribute = name.rpartition(".")
@@ -195,14 +195,14 @@ class Installation:
 
         from collective.tensorflow_internals.graphs import deprecation
 
-        # All of version 1 is deprecated, and a script that asks for it needn't be told.
+        # All of version 1 is deprecated; a script that asks for it needn't be told.
         deprecation._PRINT_DEPRECATION_WARNINGS = False
         logger = logging.getLogger("tensorflow")
         level = logger.level
-        logger.setLevel(logging.ERROR)  # Disabling version 2 warns of what it disables.
+        logger.setLevel(logging.ERROR)  # Disabling version 2 warns about what it disables.
         tf.disable_v2_behavior()
         logger.setLevel(level)
-        # Version 1 has a module `compat`, too, with other functions than tensorflow.compat.v1 has.
+        # Version 1 has a module `compat`, too, whose functions differ from tensorflow.compat.v1's.
         script = self.module("tensorflow")
         self.module("tensorflow.compat").v1 = script  # type: ignore[attr-defined]
         vars(script).update(__version__=VERSION, VERSION=VERSION)
@@ -263,7 +263,7 @@ class Installation:
 
 
 def _give_sessions_to_keras() -> None:
-    """Gives the module that scripts and Horovod import as `keras.backend` what version 1 has."""
+    """Adds version 1's functions to `keras.backend`, which scripts and Horovod import."""
     public, inner = (sys.modules.get(f"keras.{name}") for name in ("backend", "src.backend"))
     for name in ("get_session", "set_session") if public and inner else ():
         if not hasattr(public, name):

@@ -1,4 +1,4 @@
-"""Takes options of a session that DeepRec's TensorFlow has and TensorFlow doesn't."""
+"""Accepts session options that DeepRec's TensorFlow has and TensorFlow lacks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tensorflow.compat.v1 as tf
 
 from collective.compat.framework import Name
 
-Message = tf.ConfigProto.__mro__[1]  # What all protocol buffers are.
-# The fields that the frameworks of this process add, by the message's name and their own.
+Message = tf.ConfigProto.__mro__[1]  # the base class of all protocol buffers
+# The fields that the frameworks of this process add, by the message's name and their own name.
 FIELDS: dict[tuple[str, str], Name] = {}
 
 
 class Ignored:
-    """Takes whatever is set in a message that is missing."""
+    """Accepts any settings of a message that doesn't exist."""
 
     def __getattr__(self, name: str) -> Ignored:
         return self
@@ -34,10 +34,9 @@ class Ignored:
 
 
 class SessionConfig:
-    """Stands for a `tf.ConfigProto`, or a message in one, that has FIELDS, too.
+    """Replaces a `tf.ConfigProto`, or a message in one, and accepts FIELDS, too.
 
-    A protocol buffer refuses a field that it doesn't have. `isinstance` and copies show the message
-    itself.
+    A protocol buffer refuses unknown fields. `isinstance` and copies show the message itself.
     """
 
     def __init__(self, message: Any):
@@ -83,5 +82,5 @@ def _added(message: Any, name: str) -> Name | None:
 
 
 def config_proto(*args: Any, **kwargs: Any) -> Any:
-    """Makes a `tf.ConfigProto` that takes FIELDS, and so do the messages in it."""
+    """Makes a `tf.ConfigProto` that accepts FIELDS, also in the messages in it."""
     return SessionConfig(tf.ConfigProto(*args, **kwargs))

@@ -1,8 +1,8 @@
 """Lets a script of SparseOperationKit run here: `import collective.compat.sok` is its first line.
 
-It is what `collective launch --as sok` does for a script as it is. A scope() is open from
-then on, as such scripts have none, and make sessions before `sok.init()`. DeepRec's names are
-there, too, of which SparseOperationKit is a part, and HybridBackend's.
+`collective launch --as sok` does the same for an unchanged script. A scope() is open from then on,
+since such scripts have none, and make sessions before `sok.init()`. The names of DeepRec, which
+includes SparseOperationKit, and of HybridBackend are available, too.
 """
 
 from __future__ import annotations

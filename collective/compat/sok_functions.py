@@ -1,4 +1,4 @@
-"""Defines SparseOperationKit's functions, by its names and signatures, on its variables."""
+"""Defines SparseOperationKit's functions for its variables, with its names and signatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _scope: list[Any] = []
 
 
 def open_scope() -> None:
-    """Opens scope() until the process ends: a script for it has none, and sums its gradients."""
+    """Opens scope() until the process ends: such scripts have none, and sum their gradients."""
     if not _scope:
         _scope.append(CollectiveStrategy().scope(embedding_gradients="sum"))
         _scope[0].__enter__()
@@ -41,8 +41,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
 
 
 def Init(**options: Any) -> tf.Operation:  # noqa: N802 (SparseOperationKit's name)
-    """Opens scope() as `init` does, and returns an operation for a session, which does nothing."""
-    del options  # Sizes of batches, by which buffers are made.
+    """Opens scope() like `init`, and returns an operation for a session that does nothing."""
+    del options  # batch sizes, from which buffers are made
     open_scope()
     return tf.no_op("sok_init")
 
@@ -54,7 +54,7 @@ def lookup_sparse(
     combiners: Any = None,
     use_low_frequency_filter: bool = False,
 ) -> Any:
-    """Looks up rows and combines them, in one table or in several; default combiner 'mean'.
+    """Looks up rows and combines them, in one table or several; the default combiner is 'mean'.
 
     Raises:
         NotImplementedError: use_low_frequency_filter is given.
@@ -81,14 +81,14 @@ def lookup_sparse(
 
 
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
-    """Looks up rows of a dense tensor of ids."""
+    """Looks up rows for a dense tensor of ids."""
     return group_embedding.group_embedding_lookup([param], [indices])[0]
 
 
 def sparse_read_and_evict(
     var: DynamicVariable, indices: Any, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks up rows as `tf.nn.embedding_lookup` does, and evicts none: the table grows.
+    """Looks up rows like `tf.nn.embedding_lookup`, and evicts none: the table grows.
 
     Args:
         var: a dynamic variable, 'hybrid'.
@@ -99,7 +99,7 @@ def sparse_read_and_evict(
         The rows [K, D], no keys [0], and no rows [0, D].
 
     Raises:
-        TypeError: it is another variable.
+        TypeError: it is another kind of variable.
     """
     if not isinstance(var, DynamicVariable) or var.backend_type != "hybrid":
         raise TypeError(
@@ -113,25 +113,26 @@ def sparse_read_and_evict(
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Returns the keys of a dynamic variable on this rank, [R], and their rows, [R, D].
 
-    Of another variable it returns None.
+    Returns None for any other variable.
     """
     return var.exported() if isinstance(var, DynamicVariable) else None
 
 
 def assign(var: Any, indices: Any, values: Any) -> tf.Operation | None:
-    """Returns an operation that gives keys [b] of a dynamic variable rows [b, D].
+    """Returns an operation that gives keys [b] of a dynamic variable the rows [b, D].
 
-    All ranks run it; each may give keys of its own, or all the same. Of another variable it returns
-    None.
+    All ranks run it; each may give its own keys, or all the same keys. Returns None for any other
+    variable.
     """
     return var.imported(indices, values) if isinstance(var, DynamicVariable) else None
 
 
 def OptimizerWrapper(optimizer: Any) -> Any:  # noqa: N802 (SparseOperationKit's name)
-    """Returns an optimizer that updates the rows of a batch.
+    """Returns an optimizer that updates only the rows of a batch.
 
-    It is the optimizer itself. Only Adam, which would move all rows, is `LazyAdamOptimizer` of the
-    same rates; and of a Keras optimizer it is one that counts its own steps, with the same rates.
+    It is the optimizer itself, except for Adam, which would move all rows: that becomes a
+    `LazyAdamOptimizer` with the same rates. A Keras Adam becomes one that counts its own steps,
+    too.
 
     Raises:
         NotImplementedError: it is Keras's Adam with a decay, or with amsgrad.
@@ -157,7 +158,7 @@ def OptimizerWrapper(optimizer: Any) -> Any:  # noqa: N802 (SparseOperationKit's
 
 
 class SGD(tf.train.GradientDescentOptimizer):
-    """Descends by a rate that is a variable, `lr`.
+    """Gradient descent with a rate that is a variable, `lr`.
 
     Args:
         lr: its initial value.
@@ -190,12 +191,12 @@ def _saver(variables: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def dump(path: str, dump_vars: Any, optimizer: Any = None) -> None:
-    """Saves tables, and an optimizer's variables: a checkpoint `path`/sok, of TensorFlow's kind.
+    """Saves tables and an optimizer's variables as `path`/sok, a TensorFlow checkpoint.
 
-    All ranks call it, in a session that is the default one.
+    All ranks call it, in a session that is the default session.
 
     Raises:
-        ValueError: no session is the default one.
+        ValueError: there is no default session.
     """
     saver, session = _saver(dump_vars, optimizer)
     saver.save(session, f"{path}/sok", write_meta_graph=False)
@@ -205,7 +206,7 @@ def load(path: str, load_vars: Any, optimizer: Any = None) -> None:
     """Restores what `dump` has saved, on any number of ranks.
 
     Raises:
-        ValueError: no session is the default one.
+        ValueError: there is no default session.
     """
     saver, session = _saver(load_vars, optimizer)
     saver.restore(session, f"{path}/sok")

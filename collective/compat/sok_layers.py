@@ -1,4 +1,4 @@
-"""Defines the layers of SparseOperationKit's first API, as lookups in a table."""
+"""Defines the layers of SparseOperationKit's first API as lookups in a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Embedding(tf.keras.layers.Layer):
     """Holds a table for the keys of all slots.
 
     Args:
-        max_vocabulary_size_per_gpu: V / N, of a table without `use_hashtable`.
+        max_vocabulary_size_per_gpu: V / N, for a table without `use_hashtable`.
         embedding_vec_size: D.
-        use_hashtable: makes a dynamic table, for any key; else keys are from 0 to V - 1.
+        use_hashtable: whether to make a dynamic table, for any keys; else keys are from 0 to V - 1.
         key_dtype: no effect: keys of any integer type are the same.
-        embedding_initializer: fills rows: an initializer, or the name of one of Keras's. Default:
-            uniformly between -0.05 and 0.05.
+        embedding_initializer: fills rows: an initializer, or the name of a Keras initializer.
+            Default: uniformly between -0.05 and 0.05.
         **kwargs: `name`, `dtype` and `trainable`.
     """
 
@@ -60,7 +60,7 @@ class DistributedEmbedding(_Embedding):
     Args:
         combiner: 'mean' or 'sum', in any case.
         max_vocabulary_size_per_gpu, embedding_vec_size, use_hashtable, key_dtype,
-            embedding_initializer, **kwargs: as for all of these layers.
+            embedding_initializer, **kwargs: as for all layers of this module.
         slot_num: S.
         max_nnz, max_feature_num: no effect: a slot has any number of keys.
     """
@@ -107,10 +107,10 @@ class All2AllDenseEmbedding(_Embedding):
 
     Args:
         max_vocabulary_size_per_gpu, embedding_vec_size, use_hashtable, key_dtype,
-            embedding_initializer, **kwargs: as for all of these layers.
+            embedding_initializer, **kwargs: as for all layers of this module.
         slot_num: S.
         nnz_per_slot: K.
-        dynamic_input: takes keys [B], of any number.
+        dynamic_input: whether the input is keys [B], of any number.
     """
 
     def __init__(

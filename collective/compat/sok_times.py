@@ -1,4 +1,4 @@
-"""Knows when the keys of a table were looked up last, for `sok.incremental_model_dump`."""
+"""Records when the keys of a table were last looked up, for `sok.incremental_model_dump`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collective.tables.updates.slots import Slot
 
 
 class TimeOfUse(Slot):
-    """Holds, for each row of this rank, when a run looked it up last, in µs since 1970.
+    """Holds for each row of this rank when a run last looked it up, in µs since 1970.
 
     Args:
         table: the table.
@@ -33,9 +33,9 @@ class TimeOfUse(Slot):
             super().__init__(table, first, f"{table.op.name}/used_at/", None, False)
 
     def mark(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns local `rows`, after the operation that notes the time of their use."""
+        """Returns local `rows` after an operation that records the time of their use."""
         with device_scopes.on_host():
-            # It doesn't count as an update: after an IdentityN a write isn't seen as one
+            # It doesn't count as an update: a write after an IdentityN isn't recognized as one
             # (`collective.ops.graph.graph_analysis.holder`).
             with tf.init_scope():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]
@@ -47,10 +47,10 @@ class TimeOfUse(Slot):
                 return tf.identity(rows)
 
     def rows_since(self, since: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the keys [R] of all ranks that were looked up after `since`, and rows [R, D].
+        """Returns the keys [R] of all ranks looked up after `since`, and their rows [R, D].
 
         Args:
-            since: in µs since 1970, int64 scalar.
+            since: the time in µs since 1970, int64 scalar.
         """
         table = self.table
         inputs = [tf.identity(table.number), tf.identity(self.number), since]
@@ -81,7 +81,7 @@ def _rows_since(
 
 
 def microseconds(time: datetime) -> int:
-    """Returns a time as µs since 1970; one without a time zone is local time."""
+    """Returns a time as µs since 1970; a time without a zone is local time."""
     utc = time.astimezone(tz=None).utctimetuple()
     return calendar.timegm(utc) * 1_000_000 + time.microsecond
 
@@ -89,19 +89,19 @@ def microseconds(time: datetime) -> int:
 def incremental_model_dump(
     sok_vars: Any, time_threshold: Any, sess: Any = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns what runs have looked up after a time, of all ranks. All ranks call it.
+    """Returns the rows of all ranks that runs have looked up after a time. All ranks call it.
 
     Args:
         sok_vars: a dynamic variable, 'hybrid', or a list of them.
-        time_threshold: a `datetime` for all, or a list of one for each.
-        sess: the session; by default the one that is the default.
+        time_threshold: one `datetime` for all variables, or a list of one for each.
+        sess: the session; by default the default session.
 
     Returns:
         The keys [R] of each variable, and their rows [R, D].
 
     Raises:
-        TypeError: a variable is another one.
-        ValueError: there are other numbers of times and variables, or there is no session.
+        TypeError: a variable is of another kind.
+        ValueError: the numbers of times and variables differ, or there is no session.
     """
     variables: Sequence[Any] = sok_vars if isinstance(sok_vars, (list, tuple)) else [sok_vars]
     times = time_threshold if isinstance(time_threshold, (list, tuple)) else [time_threshold]

@@ -1,7 +1,7 @@
-"""Defines SparseOperationKit's variables: tables that show a rank what it sees of them there.
+"""Defines SparseOperationKit's variables: tables that show a rank the same part as SOK does.
 
-There, a variable is a rank's part of the rows: reading it gives these, and it is assigned these.
-Lookups that are sok's own go over all ranks.
+In SOK a variable is a rank's part of the rows: reading it returns that part, and assigning sets it.
+SOK's own lookups use the rows of all ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from collective.tensorflow_internals.keras import base_layer_utils
 from collective.tensorflow_internals.variables import resource_variable_ops
 
 _PLAIN = resource_variable_ops.ResourceVariable
-_numbers = itertools.count(), itertools.count()  # Of static and of dynamic variables.
+_numbers = itertools.count(), itertools.count()  # for static and for dynamic variables
 
 
 def make_table(kind: type[Table], name: str, shape: Any, initializer: Any, **kwargs: Any) -> Any:
-    """Makes a table under the first name of `name`, `name_1`, … that no other operation has."""
+    """Makes a table under the first of the names `name`, `name_1`, … that isn't taken."""
     check_scope(f"sok makes the variable '{name}', which")
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
@@ -48,7 +48,7 @@ def make_table(kind: type[Table], name: str, shape: Any, initializer: Any, **kwa
 
 
 class _Static(Table):
-    """Holds [V, D], of which a rank sees a part."""
+    """Holds [V, D], of which a rank sees only a part."""
 
     @classmethod
     def _variable_call(cls, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class DistributedVariable(_Static):
     shows_shard = True
 
     def check_is_looked_up(self) -> None:
-        """Refuses TensorFlow's lookups on several ranks, which would be of a rank's part there."""
+        """Refuses TensorFlow's lookups on several ranks: in SOK they see only a rank's part."""
         if collectives.size() > 1 and not in_shard_view():
             raise NotImplementedError(
                 f"a lookup by TensorFlow's functions of '{self.op.name}', made by sok.Variable, "
@@ -95,14 +95,14 @@ class DistributedVariable(_Static):
         return _PLAIN.gather_nd(self, indices, name)
 
     def key_map(self, indices: Any) -> Any:
-        """Returns the places in this rank's part of the rows `indices`, which it has."""
+        """Returns the places of the rows `indices`, which this rank has, in its part."""
         return indices // collectives.size()
 
 
 class LocalizedVariable(_Static):
-    """Shows rank k, of mode 'localized:k', all rows, [V, D], and the others none, [0, D].
+    """For mode 'localized:k', shows rank k all rows, [V, D], and the other ranks none, [0, D].
 
-    Its rows are on all ranks nevertheless, so that all ranks read and assign it together.
+    Its rows are still on all ranks, so that all ranks read and assign it together.
     """
 
     target_gpu = 0
@@ -141,7 +141,7 @@ class LocalizedVariable(_Static):
 
 
 def _assigned_by_parts(method: str) -> Callable[..., Any]:
-    """Returns `assign`, `assign_add` or `assign_sub` of what rank k gives, the others [0, D]."""
+    """Returns `assign`, `assign_add` or `assign_sub` for what rank k gives; others give [0, D]."""
     of_whole = getattr(Table, method)
 
     def assign(self: LocalizedVariable, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,15 +163,15 @@ for _method in ("assign", "assign_add", "assign_sub"):
 
 
 def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa: N802 (sok's name)
-    """Makes a static table, sharded by rows, which shows a rank its part.
+    """Makes a static table, sharded by rows, that shows each rank its part.
 
     Args:
         *args, **kwargs: those of `make`.
-        mode: 'distributed', also by default, or 'localized:k': rank k sees all rows, the others
+        mode: 'distributed' (the default), or 'localized:k': rank k sees all rows, the others
             none.
 
     Raises:
-        ValueError: the mode is unknown, there is no rank k, or as `make` says.
+        ValueError: the mode is unknown, there is no rank k, or see `make`.
     """
     if mode is None or mode == "distributed":
         return make(DistributedVariable, *args, **kwargs)
@@ -205,7 +205,7 @@ def make(
     num_gpus: int | None = None,
     target_gpu: int = 0,
 ) -> Any:
-    """Makes a static table of the arguments of `sok.DistributedVariable`.
+    """Makes a static table from the arguments of `sok.DistributedVariable`.
 
     Args:
         kind: its class.
@@ -216,14 +216,14 @@ def make(
         name: the default is sok_static_Variable_0, and so on.
         dtype: the default is that of the initial value, or float32.
         variable_def, import_scope: refused.
-        shape: [V, D], and with it
-        initializer: fills the rows, in the place of an initial value.
+        shape: [V, D]; it is given together with
+        initializer: fills the rows, instead of an initial value.
         global_gpu_id, num_gpus: this rank and N.
-        target_gpu: k, of LocalizedVariable.
+        target_gpu: k, for LocalizedVariable.
 
     Raises:
-        NotImplementedError: it is to be made from a protocol buffer.
-        ValueError: there is no initial value or no matrix, or other ranks than there are.
+        NotImplementedError: it is to be made from a protocol buffer. ValueError: there is no
+        initial value, it isn't a matrix, or the ranks differ from the job's.
     """
     del validate_shape, caching_device, distribute_strategy
     if variable_def is not None or import_scope is not None:
@@ -275,7 +275,7 @@ def _matrix(value: Any, dtype: Any) -> Any:
     return value
 
 
-# What fills new rows, by var_type and the initializer's name; else it is a number.
+# Fills new rows, by var_type and the initializer's name; any other name is a number.
 _UNIFORM, _NORMAL = tf.random_uniform_initializer(-0.05, 0.05), tf.random_normal_initializer()
 INITIALIZERS: dict[str, dict[str, Any]] = {
     "hbm": {
@@ -294,14 +294,14 @@ INITIALIZERS: dict[str, dict[str, Any]] = {
 
 
 class DynamicVariable(DynamicTable):
-    """Holds rows for any integer keys, of which a rank sees those that it owns.
+    """Holds rows for any integer keys; a rank sees those that it owns.
 
     A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks.
 
     Attributes:
-        backend_type: 'hbm' or 'hybrid', without effect except for first rows and
-        times: when rows were looked up last, of a 'hybrid' one in the host's memory.
-        config_dict: the arguments that tune it, without effect.
+        backend_type: 'hbm' or 'hybrid'; only affects initial values and
+        times: when rows were last looked up, for a 'hybrid' variable in host memory.
+        config_dict: the tuning arguments, without effect.
         dimension, key_type, mode, initializer_str: as given.
         indices: None.
     """
@@ -360,9 +360,9 @@ class DynamicVariable(DynamicTable):
         return tf.cast(keys, self.key_type), rows
 
     def imported(self, keys: Any, rows: Any) -> tf.Operation:
-        """Returns an operation that gives keys [b] these rows [b, D], those of every rank.
+        """Returns an operation that gives keys [b] the rows [b, D], from every rank.
 
-        Of a key that several ranks give, the last one's row stays.
+        If several ranks give the same key, the last rank's row stays.
         """
         keys, rows = tf.cast(keys, tf.int64), tf.convert_to_tensor(rows, self.dtype)
         if collectives.size() > 1:
@@ -373,7 +373,7 @@ class DynamicVariable(DynamicTable):
 
         def put(number: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> np.int64:
             owned = self._is_owned(keys)
-            # Of a key that is given twice, the last row.
+            # If a key is given twice, the last row counts.
             _, places = np.unique(keys[owned][::-1], return_index=True)
             last = len(keys[owned]) - 1 - places
             row_store.registered(int(number)).put(keys[owned][last], rows[owned][last])
@@ -414,23 +414,23 @@ def make_dynamic(
     mode: str | None = None,
     **tuning: Any,
 ) -> Any:
-    """Makes a dynamic table of the arguments of `sok.DynamicVariable`.
+    """Makes a dynamic table from the arguments of `sok.DynamicVariable`.
 
     Args:
         kind: its class.
         dimension: D.
         initializer: a name of INITIALIZERS, or a number as text. Default 'random'.
-        var_type: 'hbm' or 'hybrid', also by default.
+        var_type: 'hbm' or 'hybrid' (the default).
         name: the default is sok_dynamic_Variable_0, and so on.
         constraint: refused.
         trainable, dtype: as for `tf.Variable`; the default type is float32.
-        key_type: tf.int64, also by default, or tf.int32, which 'hybrid' hasn't.
-        mode: 'distributed', also by default, or 'localized:k', without effect.
+        key_type: tf.int64 (the default), or tf.int32, which 'hybrid' doesn't have.
+        mode: 'distributed' (the default), or 'localized:k', without effect.
         **tuning: sizes and places, without effect: the table grows.
 
     Raises:
         NotImplementedError: it is given a constraint.
-        ValueError: another argument isn't one of these.
+        ValueError: another argument has an invalid value.
     """
     if constraint is not None:
         raise NotImplementedError(

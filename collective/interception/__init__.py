@@ -1,1 +1,1 @@
-"""Changes TensorFlow inside `scope()`: its functions, sessions and finished graphs."""
+"""Changes TensorFlow inside `scope()`: its functions, sessions and complete graphs."""

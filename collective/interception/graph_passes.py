@@ -1,6 +1,6 @@
 """Prepares graphs by passes, before gradients are taken or a session runs them.
 
-A pass leaves alone what an earlier call of it has changed, and what a session has seen.
+A pass doesn't touch what it changed in an earlier call, or what a session has seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fetch_whole_tables(leaves: Iterable[Any]) -> None:
     """Looks up all rows of tables that are fetched as one value.
 
     It comes first, so that these lookups are grouped with the others. They are made in the order of
-    the tables' names, because ranks may fetch in any order.
+    the tables' names, because ranks may fetch in different orders.
     """
     tables = [leaf for leaf in leaves if isinstance(leaf, Sharded) and leaf.rows is not None]
     for table in sorted(tables, key=lambda table: str(table.op.name)):
@@ -49,7 +49,7 @@ def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
 
 
 def reduce_metrics(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Makes reads of a metric's state return that of all ranks.
+    """Makes reads of a metric's state return the state of all ranks.
 
     It comes before the assignments, which may depend on metrics.
     """
@@ -64,15 +64,15 @@ def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
 def fuse_reductions(graph: tf.Graph, options: ScopeOptions) -> None:
     """Lets reductions over ranks share collectives.
 
-    It comes after the passes that give operations the values of all ranks.
+    It comes after the passes that make operations return the values of all ranks.
     """
     fused_reductions.fuse(graph)
 
 
 def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Gives each call of a function with collectives a function of its own.
+    """Gives each call of a function with collectives its own function.
 
-    It comes after the assignments, whose exchanges may lie in functions.
+    It comes after the assignments, whose exchanges may be in functions.
     """
     function_copies.separate(graph)
 
@@ -134,7 +134,7 @@ def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
     write_announcements.announce(graph)
 
 
-# In the order in which they are carried out.
+# In the order in which they run.
 PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
     settle_gradient_parts,
     reduce_metrics,
@@ -152,15 +152,15 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
     """Prepares a graph that a session is about to run, once for each version of the graph.
 
     Args:
-        graph: the session's.
-        fetches: of the run, if they are known.
+        graph: the session's graph.
+        fetches: the fetches of the run, if they are known.
     """
     leaves = [] if fetches is None else graph_analysis.flatten(fetches)
     fetch_whole_tables(leaves)
     rank_parts.gather_fetched(graph, leaves)
     options, state = SCOPES.options, state_of(graph)
     if state.prepared_version != (graph.version, options):
-        # A script may run a graph that isn't the default graph, and TensorFlow is eager there.
+        # A script may run a graph that isn't the default graph; TensorFlow would be eager then.
         with graph.as_default():
             for graph_pass in PASSES:
                 graph_pass(graph, options)
@@ -172,7 +172,7 @@ def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
     """Prepares a graph in which the gradients of `ys` with respect to `xs` are about to be taken.
 
     Returns:
-        `xs`, or the tensors as they are staged in a graph that was split.
+        `xs`, or the tensors their staged copies in a graph that was split.
     """
     xs = enable.staged(graph, xs)
     rank_parts.settle(graph)

@@ -1,4 +1,4 @@
-"""Stands in for the functions to which a script passes its graph: to take gradients, or to run."""
+"""Replaces the functions to which a script passes its graph: to take gradients, or to run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from collective.wrappers import horovod
 
 
 def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
+    """Replaces `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
     xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
     if graphs.is_eager():
         reduction.refuse_eager_gradients(xs)
@@ -33,13 +33,13 @@ def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -
 
 
 def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `tf.GradientTape.gradient`: reduces the gradients."""
+    """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
     return reduction.reduce_tape(original, tape, *args, **kwargs)
 
 
 def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `Session.run`: prepares the graph, then all ranks run it together."""
+    """Replaces `Session.run`: prepares the graph, then all ranks run it together."""
     if STARTUP.follows(session.graph):
         with STARTUP.running(session.graph):
             return _run(original, session, *args, **kwargs)
@@ -54,7 +54,7 @@ def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def extend(original: Any, session: Any) -> None:
-    """Stands in for `Session._extend_graph`: prepares the graph before the session sees it.
+    """Replaces `Session._extend_graph`: prepares the graph before the session sees it.
 
     Every run of a session begins with it, including the library's own runs. An operation that the
     session has seen can no longer be changed.

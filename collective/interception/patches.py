@@ -2,9 +2,10 @@
 
 TensorFlow has no extension points for these. `collective.interception.patching` applies the list
 when the first scope() opens, and undoes it when the last one closes. To find a row, search for the
-name that it replaces. Each row's reason says what would go wrong without it. Replacements before a
-scope opens, in ranks that may never load this library: `collective.job.training_apart.REPLACED`.
-Replacements in Horovod, if it is installed: `collective.interception.horovod_patches`.
+name that it replaces. Each row's reason says what would go wrong without it.
+`collective.job.training_apart.REPLACED` lists what is replaced before a scope opens, in ranks that
+may never load this library. `collective.interception.horovod_patches` lists what is replaced in
+Horovod, if it is installed.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ REPLICATION = (
     ),
 )
 
-# ---- Two launches give the same
+# ---- Two launches give the same results
 
 PYTHONS_NUMBERS = "Initial values of Keras's and tf.layers' weights would differ between launches."
 DRAWS = "A generator that draws would give each rank records in another order."
@@ -364,7 +365,7 @@ SESSIONS = (
     ),
 )
 
-# ---- Every rank saves and restores its shards, and all take the same checkpoint for the latest
+# ---- Every rank saves and restores its shards, and all agree on the latest checkpoint
 
 ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."

@@ -1,4 +1,4 @@
-"""Replaces functions of other libraries, and puts them back."""
+"""Replaces functions of other libraries, and restores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ABSENT = object()
 
 
 def always() -> bool:
-    """Is the condition of a patch that is needed in any case."""
+    """The condition of a patch that is always needed."""
     return True
 
 
@@ -26,7 +26,7 @@ class Patch(NamedTuple):
         replacement: a function that is called with the original and then with the caller's
             arguments; or, in a `ReplacedValue`, the attribute's new value.
         why: what would go wrong without it.
-        when: tells, as the patch is applied, whether it is needed.
+        when: tells, when the patch is applied, whether it is needed.
     """
 
     owner: Any
@@ -40,7 +40,7 @@ class Patch(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def value(self) -> Any:
-        """Returns what takes the attribute's place."""
+        """Returns the new value of the attribute."""
         original, replacement = getattr(self.owner, self.attribute), self.replacement
 
         @functools.wraps(original)
@@ -53,7 +53,8 @@ class Patch(NamedTuple):
 class OperationPatch(Patch):
     """Describes the replacement of a generated function that makes one operation.
 
-    AutoGraph finds no source of it, and would warn about that in each `tf.function` that calls it.
+    AutoGraph finds no source code for it, and would warn about that in each `tf.function` that
+    calls it.
     """
 
     def value(self) -> Any:

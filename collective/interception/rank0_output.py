@@ -12,7 +12,7 @@ from collective.ops.communication import collectives
 
 
 class SilentEventWriter:
-    """Stands in for `EventFileWriter`, and writes nothing."""
+    """Replaces `EventFileWriter`, and writes nothing."""
 
     def __init__(self, logdir: str, *args: Any, **kwargs: Any):
         self._logdir = logdir
@@ -42,7 +42,7 @@ def is_silent() -> bool:
 
 
 def quieten() -> None:
-    """Filters what TensorFlow logs on the other ranks, until `restore`."""
+    """Filters TensorFlow's log messages on all ranks but 0, until `restore`."""
     if is_silent():
         tf.get_logger().addFilter(_filter)
 

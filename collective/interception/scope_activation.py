@@ -1,4 +1,4 @@
-"""Activates what scope() does, and undoes it when the last scope closes."""
+"""Activates the effects of scope(), and undoes them when the last scope closes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _patches = Patches(PATCHES)
 
 @functools.cache
 def warn_of_missing_operations() -> None:
-    """Warns once on each host, since a host may have an installation of its own."""
+    """Warns once on each host, since each host may have a different installation."""
     reason = native_library.missing()
     if reason is not None and membership.local_rank() == 0:
         warnings.warn(

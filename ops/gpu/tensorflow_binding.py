@@ -79,7 +79,7 @@ class DeviceOperations:
         weighted: Sequence[bool],
     ) -> tuple[Any, ...]:
         """Builds a request with a compiled operation. The last output is `counts`: [N · S] of bags
-        and [M] of samples; here `kinds` are by section. `own_samples` belong to the members `own`; they
+        and [M] of samples; here `kinds` are by section. `own_samples` belong to members `own`; they
         and `own_weights` are outputs, too, in the memory of rows.
         """
         sources = [

@@ -1,7 +1,7 @@
-"""Writes one bundle of numbers, which is a data file and an index, in TensorFlow's format.
+"""Writes a bundle of numbers in TensorFlow's format: a data file and an index.
 
-TensorFlow's own writer goes through the page cache, which costs more of the processor than all else
-together (see `ops/native/data_file.h`).
+TensorFlow's own writer goes through the page cache, which costs more processor time than all the
+rest together (see `ops/native/data_file.h`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collective.ops.rows import data_files
 
 
 class BundleFile:
-    """Writes a bundle, and another one afterwards.
+    """Writes one bundle, and then other bundles.
 
-    Its functions raise OSError where the storage fails, or an error of what gives the values.
+    Its methods raise OSError if the storage fails, or an error of the source of the values.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class BundleFile:
 
     @property
     def is_open(self) -> bool:
-        """Tells whether a bundle has been begun."""
+        """Tells whether a bundle has been started."""
         return bool(self._prefix)
 
     def open(self, prefix: str) -> None:
-        """Begins a bundle."""
+        """Starts a bundle."""
         self._prefix, self._index = prefix, IndexFile()
         self._data.open(data_path(prefix, 0, 1))
 
@@ -41,8 +41,8 @@ class BundleFile:
         """Writes an entry, or a slice of one.
 
         Args:
-            name: the entry's.
-            spec: names the slice as `SaveV2` does; '' for all of it.
+            name: the entry's name.
+            spec: names the slice as `SaveV2` does; '' for the whole entry.
             values: an array, or a `row_snapshots.SnapshotSlice`.
         """
         if isinstance(values, np.ndarray):
@@ -53,11 +53,11 @@ class BundleFile:
         self._index.add(name, values.dtype, shape, extents, values.nbytes, checksum)
 
     def give_up(self) -> None:
-        """Closes what is open; nothing can be written any more."""
+        """Closes what is open; afterwards nothing can be written."""
         self._data.give_up()
 
     def finish(self) -> None:
-        """Ends the bundle."""
+        """Completes the bundle."""
         self._data.finish()
         prefix, self._prefix = self._prefix, ""
         self._index.write(prefix)

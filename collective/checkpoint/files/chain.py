@@ -1,11 +1,11 @@
 """Opens a checkpoint with the increments that follow it, and checks that they belong together.
 
-    base ◄── increment 1 ◄── increment 2 …      each names the base, its number, and the one before
+    base ◄── increment 1 ◄── increment 2 …      each names its base, number and predecessor
 
-The prefix of an increment names the state that base and increments up to it give. The prefix of a
-base names the base; but that of a folder's latest checkpoint names the newest state of its chain:
-restoring the latest checkpoint gives what was saved last. `<base>.increment-0` always names
-the base.
+The prefix of an increment names the state that the base and the increments up to it give. The
+prefix of a base names the base alone, with one exception: that of a folder's latest checkpoint
+names the newest state of its chain. So restoring the latest checkpoint gives what was saved last.
+`<base>.increment-0` always names the base.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Is a checkpoint with the increments that are to be applied to it, in their order."""
+    """Holds a checkpoint and the increments to apply to it, in order."""
 
     base: Bundle
     increments: tuple[Bundle, ...] = ()
 
     @property
     def last(self) -> Bundle:
-        """Returns the part that has the newest values of everything but tables."""
+        """Returns the part with the newest values of everything except tables."""
         return self.increments[-1] if self.increments else self.base
 
     def updates_of(self, stored: StoredTable) -> Iterator[tuple[Bundle, StoredTable]]:
-        """Yields the increments that have something of a table or slot of the base."""
+        """Yields the increments that contain rows of a table or slot of the base."""
         for bundle in self.increments:
             if stored.name in bundle.layout.tables:
                 yield bundle, bundle.layout.tables[stored.name]
 
     @contextlib.contextmanager
     def advising(self, bundle: Bundle) -> Iterator[None]:
-        """Adds to errors of reading one of the increments what can be restored without it."""
+        """Adds to errors of reading an increment what can be restored without it."""
         try:
             yield
         except tf.errors.DataLossError as error:
@@ -56,10 +56,10 @@ class Chain:
 
 
 def prefix_of(path: str) -> str:
-    """Returns the prefix that a path names: itself, or the latest one in a folder.
+    """Returns the prefix that a path names: the path itself, or a folder's latest checkpoint.
 
     Raises:
-        ValueError: the folder has none.
+        ValueError: the folder has no checkpoint.
     """
     if not tf.io.gfile.isdir(path):
         return path
@@ -74,17 +74,17 @@ def open_chain(prefix: str) -> Chain:
 
     Raises:
         ValueError: there is no checkpoint, or an increment follows another base.
-        tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
+        tf.errors.DataLossError: a part is missing or damaged; says what can be restored.
     """
     base, number = split(prefix)
     return open_links(base, newest(base) if number is None else number)
 
 
 def open_whole(prefix: str) -> Bundle:
-    """Opens a whole checkpoint, without what may follow it.
+    """Opens a whole checkpoint, without increments that follow it.
 
     Raises:
-        ValueError: there is none, or it is an increment.
+        ValueError: there is none, or the prefix names an increment.
     """
     bundle = Bundle(prefix)
     if bundle.layout.increment is not None:
@@ -107,7 +107,7 @@ def open_links(base: str, number: int) -> Chain:
 
 
 def newest(prefix: str) -> int:
-    """Returns the number of the newest increment of the state that a whole checkpoint's name names.
+    """Returns the number of the newest increment in the state that a whole checkpoint's name means.
 
     It is 0 for a checkpoint that isn't its folder's latest.
     """
@@ -115,9 +115,9 @@ def newest(prefix: str) -> int:
 
 
 def last_increment(prefix: str) -> int:
-    """Returns the number of the last increment of a whole checkpoint; 0 for none.
+    """Returns the number of the last increment of a whole checkpoint; 0 if there is none.
 
-    Increments of a checkpoint that this one has replaced don't count.
+    Increments of a checkpoint that this one replaced don't count.
     """
     if not tf.io.gfile.exists(index_path(prefix)):
         return max((number for number, _ in increments_of(prefix)), default=0)  # opening it says so
@@ -127,7 +127,7 @@ def last_increment(prefix: str) -> int:
         try:
             place = Bundle(increment).layout.increment
         except tf.errors.DataLossError:
-            number = number_there  # Opening it says so.
+            number = number_there  # Opening it reports the problem.
             continue
         if place is None or not layout.replaced or place.base != layout.replaced:
             number = number_there
@@ -135,7 +135,7 @@ def last_increment(prefix: str) -> int:
 
 
 def newest_state(prefix: str) -> str:
-    """Names the newest state of a whole checkpoint, with its step where the name doesn't tell it.
+    """Names the newest state of a whole checkpoint, with its step if the name doesn't have it.
 
     Returns:
         `'model.ckpt-100'`, or `'model.ckpt-100.increment-3' (step 130)`.
@@ -163,10 +163,10 @@ def is_latest(prefix: str) -> bool:
 
 
 def latest_of(prefix: str) -> str:
-    """Returns the latest checkpoint of the folder where `prefix` is; '' if that isn't known."""
+    """Returns the latest checkpoint of the folder of `prefix`; '' if that isn't known."""
     try:
         state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
-    except ValueError:  # Of some damage; of other TensorFlow gives None.
+    except ValueError:  # Some damage raises this; for other damage TensorFlow returns None.
         return ""
     return str(state.model_checkpoint_path) if state else ""
 
@@ -217,7 +217,7 @@ def _missing(base: str, number: int, last: int) -> str:
 
 
 def _without_base(base: str) -> str:
-    """Says that increments are there, and the checkpoint isn't that they follow."""
+    """Says that there are increments, but not the checkpoint that they follow."""
     count = len(increments_of(base))
     follow = f"{counted(count, 'increment')} of it {'is' if count == 1 else 'are'}"
     return (
@@ -227,7 +227,7 @@ def _without_base(base: str) -> str:
 
 
 def _advice(base: str, number: int) -> str:
-    """Says what can be restored: the state of an increment that is well."""
+    """Says what can be restored: the state of an intact increment."""
     return f"'{increment_prefix(base, number)}' names the newest state that can be restored."
 
 
@@ -237,7 +237,7 @@ def _data_loss(text: str) -> Exception:
 
 
 def removed_keys(bundle: Bundle, table: StoredTable, part: int) -> np.ndarray:
-    """Returns the keys of a part that an increment says are gone."""
+    """Returns the keys of a part that an increment lists as removed."""
     if not table.removed or not table.removed[part]:
         return np.zeros(0, np.int64)
     return bundle.read_whole(bundle.layout.removed_entry(table, part))

@@ -1,4 +1,4 @@
-"""Names the increments of a checkpoint, which are next to it.
+"""Names the increments of a checkpoint, which are stored next to it.
 
 model.ckpt-100                  the base: a whole checkpoint
 model.ckpt-100.increment-1      what changed since
@@ -21,18 +21,18 @@ def increment_prefix(base: str, number: int) -> str:
 
 
 def split(prefix: str) -> tuple[str, int | None]:
-    """Returns the base that a prefix names, and the number of the increment; None if it names none.
+    """Returns the base that a prefix names, and its increment's number; None if it has none.
 
-    Number 0 names the base alone.
+    Number 0 means the base alone.
     """
     match = _INCREMENT.fullmatch(prefix)
     return (match["base"], int(match["number"])) if match else (prefix, None)
 
 
 def bases_in(folder: str) -> list[str]:
-    """Returns the prefixes of the whole checkpoints in a folder, by their names and numbers.
+    """Returns the prefixes of the whole checkpoints in a folder, sorted by names and numbers.
 
-    One that is gone is among them, too, if increments of it are there.
+    A checkpoint that is gone is included if there are increments of it.
     """
     found = set()
     for entry in tf.io.gfile.listdir(folder):
@@ -46,7 +46,7 @@ def bases_in(folder: str) -> list[str]:
 
 
 def increments_of(base: str) -> list[tuple[int, str]]:
-    """Returns the numbers and prefixes of the increments that are there, by their numbers."""
+    """Returns the numbers and prefixes of the existing increments, sorted by number."""
     folder, name = os.path.split(base)
     if split(name)[1] is not None or not tf.io.gfile.isdir(folder or "."):
         return []

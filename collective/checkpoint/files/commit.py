@@ -1,4 +1,4 @@
-"""Commits checkpoints: each comes into being whole, or not at all."""
+"""Commits checkpoints: each appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 # Files of a staging folder.
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
-# A network's file system may take so many seconds to show what another host has written.
+# How many seconds a network file system may take to show what another host has written.
 VISIBILITY_TIMEOUT = 10.0
-# A file that is read whole to see whether it was moved.
+# A file up to this size is read completely to check whether it was moved.
 SHORT_BYTES = 1 << 20
-# So many files are synced at a time.
+# How many files are synced at the same time.
 SYNCS = 8
 
 
@@ -36,10 +36,10 @@ class Publication:
     """Lists what else happens once the checkpoint is durable.
 
     Attributes:
-        meta: the path of the graph's description, or None: `Commit.meta` is moved there.
-        state: the path of the file that tells the latest checkpoint, or None: `Commit.state` is
-            moved there.
-        superseded: checkpoints to be deleted, by their prefixes.
+        meta: the path to which `Commit.meta`, the graph's description, is moved; or None.
+        state: the path to which `Commit.state`, the file that names the latest checkpoint, is
+          moved; or None.
+        superseded: the prefixes of checkpoints to delete.
         meta_suffix: the suffix of their graphs' descriptions.
     """
 
@@ -64,26 +64,27 @@ class Commit:
                                         6. files that are no longer needed deleted, the staging
                                            folder at the end
 
-    Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and
-    the latest one is either the one before or this one, complete. On a local disk what is moved is
-    on the disk before, and each move from step 3 on before the next step begins, so this holds for
-    a loss of power, too. The next save under the same base name removes what a killed save leaves
-    behind (`recover_all`).
+    Guarantee: if any processes are killed at any moment, every earlier checkpoint can be restored,
+    and the latest checkpoint is either the previous one or this one, complete. On a local disk,
+    files are synced before they are moved, and each move from step 3 on is synced before the next
+    step begins; so this holds for a loss of power, too. The next save under the same base name
+    removes what a killed save has left (`recover_all`).
 
-    Limits: moving is atomic where the file system renames atomically. POSIX does; object stores
-    copy instead, and a kill while one of their files is copied over an older one may damage this
-    one file. One job at a time saves under a base name in a folder (`ownership`).
+    Limits: a move is atomic if the file system renames atomically. POSIX does. Object stores copy
+    instead: a kill while one of their files is copied over an older one may damage this one file.
+      Only
+    one job at a time may save under a base name in a folder (`ownership`).
 
-    An increment of a checkpoint is committed like one. A checkpoint that takes the place of an
-    older one of its name, or is deleted, takes the older one's increments with it.
+    An increment is committed like a checkpoint. A checkpoint that replaces an older one of the same
+    name, or is deleted, takes the older one's increments with it.
 
-    Only rank 0 makes an object of this class.
+    Only rank 0 makes objects of this class.
 
     Attributes:
-        id: the checkpoint's, once it is merged.
+        id: the checkpoint's id, once it is merged.
 
     Args:
-        base: the path as the user gave it.
+        base: the path as given by the user.
         prefix: the path of the checkpoint: `base`, or `<base>-<step>`.
     """
 
@@ -100,12 +101,12 @@ class Commit:
         tf.io.gfile.mkdir(self.staging)
         try:
             _write(os.path.join(self.staging, RECORD), "")
-        except Exception:  # nobody has an object yet that could be recovered
+        except Exception:  # nobody has an object yet that could undo it
             tf.io.gfile.rmtree(self.staging)
             raise
 
     def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
-        """Makes one bundle of the bundles that the ranks wrote, and of the layout."""
+        """Merges the bundles that the ranks wrote, and the layout, into one bundle."""
         shards = sum(tensor_bundle.BundleIndex(path).shards for path in written)
         self.id = secrets.token_hex(8)
         layout = dataclasses.replace(
@@ -114,8 +115,8 @@ class Commit:
         entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(layout.version)}
         bundles = [entries]
         if tensor_bundle.data_path(self.prefix, 0, shards + 1) in self._old_data_files:
-            # The checkpoint that is there has data files of these names, and must last until the
-            # index is swapped: one more file gives all of them other names.
+            # The checkpoint of this name has data files with these names, and must last until the
+            # index is replaced: one more file gives all of them other names.
             bundles = [{name: value} for name, value in entries.items()]
         layout_bundles: list[str] = []
         for number, entries in enumerate(bundles):
@@ -126,14 +127,14 @@ class Commit:
                 layout_bundles += writer.close()
         self._shards = shards + len(layout_bundles)
         tensor_bundle.merge([*written, *layout_bundles], self._merged)
-        # The layout's data files are the last ones. The ranks have synced theirs.
+        # The layout's data files are the last ones. The ranks have synced their own.
         self._unsynced = [tensor_bundle.index_path(self._merged)] + [
             tensor_bundle.data_path(self._merged, shard, self._shards)
             for shard in range(shards, self._shards)
         ]
 
     def publish(self, publication: Publication) -> None:
-        """Takes steps 3 to 6. After an error on the way, `recover` undoes what can be undone."""
+        """Takes steps 3 to 6. After an error in between, `recover` undoes what can be undone."""
         record = {
             "prefix": self.prefix,
             "shards": self._shards,
@@ -147,14 +148,14 @@ class Commit:
         path = os.path.join(self.staging, RECORD)
         _write(path, json.dumps(record))
         beside = [self.meta] * bool(publication.meta) + [self.state] * bool(publication.state)
-        # What is moved is complete, and is found together with the record.
+        # The moved files are complete, and are found together with the record.
         sync(path, self.staging, *self._unsynced, *beside)
         for shard in range(self._shards):
             move(
                 tensor_bundle.data_path(self._merged, shard, self._shards),
                 tensor_bundle.data_path(self.prefix, shard, self._shards),
             )
-        # No index without its data files, and no state without its index.
+        # No index may be durable without its data files, and no state without its index.
         sync(os.path.dirname(self.prefix))
         move(tensor_bundle.index_path(self._merged), tensor_bundle.index_path(self.prefix))
         sync(os.path.dirname(self.prefix))
@@ -167,11 +168,11 @@ class Commit:
             move(self.state, publication.state)
         try:
             if publication.state:
-                # Older checkpoints stay until it names another one.
+                # Older checkpoints stay until the state names another one.
                 sync(os.path.dirname(publication.state))
             recover(self.staging)
         except (OSError, tf.errors.OpError) as error:
-            # It is there, and no save that failed: increments have to follow it.
+            # The checkpoint exists, so the save hasn't failed: increments have to follow it.
             tf.logging.warning(
                 "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
                 "The next save tries again.",
@@ -182,14 +183,14 @@ class Commit:
 def write_alone(
     target: str, write: Callable[[tensor_bundle.BundleWriter, str], CheckpointLayout]
 ) -> None:
-    """Makes a checkpoint where no ranks run; it appears whole, or not at all.
+    """Makes a checkpoint where no ranks run; it appears completely or not at all.
 
     Args:
         target: its prefix.
-        write: is given what takes the entries, and the staging folder; returns the layout.
+        write: gets the writer of the entries and the staging folder; returns the layout.
 
     Raises:
-        ValueError: there is something at `target`, or it names no checkpoint.
+        ValueError: `target` exists already, or doesn't name a checkpoint.
     """
     check_new(target)
     started = Commit(target, target)
@@ -206,10 +207,10 @@ def write_alone(
 
 
 def check_new(target: str) -> None:
-    """Checks that a checkpoint `target` would touch nothing that is there.
+    """Checks that a checkpoint `target` wouldn't overwrite anything.
 
     Raises:
-        ValueError: it says what is there, and what helps.
+        ValueError: says what exists, and what helps.
     """
     name = os.path.basename(target)
     if not name or tf.io.gfile.isdir(target):
@@ -236,7 +237,7 @@ def check_new(target: str) -> None:
 
 
 def make_parent(base: str) -> None:
-    """Makes the folder of checkpoints called `base`, but not the one around it."""
+    """Makes the folder of the checkpoints `base`, but not that folder's parent."""
     parent = os.path.dirname(base)
     if parent and not tf.io.gfile.isdir(parent):
         try:
@@ -251,7 +252,7 @@ def is_staged(staging: str) -> bool:
 
 
 def recover_all(base: str) -> None:
-    """Removes what killed saves under this base name left."""
+    """Removes what killed saves under this base name have left."""
     parent, name = os.path.split(base)
     staging = re.compile(re.escape(name) + r"(-\d+)?(\.increment-\d+)?_temp_[0-9a-f]{16}/?")
     for entry in tf.io.gfile.listdir(parent or "."):
@@ -263,7 +264,7 @@ def recover_all(base: str) -> None:
         except (OSError, tf.errors.OpError) as error:
             record = _record(path)
             if "shards" in record and not _has_become_latest(path, record):
-                raise  # it has to be undone first
+                raise  # it must be undone first
             tf.logging.warning(
                 "'%s', which a save has left, can't be removed (%s: %s). Saving continues.",
                 *(path, type(error).__name__, getattr(error, "message", error)),
@@ -271,14 +272,14 @@ def recover_all(base: str) -> None:
 
 
 def recover(staging: str) -> None:
-    """Finishes a commit if its checkpoint has become the latest, else undoes it.
+    """Completes a commit if its checkpoint has become the latest, else undoes it.
 
-    This may be killed, too, and done again.
+    This may itself be killed, and repeated.
     """
     record = _record(staging)
     if "shards" in record:
         _finish_or_undo(staging, record)
-        # The folder's remaining files say nothing any more, whichever of them goes first.
+        # Without it the folder's remaining files mean nothing, in whatever order they are deleted.
         _delete([os.path.join(staging, RECORD)])
         sync(staging)
     if tf.io.gfile.exists(staging):
@@ -286,10 +287,10 @@ def recover(staging: str) -> None:
 
 
 def _record(staging: str) -> dict[str, Any]:
-    """Reads what a commit has noted of itself; {} if it hasn't yet, or not any more.
+    """Reads what a commit has recorded about itself; {} if it hasn't yet, or has no longer.
 
-    One that was cut off while it was written tells of nothing: nothing has been moved before all of
-    it was on the disk.
+    A record that was cut off while it was written counts as empty: nothing has been moved before
+    the whole record was on the disk.
     """
     path = os.path.join(staging, RECORD)
     if not tf.io.gfile.exists(path):
@@ -309,14 +310,14 @@ def _write(path: str, text: str) -> None:
 
 
 def _is_there(staging: str, record: dict[str, Any]) -> bool:
-    """Tells whether the checkpoint of a commit is in its place."""
+    """Tells whether a commit's checkpoint is in its place."""
     return not tf.io.gfile.exists(
         tensor_bundle.index_path(os.path.join(staging, MERGED))
     ) and tf.io.gfile.exists(tensor_bundle.index_path(record["prefix"]))
 
 
 def _has_become_latest(staging: str, record: dict[str, Any]) -> bool:
-    """Tells whether it is, and the folder's state names it."""
+    """Tells whether the checkpoint is in its place, and the folder's state names it."""
     state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
     return _is_there(staging, record) and not state_waits
 
@@ -327,11 +328,11 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     is_there, is_latest = _is_there(staging, record), _has_become_latest(staging, record)
     if is_latest or is_there and record["existed"]:
         _delete(path for path in record["old"] if path not in new_data_files)
-        # They followed the checkpoint that was there.
+        # They followed the previous checkpoint.
         _remove_increments(prefix)
     else:
-        # The index last except for the data files: a kill in between must not hide that it was
-        # there.
+        # The index goes last, except for the data files: a kill in between must not hide that the
+        # checkpoint was there.
         _delete([record["meta"]] if record["meta"] and is_there else [])
         _delete([tensor_bundle.index_path(prefix)] if is_there else [])
         _delete(path for path in new_data_files if path not in record["old"])
@@ -344,14 +345,14 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
 
 
 def _remove_increments(prefix: str) -> None:
-    """Deletes the increments of a checkpoint, the last one first: never is one left in between."""
+    """Deletes the increments of a checkpoint, the last one first, so that there is never a gap."""
     for _, increment in reversed(increments_of(prefix)):
         _delete([tensor_bundle.index_path(increment)])
         _delete(_data_files(increment))
 
 
 def _id_of(prefix: str) -> str:
-    """Returns the id of the checkpoint that is there; '' if it has none, or can't be read."""
+    """Returns the id of an existing checkpoint; '' if it has none, or can't be read."""
     try:
         return tensor_bundle.Bundle(prefix).layout.id
     except (ValueError, tf.errors.OpError):
@@ -377,10 +378,10 @@ def _data_files(prefix: str) -> list[str]:
 
 
 def move(source: str, target: str) -> None:
-    """Moves a file over whatever is there, and looks after it where a network is between.
+    """Moves a file over an existing one, and on a network file system checks the result.
 
     Raises:
-        StorageFailure: the file system said that it did, and did not.
+        StorageFailure: the file system reported success, but didn't move the file.
     """
     if "://" not in target:
         tf.io.gfile.rename(source, target, overwrite=True)
@@ -392,7 +393,7 @@ def move(source: str, target: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, bytes]:
-    """Returns a file's length, and its content if that is short."""
+    """Returns a file's length, and its content if the file is short."""
     length = tf.io.gfile.stat(path).length
     if length > SHORT_BYTES:
         return length, b""
@@ -403,7 +404,7 @@ def _identity(path: str) -> tuple[int, bytes]:
 def sync(*paths: str) -> None:
     """Waits until local files or folders are on the disk; other file systems do it by themselves.
 
-    They are synced in parallel: each would wait for the disk in turn.
+    They are synced in parallel: otherwise each would wait for the disk in turn.
     """
     local = [path for path in paths if "://" not in path]
     errors: list[OSError] = []
@@ -433,7 +434,7 @@ def _sync_each(paths: Sequence[str], errors: list[OSError]) -> None:
 def sync_bundles(prefixes: Sequence[str]) -> None:
     """Waits until the data files of bundles are on the disk.
 
-    Their indices needn't be: `Commit.merge` makes one of them all, and syncs that.
+    Their indices needn't be: `Commit.merge` makes one index of them all, and syncs it.
     """
     paths: list[str] = []
     for prefix in prefixes:
@@ -443,7 +444,7 @@ def sync_bundles(prefixes: Sequence[str]) -> None:
 
 
 def becomes_visible(path: str) -> bool:
-    """Waits up to `VISIBILITY_TIMEOUT` for a file that another host wrote; tells if it is seen."""
+    """Waits up to `VISIBILITY_TIMEOUT` for a file from another host; tells whether it appears."""
     deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while not tf.io.gfile.exists(path):
         if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""Makes the keys under which the index of a checkpoint has the slices of an entry.
+"""Makes the keys that a checkpoint's index uses for the slices of an entry.
 
-An entry that was saved in slices has a record of its own, which lists them, and one record for each
-slice, which tells where its values lie. The key of such a record is a zero, the entry's name, the
-number of dimensions, and the first index and the length in each dimension, all encoded so that keys
-sort by these (TensorFlow's `OrderedCode`).
+An entry that was saved in slices has a record that lists them, and one record per slice that tells
+where its values are. The key of such a record is a zero, the entry's name, the number of
+dimensions, and the first index and the length in each dimension. All are encoded so that keys sort
+by them (TensorFlow's `OrderedCode`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ def slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
     """Returns the key of a slice.
 
     Args:
-        name: the entry's.
-        extents: (first index, length) in each dimension; (0, WHOLE) where it isn't cut.
+        name: the entry's name.
+        extents: (first index, length) in each dimension; (0, WHOLE) for a dimension that isn't cut.
     """
     key = _unsigned(0) + _string(name.encode()) + _unsigned(len(extents))
     return key + b"".join(_signed(number) for extent in extents for number in extent)
 
 
 def _unsigned(number: int) -> bytes:
-    """Encodes the number of bytes, then the bytes, the highest first."""
+    """Encodes the number of bytes, and then the bytes, the highest first."""
     size = (number.bit_length() + 7) // 8
     return bytes([size]) + number.to_bytes(size, "big")
 

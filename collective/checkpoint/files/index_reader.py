@@ -1,4 +1,4 @@
-"""Parses the index of a checkpoint: names, types and shapes of its entries, and their places."""
+"""Parses the index of a checkpoint: names, types, shapes and places of its entries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def data_path(prefix: str, shard: int, shards: int) -> str:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RowSlice:
-    """Tells where some rows of an entry lie.
+    """Tells where some rows of an entry are stored.
 
     Attributes:
         first: the number of the first row.
-        count: rows.
+        count: how many rows there are.
         shard: the number of the data file.
         offset: their place in it.
-        size: their bytes.
-        checksum: of their bytes.
+        size: the number of their bytes.
+        checksum: the checksum of their bytes.
     """
 
     first: int
@@ -45,16 +45,16 @@ class RowSlice:
 class BundleIndex:
     """Parses `prefix`.index.
 
-    `tf.train.load_checkpoint` gives names, types and shapes only. Here are also the number of data
-    files, the bytes that each must have, and where an entry without slices lies in its file.
+    `tf.train.load_checkpoint` gives only names, types and shapes. This class adds the number of
+    data files, the bytes that each must have, and the place in its file of an entry without slices.
 
-    The file is a sorted table of LevelDB's format without compression: blocks of (key, value)
-    pairs, of which one lists the others, and a footer with the place of this list.
+    The file is a sorted table in LevelDB's format without compression: blocks of (key, value)
+    pairs, one of which lists the others, and a footer with the place of this list.
 
     Attributes:
         shards: how many data files there are.
-        entries: what the index says of each entry, by name.
-        least_sizes: the bytes that a data file must at least have, by its number.
+        entries: the index's record of each entry, by name.
+        least_sizes: the least number of bytes of each data file, by its number.
 
     Raises:
         tf.errors.DataLossError: the file isn't an index, or is damaged.
@@ -81,7 +81,7 @@ class BundleIndex:
         """Fills the attributes; returns the number of data files."""
         if len(data) < self.FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != self.MAGIC:
             raise ValueError(f"its {len(data)} bytes do not end as an index does")
-        # The footer begins with the start and size of a block that isn't used, then the list's.
+        # The footer begins with the start and size of an unused block, then those of the list.
         place, footer = len(data) - self.FOOTER_BYTES, []
         for _ in range(4):
             number, place = _varint(data, place)
@@ -100,12 +100,12 @@ class BundleIndex:
         return int(header.num_shards)
 
     def stored_values(self) -> list[tuple[int, int]]:
-        """Returns size and checksum of each entry or slice of a bundle with one data file, as they
-        lie there.
+        """Returns size and checksum of each entry or slice of a bundle with one data file, in the
+        order in which they are stored.
         """
         entries = [*self.entries.values(), *self._slices.values()]
         stored = [entry for entry in entries if not entry.slices]
-        # One without values lies where the next one begins.
+        # An entry without values has the place where the next one begins.
         stored.sort(key=lambda entry: (entry.offset, entry.size))
         return [(int(entry.size), int(entry.crc32c)) for entry in stored]
 
@@ -113,14 +113,14 @@ class BundleIndex:
         if not entry.slices:
             end = entry.offset + entry.size
             self.least_sizes[entry.shard_id] = max(self.least_sizes.get(entry.shard_id, 0), end)
-        # A slice of an entry has a key of its own, which begins with a zero.
+        # A slice of an entry has its own key, which begins with a zero.
         if key[0] == 0:
             self._slices[key] = entry
         else:
             self.entries[key.decode()] = entry
 
     def row_slices(self, name: str, shape: Sequence[int]) -> list[RowSlice]:
-        """Returns where the rows of an entry lie (see `Bundle.row_slices`)."""
+        """Returns where the rows of an entry are stored (see `Bundle.row_slices`)."""
         entry = self.entries[name]
         if not entry.slices:
             return [RowSlice(0, shape[0], entry.shard_id, entry.offset, entry.size, entry.crc32c)]
@@ -154,8 +154,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block; a byte after it tells its compression, of which there must be none, and
-    four its checksum.
+    """Returns a block. One byte after it tells its compression, which must be none, and
+    four bytes its checksum.
     """
     end = start + size + 1
     if end + 4 > len(data) or data[end - 1] != 0:
@@ -167,7 +167,7 @@ def _block(data: bytes, start: int, size: int) -> bytes:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a block; a key leaves out what it shares with the last one."""
+    """Yields the keys and values of a block; a key omits what it shares with the previous one."""
     restarts = struct.unpack("<I", block[-4:])[0]
     end, place, key = len(block) - 4 * (restarts + 1), 0, b""
     while place < end:

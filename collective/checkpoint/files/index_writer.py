@@ -1,4 +1,4 @@
-"""Writes the index of a bundle with one data file: what lies where in it."""
+"""Writes the index of a bundle with one data file: what is stored where."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Extents = Sequence[tuple[int, int]]
 
 
 class IndexFile:
-    """Collects what a data file has, in the order in which it lies there.
+    """Collects the contents of a data file, in the order in which they are stored.
 
     Attributes:
-        size: the bytes of what was added.
+        size: the number of bytes added so far.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class IndexFile:
         """Adds an entry, or a slice of one.
 
         Args:
-            name: the entry's.
+            name: the entry's name.
             dtype: the type of its values.
-            shape: the whole entry's.
-            extents: the slice; None for all of it.
-            size: the bytes of the entry or slice.
-            checksum: of these bytes, as an index has it.
+            shape: the shape of the whole entry.
+            extents: the slice; None for the whole entry.
+            size: the number of bytes of the entry or slice.
+            checksum: the checksum of these bytes, in the form of an index.
         """
         key, stored = name.encode(), _entry(dtype, shape)
         if extents is not None:

@@ -10,29 +10,30 @@ from typing import Any
 
 LAYOUT_ENTRY = "collective/layout"  # a string scalar: `CheckpointLayout.to_json`
 FORMAT_ENTRY = "collective/format"  # a string scalar: the version alone
-VERSION, WHOLE_VERSION = 2, 1  # The newest; that of whole checkpoints.
+VERSION, WHOLE_VERSION = 2, 1  # the newest; the version of whole checkpoints
 STATIC, DYNAMIC = "static", "dynamic"
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredTable:
-    """Describes a stored matrix with a row for each row of a table: its values, or one slot.
+    """Describes a stored matrix with one row for each row of a table: its values, or one slot.
 
     Attributes:
-        name: the name that the Saver has for it: the variable's, unless its `var_list` renames it.
+        name: the Saver's name for it: the variable's name, unless the Saver's `var_list` renames
+          it.
         kind: 'static' or 'dynamic'.
         rows: V; None if dynamic.
-        dim: D, values in a row.
-        dtype: a value's, by NumPy's name of it.
-        block: rows in each stored slice, the last one excepted.
-        parts: rows in each part.
+        dim: D, the number of values in a row.
+        dtype: the type of a value, by NumPy's name.
+        block: how many rows each stored slice has, except for the last one.
+        parts: how many rows each part has.
         slot_of: the name of the table, if this is a slot.
-        keys: the name of the table's keys if dynamic: `<keys>/part_<r>`, int64 and ascending; rows
-            stand in their order. In an increment static tables and their slots have keys, too: the
-            numbers of the rows that changed.
-        whole: of an increment's: of each part, whether it has all rows of its rank. Keys of the
-            rank that aren't among them are gone.
-        removed: of an increment's dynamic table: how many keys each part names that are gone, in
+        keys: the name of a dynamic table's keys: `<keys>/part_<r>`, int64 and ascending; rows are
+          in the order of their keys. In an increment static tables and their slots have keys, too:
+          the numbers of the changed rows.
+        whole: in an increment, whether each part has all rows of its rank. Then keys of that rank
+            that aren't among them have been removed.
+        removed: in an increment of a dynamic table, how many removed keys each part lists in
             `<keys>/removed/part_<r>`, int64 and ascending.
     """
 
@@ -56,12 +57,12 @@ class StoredTable:
 
 @dataclasses.dataclass(frozen=True)
 class Increment:
-    """Says which place in which chain an increment has.
+    """Describes the place of an increment in its chain.
 
     Attributes:
         number: 1, 2, … since the base.
-        base: the base's id.
-        previous: the id of what it follows: the base, or the increment before.
+        base: the id of the base.
+        previous: the id of its predecessor: the base, or the increment before.
     """
 
     number: int
@@ -74,16 +75,16 @@ class CheckpointLayout:
     """Describes all stored tables of a checkpoint.
 
     A part of a static table on N > 1 ranks holds rows r, r + N, r + 2N, … in this order; a part of
-    a dynamic table the keys that rank r owned. A static table of one rank has a single part under
-    its own name, as plain TensorFlow saves it.
+    a dynamic table holds the keys that rank r owned. A static table of one rank is a single part
+    under its own name, as plain TensorFlow saves it.
 
     Attributes:
-        ranks: N, which saved it.
+        ranks: N, the number of ranks that saved it.
         tables: tables and slots by name. A plain TensorFlow checkpoint has none: a table in it is
-            the entry of its own name.
-        id: tells the checkpoint from every other one; '' if it was saved without.
-        replaced: the id of the checkpoint of the same name in whose place it came; '' for none.
-        increment: the place in its chain, of an increment.
+            the entry of the same name.
+        id: identifies the checkpoint; '' if it was saved without an id.
+        replaced: the id of the checkpoint of the same name that it replaced; '' for none.
+        increment: for an increment, its place in its chain.
     """
 
     ranks: int = 1
@@ -94,7 +95,7 @@ class CheckpointLayout:
 
     @property
     def version(self) -> int:
-        """Returns the version of the format: who knows no increments must not read one."""
+        """Returns the format's version: a reader that doesn't know increments must not read one."""
         return WHOLE_VERSION if self.increment is None else VERSION
 
     def entry(self, stored: StoredTable, part: int) -> str:
@@ -107,7 +108,7 @@ class CheckpointLayout:
         return f"{stored.keys}/part_{part}"
 
     def removed_entry(self, stored: StoredTable, part: int) -> str:
-        """Returns the name of the entry with the keys that are gone from a part."""
+        """Returns the name of the entry with the keys that were removed from a part."""
         return f"{stored.keys}/removed/part_{part}"
 
     def entries_of(self, stored: StoredTable) -> Iterator[str]:
@@ -141,7 +142,7 @@ class CheckpointLayout:
 
     @staticmethod
     def from_json(text: str) -> CheckpointLayout:
-        """Reads the layout that `to_json` wrote; fields that it doesn't know are left out.
+        """Reads the layout that `to_json` wrote; unknown fields are ignored.
 
         Raises:
             ValueError: a later version of this library wrote it.
@@ -172,15 +173,15 @@ class CheckpointLayout:
 
 
 def part_rows(rows: int, ranks: int, part: int) -> int:
-    """Returns how many of `rows` rows of a static table part `part` of `ranks` holds."""
+    """Returns how many of a static table's `rows` rows are in part `part` of `ranks`."""
     return len(range(part, rows, ranks))
 
 
 def parts_of_rank(saved: int, ranks: int, rank: int) -> range:
     """Returns which of `saved` parts of a dynamic table can hold keys of `rank` of `ranks`.
 
-    A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: some number has
-    both remainders only if they are the same modulo gcd(saved, ranks).
+    A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: a number with both
+    remainders exists only if they are equal modulo gcd(saved, ranks).
     """
     step = math.gcd(saved, ranks)
     return range(rank % step, saved, step)

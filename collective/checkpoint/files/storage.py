@@ -1,7 +1,7 @@
-"""Tells failures of the storage of checkpoints from all others, and what the storage has room for.
+"""Tells failures of checkpoint storage from other errors, and how much room the storage has.
 
-Storage fails in ways that training needn't fail with: a disk is full, a folder is gone or may not
-be written, a network's file system takes no more.
+Storage fails in ways that training can survive: a disk is full, a folder is gone or may not be
+written, a network file system accepts no more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow.compat.v1 as tf
 
-# What the system may say of storage. Other errors of the system are mistakes of a program.
+# Error numbers that mean a storage failure. Other errors of the system mean a faulty program.
 _ERRNOS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
@@ -28,7 +28,7 @@ _ERRNOS = frozenset(
 )
 
 
-# Failures that more room wouldn't mend, as `described` names them.
+# Failures that more room wouldn't fix, in the words of `described`.
 _NOT_OF_ROOM = re.compile(
     r"PermissionError|PermissionDeniedError|FileNotFoundError|NotFoundError|NotADirectoryError"
     r"|Read-only file system|Operation not permitted|\bis gone\b"
@@ -36,37 +36,37 @@ _NOT_OF_ROOM = re.compile(
 
 
 class StorageFailure(OSError):
-    """Tells that the storage failed; the error that it gave is the cause."""
+    """Says that the storage failed; the original error is the cause."""
 
 
 class CheckpointStorageError(OSError):
-    """Tells that a checkpoint was not written since its storage failed, on every rank alike.
+    """Says, on every rank alike, that a checkpoint was not written because its storage failed.
 
-    The message says what failed on which rank, the bytes that the checkpoint needs and that are
-    free, if that may be why, and which checkpoint is the latest. The session goes on, and the next
+    The message says what failed on which rank, how many bytes the checkpoint needs and are free if
+    that may be the reason, and which checkpoint is the latest. The session goes on, and the next
     save tries again.
     """
 
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Makes a `StorageFailure` of every error of TensorFlow's inside: there are only files there.
+    """Converts every TensorFlow error inside to a `StorageFailure`: only files are used there.
 
-    Errors of Python's that are the storage's are known by their numbers (`is_failure`).
+    Python's errors that mean a storage failure are known by their numbers (`is_failure`).
     """
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-        raise  # A mistake of a program, or a file system that there isn't.
+        raise  # A faulty program, or a missing file system.
     except tf.errors.OpError as error:
         raise StorageFailure(f"{type(error).__name__}: {error.message}") from error
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Makes a `StorageFailure` of errors that TensorFlow's sessions take for a preemption.
+    """Converts errors that TensorFlow's sessions take for a preemption to a `StorageFailure`.
 
-    One rank would begin again on its own, and the others not.
+    Otherwise one rank would start again on its own, and the others wouldn't.
     """
     try:
         yield
@@ -75,25 +75,25 @@ def reading() -> Iterator[None]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Tells whether an error that came while a checkpoint was made is one of its storage."""
+    """Tells whether an error during a save is a storage failure."""
     return isinstance(error, (StorageFailure, CheckpointStorageError)) or (
         isinstance(error, OSError) and error.errno in _ERRNOS
     )
 
 
 def described(error: BaseException, rank: int) -> str:
-    """Returns the words of a failure, with the rank and host that saw it."""
+    """Returns the text of a failure, with the rank and host that saw it."""
     name = "" if isinstance(error, StorageFailure) else f"{type(error).__name__}: "
     return f"rank {rank} on host {socket.gethostname()}: {name}{error}"
 
 
 def may_lack_room(words: Iterable[str]) -> bool:
-    """Tells whether one of several failures (`described`) may be that the storage is full."""
+    """Tells whether one of several failures (`described`) may mean that the storage is full."""
     return not all(_NOT_OF_ROOM.search(each) for each in words)
 
 
 def free_bytes(folder: str) -> int | None:
-    """Returns how many bytes a folder, or the nearest one above that is there, has room for.
+    """Returns how many bytes are free in a folder, or in its nearest parent that exists.
 
     None if the system doesn't say, such as for a remote file system.
     """
@@ -109,5 +109,5 @@ def free_bytes(folder: str) -> int | None:
 
 
 def amount(size: int | None) -> str:
-    """Returns a number of bytes in words, exact as a file's size is."""
+    """Returns a number of bytes as text, as exact as a file's size."""
     return "an unknown number of bytes" if size is None else f"{size:,} bytes"

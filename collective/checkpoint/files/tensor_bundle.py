@@ -3,8 +3,8 @@
     <prefix>.index                    names, types, shapes and places of all entries
     <prefix>.data-00000-of-00002 …    their values
 
-Numbers in local files are written and read by `collective.ops.rows.data_files`; everything else,
-and files elsewhere, by TensorFlow's own operations, in a session of this module on the CPU. No
+`collective.ops.rows.data_files` writes and reads numbers in local files. TensorFlow's own
+operations do everything else, and all files elsewhere, in a session of this module on the CPU. No
 user's graph and no ranks are involved.
 """
 
@@ -26,26 +26,26 @@ from collective.ops.counting import counted
 from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 from collective.ops.rows import data_files
 
-# The largest slice that is written. A read of some rows holds one slice.
+# The largest slice that is written. Reading some rows holds one slice in memory.
 SLICE_BYTES = 16 << 20
-# A writer holds this much before it writes a file.
+# How much a writer holds before it writes a file.
 FILE_BYTES = 96 << 20
-# A larger slice, or entry without slices, is not read whole for some of its rows.
+# A slice, or an entry without slices, that is larger isn't read completely for some of its rows.
 WHOLE_READ_BYTES = 64 << 20
 
-_STRINGS = "OSU"  # kinds of NumPy's types
+_STRINGS = "OSU"  # kinds of NumPy types
 _ADVICE = "Restore another checkpoint, or copy this one again."
 
 
 def slice_rows(dim: int, dtype: Any) -> int:
-    """Returns how many rows of `dim` values of `dtype` make a slice."""
+    """Returns how many rows of `dim` values of `dtype` are in a slice."""
     return max(1, SLICE_BYTES // max(1, dim * np.dtype(dtype).itemsize))
 
 
 def stored_matrix(
     name: str, shape: Sequence[int], dtype: Any, slot_of: str | None = None
 ) -> StoredTable:
-    """Describes a static table, or a slot of one, that one entry of a checkpoint holds whole."""
+    """Describes a static table, or a slot of one, that is a single entry of a checkpoint."""
     return StoredTable(
         name=name,
         kind=STATIC,
@@ -94,9 +94,10 @@ class Bundle:
     def read(self, name: str, first: int, count: int, in_place: bool = False) -> np.ndarray:
         """Reads rows [first, first + count) of an entry.
 
-        Memory beyond the result is at most 64 MB. Checksums are verified, but not those of slices
-        of more than 64 MB, or of such entries without slices (as plain TensorFlow saves): these
-        rows, and with `in_place` all, are read from their place in the file, and no others.
+        Memory beyond the result is at most 64 MB. Checksums are verified, except for slices of more
+        than 64 MB, and for entries of that size without slices (as plain TensorFlow saves them). Of
+        these, and with `in_place` of all, only the requested rows are read, from their place in the
+        file.
         """
         dtype, shape = self.entries[name]
         if count == 0:
@@ -118,9 +119,9 @@ class Bundle:
         return self._restore(name, _slice_spec(shape, first, count))
 
     def row_slices(self, name: str) -> list[RowSlice]:
-        """Returns the slices of an entry by ascending rows, one if it was saved without slices.
+        """Returns the slices of an entry by ascending rows; one slice if it was saved whole.
 
-        There are none of a scalar, or of an entry whose slices aren't whole rows.
+        A scalar has none, nor has an entry whose slices aren't whole rows.
         """
         shape = self.entries[name][1]
         return self._index.row_slices(name, shape) if shape else []
@@ -130,7 +131,7 @@ class Bundle:
         return self._restore(name, "")
 
     def check_files(self) -> None:
-        """Checks that every data file is there, in its whole length; reads none of them.
+        """Checks that every data file exists in its full length, without reading it.
 
         Raises:
             tf.errors.DataLossError: a file is missing or cut off.
@@ -162,7 +163,7 @@ class Bundle:
 
     @contextlib.contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """Adds to TensorFlow's errors the checkpoint, an entry of it, and what to do."""
+        """Adds the checkpoint, an entry's name, and what to do to TensorFlow's errors."""
         try:
             yield
         except tf.errors.OutOfRangeError as error:
@@ -178,7 +179,7 @@ class Bundle:
             return _operations().restore(self.prefix, name, spec, dtype)
 
     def _read_slice(self, name: str, part: RowSlice, out: np.ndarray) -> None:
-        """Reads a slice into `out`, which has its rows, and checks it."""
+        """Reads a slice into `out`, which has the shape of its rows, and checks it."""
         path = self.data_path(part.shard)
         if part.size != out.nbytes:
             raise self._data_loss(
@@ -220,11 +221,11 @@ class Bundle:
 
 
 class BundleWriter:
-    """Writes entries into files of about 96 MB, each a bundle of its own, for `merge` to join.
+    """Writes entries into files of about 96 MB, each of which is a bundle, for `merge` to join.
 
-    Numbers are written as they are added, where that is possible (`data_files.are_possible`). The
-    others are held, and written by TensorFlow when they are a file. As a context manager it leaves
-    no file open after an error, whose traceback may keep it long.
+    If possible, numbers are written as they are added (`data_files.are_possible`). The others are
+    held, and TensorFlow writes them once they fill a file. As a context manager it leaves no file
+    open after an error, whose traceback may keep the writer alive for long.
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
@@ -257,10 +258,10 @@ class BundleWriter:
     def add(self, name: str, full_shape: Sequence[int], first_row: int, rows: Any) -> None:
         """Adds rows [first_row, first_row + len(rows)) of the entry `name`.
 
-        The same rows must not be added twice, and none be left out.
+        No rows may be added twice or left out.
 
         Args:
-            name: the entry's.
+            name: the entry's name.
             full_shape: the shape of the whole entry.
             first_row: the number of the first row of `rows`.
             rows: an array, which must not be changed before `close`, or a
@@ -274,7 +275,7 @@ class BundleWriter:
         self._add(name, "", np.asarray(array))
 
     def add_slice(self, name: str, spec: str, array: np.ndarray) -> None:
-        """Adds a part of an entry, or all of it, as `SaveV2` names it in `spec`."""
+        """Adds a part of an entry, or the whole entry; `spec` names it in the form of `SaveV2`."""
         self._add(name, spec, array)
 
     def _add(self, name: str, spec: str, values: Any) -> None:
@@ -295,7 +296,7 @@ class BundleWriter:
         return self._written[-1]
 
     def _flush(self) -> None:
-        """Ends what has been begun."""
+        """Completes what has been started."""
         self._bytes = 0
         if self._file is not None and self._file.is_open:
             self._file.finish()
@@ -307,26 +308,26 @@ class BundleWriter:
         self._when_written()
 
     def close(self) -> list[str]:
-        """Writes the remaining entries, and returns the prefixes of all bundles written."""
+        """Writes the remaining entries, and returns the prefixes of all written bundles."""
         if self._names or self._file is not None and self._file.is_open:
             self._flush()
         return self._written
 
 
 def merge(prefixes: Sequence[str], target: str) -> None:
-    """Makes one bundle `target` of the bundles `prefixes`, by renaming their data files."""
+    """Makes one bundle `target` from the bundles `prefixes`, by renaming their data files."""
     with failures():
         _operations().merge(list(prefixes), target)
 
 
 def _slice_spec(shape: Sequence[int], first: int, count: int) -> str:
-    """Names some rows of an entry as `SaveV2` and `RestoreV2` do: '50 2 10,5:-'."""
+    """Names some rows of an entry in the form of `SaveV2` and `RestoreV2`: '50 2 10,5:-'."""
     extents = [f"{first},{count}"] + ["-"] * (len(shape) - 1)
     return " ".join(map(str, shape)) + " " + ":".join(extents)
 
 
 class _BundleOperations:
-    """Has TensorFlow's operations on bundles, each made once, and a session for them."""
+    """Holds TensorFlow's operations on bundles, each made once, and their session."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -342,8 +343,8 @@ class _BundleOperations:
             )
         self._saves: dict[tuple[tf.DType, ...], tuple[Any, list[tf.Tensor]]] = {}
         self._restores: dict[tf.DType, tf.Tensor] = {}
-        # The session has threads of its own: an initializer that reads from a checkpoint occupies
-        # a thread of the shared pool, maybe the last.
+        # The session has its own threads: an initializer that reads from a checkpoint occupies a
+        # thread of the shared pool, maybe the last one.
         config = tf.ConfigProto(
             device_count={"GPU": 0},
             use_per_session_threads=True,
@@ -390,7 +391,7 @@ class _BundleOperations:
             self._run(self._merge, {self._prefix: target, self._names: prefixes})
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
-        # In the thread that asks, which may be one that works when others don't.
+        # Runs in the calling thread, which may be the only one that isn't blocked.
         options = tf.RunOptions(inter_op_thread_pool=-1)
         return run_unpatched(self._session, fetches, feeds, options)
 

@@ -1,8 +1,8 @@
-"""Makes checkpoints of this library of those of DeepRec, HybridBackend and SparseOperationKit.
+"""Converts checkpoints of DeepRec, HybridBackend and SparseOperationKit to this library's format.
 
-source.py          what is read: tables by keys, ordinary variables
+source.py          describes what is read: tables by keys, ordinary variables
 deeprec.py, hybridbackend.py, sok.py    read the formats
-key_buckets.py     brings rows into the order of their keys, by files
+key_buckets.py     sorts rows by their keys, in files
 conversion.py      writes the checkpoint, and reports
 frameworks.py      chooses the reader
 """

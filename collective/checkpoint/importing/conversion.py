@@ -1,4 +1,4 @@
-"""Writes what another framework's checkpoint has as a checkpoint of this library, and reports."""
+"""Writes another framework's checkpoint as a checkpoint of this library, and reports."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 @dataclasses.dataclass
 class Report:
-    """Says what became of each variable.
+    """Says what happened to each variable.
 
     Attributes:
         path: the source.
         target: the new checkpoint.
-        taken: (name in the source, new name, what it is) of each variable.
-        left_out: {name: why}.
+        taken: (name in the source, new name, kind) of each variable.
+        left_out: {name: reason}.
         notes: what else the user should know.
     """
 
@@ -54,12 +54,12 @@ class Conversion:
     """Writes one checkpoint.
 
     Args:
-        source: what is taken.
+        source: what to convert.
         names: renames it.
-        slots: takes slots, too.
-        writer: of the new checkpoint.
-        folder: for files that lie there meanwhile, as large as the largest table with its slots.
-        report: is told what was taken.
+        slots: whether to convert slots, too.
+        writer: the writer of the new checkpoint.
+        folder: for temporary files, which are as large as the largest table with its slots.
+        report: is told what was converted.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Conversion:
         self._source, self._names, self._slots = source, names, slots
         self._writer, self._folder, self._report = writer, folder, report
         self._layout = CheckpointLayout(1)
-        self._olds: dict[str, str] = {}  # by new names
+        self._olds: dict[str, str] = {}  # by new name
 
     def write(self) -> CheckpointLayout:
         """Writes all of it, and returns the new checkpoint's layout."""
@@ -100,7 +100,7 @@ class Conversion:
             self._olds[new] = name
         return new
 
-    # ---- Tables with keys
+    # ---- tables with keys
 
     def _write_table(self, table: KeyedTable) -> None:
         name = self._rename(table.rows.name)
@@ -161,9 +161,9 @@ class Conversion:
     def _write_dynamic(
         self, group: Sequence[tuple[str, KeyedRows]], buckets: int, table: str
     ) -> None:
-        """Writes a table with its slots, a part for each bucket; or keys without rows of `table`.
+        """Writes a table with its slots, one part per bucket; or `table`'s keys without rows.
 
-        Keys are in part mix(key) mod the number of parts, as ranks would have saved them.
+        Keys are in part mix(key) mod the number of parts, as if ranks had saved them.
         """
         keys_name = f"{group[0][0]}/keys"
         block = min(slice_rows(rows.dim, rows.dtype) for _, rows in group)
@@ -234,7 +234,7 @@ class Conversion:
         """Adds a static table, or a slot, of one part to the layout."""
         self._layout.tables[name] = stored_matrix(name, shape, dtype, slot_of)
 
-    # ---- Ordinary variables
+    # ---- ordinary variables
 
     def _write_variable(self, variable: WholeVariable) -> None:
         if variable.slot_of is not None and not self._slots:
@@ -256,14 +256,14 @@ class Conversion:
 
 
 def convert(source: Source, target: str, names: NameMap, slots: bool = True) -> Report:
-    """Makes the checkpoint `target` of a source; it appears whole, or not at all.
+    """Makes the checkpoint `target` from a source; it appears completely or not at all.
 
-    It becomes the latest of its folder if that has had none. It holds about 500 MB at a time,
-    whatever the size of tables.
+    It becomes the latest checkpoint of its folder if there was none. Converting takes about 500 MB
+    of memory, whatever the size of the tables.
 
     Raises:
-        ValueError: there is a checkpoint `target`; or two variables would have one name; or a name
-            in the map is no variable's; or a slot has other keys than its table.
+        ValueError: `target` exists already; two variables would have the same name; a name in
+            the map isn't a variable's; or a slot has other keys than its table.
     """
     report = Report(source.path, target, left_out=dict(source.left_out), notes=list(source.notes))
 

@@ -1,17 +1,17 @@
 """Reads checkpoints of DeepRec, which keep embedding variables in a TensorFlow checkpoint.
 
-An embedding variable `emb` has the entries
+An embedding variable `emb` has these entries:
 
     emb-keys, -values              [n] int32 or int64, [n, D]: admitted keys and their rows
-    emb-freqs, -versions           [n] int64: how often keys came, global steps of their last update
-                                   ([0] where they weren't recorded)
-    emb-keys_filtered, -freqs_filtered, -versions_filtered    the same of keys without rows
+    emb-freqs, -versions           [n] int64: how often keys occurred, global steps of their last
+                                   update ([0] if they weren't recorded)
+    emb-keys_filtered, -freqs_filtered, -versions_filtered    the same for keys without rows
     emb-partition_offset, -partition_filter_offset    [1001] int32: keys are in the order of
-                                   key mod 1000, to be read by other numbers of partitions
+                                   key mod 1000, for readers with other numbers of partitions
 
-A partitioned one has them for `emb/part_0`, `emb/part_1`, …. A slot is an embedding variable of its
-own, named `emb/Adagrad`, or `emb/part_0/Adagrad`, with the same keys. Everything else, also
-variables that a partitioner of TensorFlow's cuts, is as TensorFlow saves it.
+A partitioned variable has them for `emb/part_0`, `emb/part_1`, …. A slot is itself an embedding
+variable with the same keys, named `emb/Adagrad` or `emb/part_0/Adagrad`. Everything else is as
+TensorFlow saves it, including variables that a TensorFlow partitioner has cut.
 
 Sources: DeepRec's `embedding_var_ckpt_data.cc` (`ExportToCkpt`), `saveable_object_util.py`
 (`EmbeddingVariableSaveable`), `slot_creator.py`, and its page on admission, which lists the nine
@@ -55,11 +55,11 @@ INT64 = np.dtype(np.int64)
 
 
 class Piece(NamedTuple):
-    """Is one partition of an embedding variable.
+    """Describes one partition of an embedding variable.
 
     Attributes:
         part: its number.
-        stem: what its entries' names begin with.
+        stem: the beginning of its entries' names.
     """
 
     part: int
@@ -73,8 +73,8 @@ def read(path: str) -> Source:
         path: its prefix, or a folder, whose latest checkpoint is read.
 
     Raises:
-        ValueError: there is none; or a partition is missing, or has keys without values; or rows
-            are in files of their own.
+        ValueError: there is no checkpoint; a partition is missing, or has keys without values; or
+            rows are in separate files.
     """
     bundle = open_foreign(path)
     _refuse_rows_on_disk(bundle)
@@ -85,7 +85,7 @@ def read(path: str) -> Source:
 
 
 def open_foreign(path: str) -> Bundle:
-    """Opens a checkpoint that this library hasn't written."""
+    """Opens a checkpoint that another library has written."""
     bundle = table_reader.open_bundle(path)
     if LAYOUT_ENTRY in bundle.entries:
         raise ValueError(
@@ -204,7 +204,7 @@ def _rows(
 
 
 def add_variables(bundle: Bundle, source: Source, taken: set[str]) -> None:
-    """Adds all entries but those that are `taken`, as they are."""
+    """Adds all entries except those in `taken`, unchanged."""
     for name in sorted(bundle.entries.keys() - taken):
         if name == trackable.OBJECT_GRAPH_PROTO_KEY:
             source.left_out[name] = "variables are taken by their names"

@@ -1,4 +1,4 @@
-"""Chooses what reads another framework's checkpoint."""
+"""Chooses the reader of another framework's checkpoint."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Reads checkpoints of HybridBackend, which shards the variables that are looked up.
 
-On N > 1 ranks, rank s has the rows of the keys s, s + N, s + 2N, … in this order: key k is its row
-k div N, and ranks s < V mod N have one row more. The ranks save these shards as the slices of one
-entry [V, D], one after the other. So the entry has V rows, but row i isn't that of key i: they
-have to be permuted. How many ranks there were tells the number of its slices.
+On N > 1 ranks, rank s has the rows of the keys s, s + N, s + 2N, … in this order: key k is in its
+row k div N, and ranks s < V mod N have one row more. The ranks save these shards as the slices of
+one entry [V, D], one after the other. So the entry has V rows, but row i doesn't belong to key i:
+rows have to be permuted. The number of slices tells the number of ranks.
 
-Slots are saved in the same way. Embedding variables of DeepRec are saved as DeepRec does, a
-partition for each rank, and everything else as TensorFlow does.
+Slots are saved in the same way. Embedding variables of DeepRec are saved as in DeepRec, one
+partition per rank, and everything else as in TensorFlow.
 
 Sources: HybridBackend's `embedding/variables.py` (`build_sharded_weights`), `embedding/sharding.py`
 (`wraps_embedding_lookup`: `partition_by_modulo`, and by dual modulo, which has the same owners),
@@ -28,7 +28,7 @@ from collective.checkpoint.importing.deeprec import (
 )
 from collective.checkpoint.importing.source import Source, WholeVariable
 
-# A table of so many bytes is permuted in memory, from what was read whole.
+# A table of up to this many bytes is read completely and permuted in memory.
 IN_MEMORY_BYTES = 128 << 20
 
 
@@ -37,11 +37,11 @@ def read(path: str, in_order: Collection[str] = ()) -> Source:
 
     Args:
         path: its prefix, or a folder, whose latest checkpoint is read.
-        in_order: the names of variables that aren't sharded, though they are saved in slices: a
-            partitioner of TensorFlow's cut them.
+        in_order: the names of variables that are saved in slices but not sharded, because a
+            TensorFlow partitioner has cut them.
 
     Raises:
-        ValueError: there is none; or a name in `in_order` is no variable's.
+        ValueError: there is no checkpoint; or a name in `in_order` isn't a variable's.
     """
     bundle = open_foreign(path)
     source = Source(bundle.prefix)
@@ -66,7 +66,7 @@ def read(path: str, in_order: Collection[str] = ()) -> Source:
 
 
 def is_sharded(slices: Sequence[RowSlice]) -> bool:
-    """Tells whether slices have as many rows as the shards of that many ranks."""
+    """Tells whether the slices have as many rows as the shards of that many ranks would."""
     rows, ranks = sum(part.count for part in slices), len(slices)
     return [part.count for part in slices] == [part_rows(rows, ranks, s) for s in range(ranks)]
 
@@ -86,7 +86,7 @@ def _permuted(
         yield 0, rows
 
     def blocks() -> Iterator[tuple[int, np.ndarray]]:
-        block = -(-slice_rows(shape[1], dtype) // ranks) * ranks  # as many rows of each shard
+        block = -(-slice_rows(shape[1], dtype) // ranks) * ranks  # equally many rows of each shard
         for first in range(0, shape[0], block):
             rows = np.empty((min(block, shape[0] - first), shape[1]), dtype)
             for shard, part in enumerate(slices):

@@ -1,4 +1,4 @@
-"""Brings rows into the order of their keys in bounded memory, by files."""
+"""Sorts rows by their keys in bounded memory, in files."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any, Callable
 
 import numpy as np
 
-# The rows of a bucket are in memory together, twice.
+# All rows of a bucket are in memory at the same time, twice.
 BUCKET_BYTES = 128 << 20
 
 
 def bucket_count(rows: int, row_bytes: int) -> int:
-    """Returns how many buckets a table is given: 1, or a multiple of 12.
+    """Returns how many buckets a table gets: 1, or a multiple of 12.
 
-    Many numbers of ranks have a common divisor with such: a rank then reads only some buckets.
+    Many numbers of ranks have a common divisor with 12: then a rank reads only some buckets.
     """
     least = -(-rows * row_bytes // BUCKET_BYTES)
     return 1 if least <= 1 else -(-least // 12) * 12
 
 
 class KeyBuckets:
-    """Puts keys and their rows into buckets, and gives each bucket by ascending keys.
+    """Puts keys and their rows into buckets, and returns each bucket by ascending keys.
 
     Args:
-        stem: what the files' names begin with.
+        stem: the beginning of the files' names.
         dim: D.
-        dtype: a value's.
+        dtype: the type of a value.
         buckets: how many there are.
-        bucket_of: gives the numbers of the buckets [b] of keys [b].
+        bucket_of: returns the bucket numbers [b] of keys [b].
 
     Attributes:
-        counts: rows in each bucket so far.
+        counts: the rows in each bucket so far.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KeyBuckets:
         bucket_of: Callable[[np.ndarray], np.ndarray],
     ):
         self._stem, self._dim, self._dtype, self._bucket_of = stem, dim, np.dtype(dtype), bucket_of
-        # Values are bytes: NumPy's records take no bfloat16.
+        # Values are stored as bytes: NumPy's records don't support bfloat16.
         row_bytes = dim * self._dtype.itemsize
         self._record = np.dtype([("key", np.int64), ("row", np.uint8, (row_bytes,))])
         self.counts = [0] * buckets
@@ -64,7 +64,7 @@ class KeyBuckets:
             self.counts[number] += len(part)
 
     def take(self, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys of a bucket, ascending, and their rows; the bucket is gone then."""
+        """Returns a bucket's keys, ascending, and their rows, and deletes the bucket."""
         if not self.counts[bucket]:
             return np.zeros(0, np.int64), np.zeros((0, self._dim), self._dtype)
         records = np.fromfile(self._path(bucket), self._record)
@@ -78,7 +78,7 @@ class KeyBuckets:
 
 
 def first_repeated(keys: Sequence[int] | np.ndarray) -> int | None:
-    """Returns a key that ascending `keys` have twice; None if there is none."""
+    """Returns a key that the ascending `keys` have twice; None if there is none."""
     keys = np.asarray(keys)
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     return int(keys[repeated[0]]) if len(repeated) else None

@@ -1,18 +1,18 @@
 """Reads the files into which SparseOperationKit dumps embedding tables.
 
-`sok.dump(path, variables, optimizer)`, of releases from 1.2 on, writes for the table `emb:0`
+`sok.dump(path, variables, optimizer)`, in releases from 1.2 on, writes for the table `emb:0`
 
-    emb_0-key, emb_0-weight        its keys, and its rows in their order
+    emb_0-key, emb_0-weight        its keys, and its rows in the same order
     emb_0-Adam-m, emb_0-Adam-v     the slots of an optimizer, likewise
 
-Punctuation in names has become `_`. Each file begins with 296 bytes: the table's name (256, often
-blank), 0, 1 or 2 for key, weight or slot (4), the slot's name (32), the number of its type (4):
-text is padded with blanks at the left, numbers have the highest byte first. The values follow as
-they are in memory. Ranks' rows follow each other, in no order. Whether a table is a `sok.Variable`
-or a `sok.DynamicVariable` isn't told: it is taken for static if its keys are 0 … V - 1.
+Punctuation in names becomes `_`. Each file begins with 296 bytes: the table's name (256, often
+blank), 0, 1 or 2 for key, weight or slot (4), the slot's name (32), and the number of its type (4).
+Text is padded with blanks on the left; numbers have the highest byte first. The values follow as in
+memory. The ranks' rows follow each other, in no order. The file doesn't tell whether a table is a
+`sok.Variable` or a `sok.DynamicVariable`: it is taken for static if its keys are 0 … V - 1.
 
-`sok.Saver().dump_to_file(variable, path)`, of releases 1.0 and 1.1, writes `emb_keys.file`, int64,
-and `emb_values.file`, float32, without a beginning.
+`sok.Saver().dump_to_file(variable, path)`, in releases 1.0 and 1.1, writes `emb_keys.file`, int64,
+and `emb_values.file`, float32, both without a header.
 
 Sources: SparseOperationKit's `dump_load.py` (`write_file_head`, `save_table_to_filesystem_static`,
 `save_table_to_filesystem_dynamic`, `data_type_convert`), and `raw_param.cc` (`dump_to_file`).
@@ -43,7 +43,7 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     5: np.dtype(np.float32),
     6: np.dtype(np.float64),
 }
-# Names of slots that TensorFlow's optimizers of version 1 have, by those of Keras's.
+# Maps the names of Keras's slots to those of TensorFlow's version-1 optimizers.
 SLOTS = {
     ("Adam", "m"): "Adam",
     ("Adam", "v"): "Adam_1",
@@ -59,13 +59,13 @@ KEY_BLOCK = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """Is a file of numbers.
+    """Describes a file of numbers.
 
     Attributes:
-        path: the file's.
-        dtype: a number's.
-        start: where the numbers begin.
-        count: how many there are.
+        path: the file's path.
+        dtype: the type of a number.
+        start: the place of the first number.
+        count: how many numbers there are.
     """
 
     path: str
@@ -84,11 +84,11 @@ def read(path: str, kinds: Mapping[str, str] | None = None, dense: str | None = 
     Args:
         path: the folder.
         kinds: {table: 'static' or 'dynamic'}, for tables whose keys are 0 … V - 1.
-        dense: a TensorFlow checkpoint with the other variables, or a folder, whose latest is read;
-            None: there are none.
+        dense: a TensorFlow checkpoint with the other variables, or a folder, whose latest one is
+            read; None: there are none.
 
     Raises:
-        ValueError: there are no files of SOK's, or one is cut off, or `kinds` names no table.
+        ValueError: there are no files of SOK, one is cut off, or `kinds` names an unknown table.
     """
     kinds = dict(kinds or {})
     source = Source(path)

@@ -1,4 +1,4 @@
-"""Describes what a checkpoint of another framework has, whichever it is."""
+"""Describes the contents of another framework's checkpoint, whatever the framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class KeyedRows:
     """Describes a table's rows, or a slot's, each with its key, in any order.
 
     Attributes:
-        name: the variable's.
-        dim: D, values in a row.
-        dtype: a value's.
-        count: rows.
+        name: the variable's name.
+        dim: D, the number of values in a row.
+        dtype: the type of a value.
+        count: how many rows there are.
         blocks: yields keys [b] int64 and rows [b, D], some at a time.
-        origin: the name in the source, if it is another one.
+        origin: the name in the source, if it differs.
     """
 
     name: str
@@ -38,9 +38,9 @@ class KeyedTable:
 
     Attributes:
         rows: its rows.
-        slots: its optimizer's slots, and what else has a row for each of its keys.
-        refused: how often keys came that have no rows, [n, 1]; None if that isn't known.
-        static: the keys are 0 … V - 1; else any int64.
+        slots: its optimizer's slots, and anything else with a row for each of its keys.
+        refused: how often keys without rows occurred, [n, 1]; None if that isn't known.
+        static: whether the keys are 0 … V - 1; else they are any int64.
     """
 
     rows: KeyedRows
@@ -54,15 +54,15 @@ class WholeVariable:
     """Describes a variable that is written as one entry.
 
     Attributes:
-        name: the variable's.
-        dtype: a value's; object for strings.
+        name: the variable's name.
+        dtype: the type of a value; object for strings.
         shape: its shape.
-        blocks: yields the number of the first row and rows, by ascending numbers; or (0, all of it)
-            if it is small.
-        is_whole: `blocks` yields all of it.
+        blocks: yields (number of the first row, rows), by ascending numbers; or (0, all rows) if
+            it is small.
+        is_whole: whether `blocks` yields everything at once.
         note: says what was done to it, for the report.
-        slot_of: the variable whose slot it is, if it is known to be one.
-        is_table: it is a static table, or a slot of one.
+        slot_of: the variable whose slot it is, if known.
+        is_table: whether it is a static table, or a slot of one.
     """
 
     name: str
@@ -80,10 +80,10 @@ class Source:
     """Describes a checkpoint of another framework.
 
     Attributes:
-        path: where it is.
+        path: its path.
         tables: its tables with keys.
         variables: everything else.
-        left_out: {name: why it isn't taken}.
+        left_out: {name: why it isn't converted}.
         notes: what the user should know, for the report.
     """
 
@@ -95,7 +95,7 @@ class Source:
 
 
 def variable_of_entry(bundle: Bundle, name: str, slot_of: str | None = None) -> WholeVariable:
-    """Describes an entry of a TensorFlow checkpoint that is copied as it is."""
+    """Describes an entry of a TensorFlow checkpoint that is copied unchanged."""
     dtype, shape = bundle.entries[name]
     is_small = bundle.stored_bytes(name) <= WHOLE_READ_BYTES
     if not shape or is_small or np.dtype(dtype) == object:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collective.checkpoint.rows.shards import Shard
 
 SHOWN = 5  # problems in one error
-# An optimizer's own variables, which are slots of no variable.
+# An optimizer's variables that aren't slots of a variable.
 SCALARS = ("beta1_power", "beta2_power")
 
 
 def find_stored_table(bundle: Bundle, name: str) -> StoredTable | None:
-    """Returns the stored table `name` of a checkpoint, which may also be the name of a part of it.
+    """Returns the stored table `name` of a checkpoint; `name` may also be that of a part.
 
-    A matrix of plain TensorFlow's is a static table in one part.
+    A matrix in a plain TensorFlow checkpoint is a static table in one part.
     """
     tables = bundle.layout.tables
     table_name, _, part = name.rpartition("/part_")
@@ -72,7 +72,7 @@ class Problems:
         self._only_missing = False
 
     def advise(self, text: str) -> None:
-        """Adds what to do, if nothing but missing variables keeps the graph from its values."""
+        """Adds what to do, if only missing variables prevent the restore."""
         self._advice = text
 
     def check(self) -> None:
@@ -103,12 +103,12 @@ def plan(
         bundle: the checkpoint.
         shards: the Saver's tables and slots.
         saved_tensors: its other variables (see `tensors_saved_by`).
-        fresh_slots: slots and optimizers' variables that the checkpoint lacks start fresh.
-        reshape: variables may have another shape there, of as many elements.
+        fresh_slots: whether slots and optimizers' variables that the checkpoint lacks start fresh.
+        reshape: whether variables may have another shape there, with the same number of elements.
 
     Raises:
         tf.errors.NotFoundError: the checkpoint lacks some of them.
-        tf.errors.InvalidArgumentError: some are of another shape, dtype or kind.
+        tf.errors.InvalidArgumentError: some have another shape, dtype or kind.
         tf.errors.DataLossError: a data file is missing or cut off.
     """
     restore_plan, problems = RestorePlan([], [], []), Problems(bundle)
@@ -124,7 +124,7 @@ def plan(
     for shard in shards:
         stored = find_stored_table(bundle, shard.name)
         if stored is None and (shard.slot_of or shard.name) in new_tables:
-            continue  # A new table's slots are as new as the table.
+            continue  # The slots of a new table are new, too.
         if stored is None and (shard.slot_of is not None and fresh_slots or shard.may_be_missing):
             restore_plan.fresh.append(shard)
         elif stored is None:
@@ -186,7 +186,7 @@ def _named(kind: str, names: Sequence[str]) -> str:
 
 
 def _way_to_start(bundle: Bundle) -> str:
-    """Says how a model that has more than a checkpoint starts from it."""
+    """Says how a model with more variables than a checkpoint can start from it."""
     return (
         "To start a model with new tables or variables from this checkpoint, give the model a "
         "folder of its own (checkpoint_dir, model_dir), and open strategy.scope(warm_start="
@@ -234,7 +234,7 @@ def _shape_text(stored: StoredTable) -> str:
 def tensors_saved_by(graph: tf.Graph, saver_def: Any) -> dict[str, Any]:
     """Returns the tensors that a Saver's own operations save, by their names in a checkpoint.
 
-    A name of which slices are saved has None.
+    A name of which only slices are saved maps to None.
     """
 
     def is_save(op: tf.Operation) -> bool:
@@ -253,7 +253,7 @@ def tensors_saved_by(graph: tf.Graph, saver_def: Any) -> dict[str, Any]:
 def _add_missing_variables(
     names: Sequence[str], all_names: Iterable[str], problems: Problems
 ) -> None:
-    """Notes variables that the checkpoint lacks; slots of such variables go without saying."""
+    """Notes variables that the checkpoint lacks, but not their slots."""
     own = [name for name in names if not is_optimizers(name, all_names)]
     if own:
         problems.add_missing(f"it has no {_named('variable', own)}")
@@ -285,6 +285,6 @@ def _check_variable(
 
 
 def is_optimizers(name: str, names: Iterable[str]) -> bool:
-    """Tells by its name if a variable is an optimizer's: `<variable>/<Slot>`, or one of SCALARS."""
+    """Tells by its name if a variable is an optimizer's: `<variable>/<Slot>`, or in SCALARS."""
     variable, _, last = name.rpartition("/")
     return variable in names or last.rpartition("_")[0] in SCALARS or last in SCALARS

@@ -1,4 +1,4 @@
-"""Describes checkpoints, and makes of one the checkpoint that a single rank would have saved."""
+"""Describes checkpoints, and converts one to the checkpoint that a single rank would have saved."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def describe(bundle: Bundle) -> str:
 
 
 def _increment_text(bundle: Bundle) -> str:
-    """Describes an increment: what has changed of each table."""
+    """Describes an increment: the changes of each table."""
     place, lines = bundle.layout.increment, []
     assert place is not None
     lines.append(
@@ -97,17 +97,17 @@ def _increment_text(bundle: Bundle) -> str:
 
 
 def verify(path: str) -> str:
-    """Reads all of a checkpoint and its increments, by which their checksums are compared.
+    """Reads a checkpoint and its increments completely, which verifies their checksums.
 
     Args:
         path: a prefix; or a folder, for all checkpoints in it, each with its increments.
 
     Returns:
-        What there is, as text, a line for each checkpoint.
+        A description as text, one line per checkpoint.
 
     Raises:
         ValueError: there is no checkpoint, or an increment follows another base.
-        tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
+        tf.errors.DataLossError: a part is missing or damaged; says what can be restored.
     """
     if not tf.io.gfile.isdir(path):
         return _verify(open_chain(path))
@@ -156,16 +156,16 @@ def other_entries(bundle: Bundle) -> list[str]:
 
 
 def consolidate(path: str, target: str) -> None:
-    """Makes the checkpoint `target` that one rank would have saved in the place of `path`.
+    """Makes the checkpoint `target` as one rank would have saved it instead of `path`.
 
-    Static tables and their slots become whole entries of their own names, as in a plain TensorFlow
-    checkpoint; a dynamic one and its slots `<name>/part_0`, with `<table>/keys/part_0`, by
-    ascending keys. It holds about 400 MB, whatever their size.
+    Static tables and their slots become single entries under their own names, as in a plain
+    TensorFlow checkpoint. A dynamic table and its slots become `<name>/part_0`, with
+    `<table>/keys/part_0`, by ascending keys. It takes about 400 MB of memory, whatever their size.
 
     Raises:
-        ValueError: there is no checkpoint `path`, or there is something at `target`.
+        ValueError: there is no checkpoint `path`, or `target` exists already.
     """
-    commit.check_new(target)  # before a large checkpoint is looked through
+    commit.check_new(target)  # before a large checkpoint is read
     chain = opening.open_checkpoint(path)
     chain.base.check_files()
 
@@ -216,9 +216,9 @@ def _merge_dynamic(
     """Writes a dynamic table and its slots in one part.
 
     Args:
-        chain: has the parts.
-        layout: the new checkpoint's.
-        group: the stored tables of the same keys.
+        chain: the checkpoint with the parts.
+        layout: the layout of the new checkpoint.
+        group: the stored tables with the same keys.
         writer: writes the new checkpoint.
     """
     first, total = 0, layout.tables[group[0].name].count
@@ -246,7 +246,7 @@ def _copy_entry(bundle: Bundle, name: str, writer: BundleWriter) -> None:
 
 
 def _blocks_of(bundle: Bundle, name: str) -> Iterator[tuple[int | None, np.ndarray]]:
-    """Yields (the number of the first row, rows) of an entry; (None, all of it) of a small one."""
+    """Yields (number of the first row, rows) of an entry; (None, everything) of a small one."""
     dtype, shape = bundle.entries[name]
     is_small = bundle.stored_bytes(name) <= WHOLE_READ_BYTES
     if not shape or is_small or np.dtype(dtype) == object:

@@ -25,23 +25,23 @@ BLOCK = 1 << 16
 
 
 class UnknownName(KeyError):
-    """Tells that a checkpoint hasn't got a key or name, in words; a KeyError shows them as code."""
+    """Says that a checkpoint lacks a key or name; a KeyError would show the text as code."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class LoadedTable:
-    """Reads a table of a checkpoint, or a slot of one; nothing is read before it is asked for.
+    """Reads a table of a checkpoint, or a slot of one, only as far as it is asked for.
 
-    Of a checkpoint that increments follow, `lookup` goes through the whole table.
+    If increments follow the checkpoint, `lookup` goes through the whole table.
 
     Attributes:
         name: its name.
-        dynamic: it has any int64 keys; else 0 … V - 1.
-        shape: (rows, D): V, or how many keys there are.
+        dynamic: whether its keys are any int64; else they are 0 … V - 1.
+        shape: (rows, D); rows is V, or the number of keys.
         dim: D.
-        dtype: a value's, of NumPy.
+        dtype: the NumPy type of a value.
         slots: {name: slot} of a table: `table.slots['user/Adagrad']`.
     """
 
@@ -74,16 +74,16 @@ class LoadedTable:
 
         Args:
             keys: a number, or any array of integers; strings for a table of string keys.
-            default: every element of what a key reads that there isn't. None (default): it is an
-                error. (In evaluation and serving a dynamic table's is 0, or its policy's
-                `default_value_no_permission`.)
+            default: the value of every element for a missing key. None (default): a missing key is
+              an error. (In evaluation and serving a dynamic table uses 0, or its policy's
+              `default_value_no_permission`.)
 
         Returns:
             [*, D], `*` being the shape of `keys`.
 
         Raises:
-            KeyError: there isn't one of the keys.
-            TypeError: keys are no integers or strings.
+            KeyError: one of the keys is missing.
+            TypeError: keys are neither integers nor strings.
         """
         array = np.asarray(keys)
         if array.dtype.kind in "OSU" and array.size:
@@ -129,7 +129,7 @@ class LoadedTable:
             yield (first if self.dynamic else np.arange(first, first + len(rows))), rows
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of `keys` [n] there are, and rows [n, D] (see `RowFinder.find`)."""
+        """Returns which of `keys` [n] exist, and rows [n, D] (see `RowFinder.find`)."""
         if not self._chain.increments:
             return self._finder.find(keys)
         is_there, found = np.zeros(len(keys), bool), np.zeros((len(keys), self.dim), self.dtype)
@@ -171,17 +171,17 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
 
     @property
     def tables(self) -> list[str]:
-        """Returns the names of the tables, slots left out."""
+        """Returns the names of the tables, without slots."""
         stored_tables = self._layout.tables.values()
         return sorted(stored.name for stored in stored_tables if stored.slot_of is None)
 
     @property
     def variables(self) -> list[str]:
-        """Returns the names of everything that is no table, and no slot of one."""
+        """Returns the names of everything that is neither a table nor a slot of one."""
         return list(self._variables)
 
     def table(self, name: str) -> LoadedTable:
-        """Returns a table or slot; also a matrix of plain TensorFlow's, read row by row.
+        """Returns a table or slot; also a matrix of plain TensorFlow, read row by row.
 
         Raises:
             KeyError: there is no such table.

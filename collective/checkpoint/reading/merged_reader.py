@@ -1,8 +1,8 @@
 """Reads tables of a checkpoint with its increments, by ascending keys, without ranks.
 
-    rows of the base ──► rows that an increment has, the last one's ──► keys that are gone left out
+    rows of the base ──► replaced by the last increment's row ──► removed keys left out
 
-The keys of a table's increments are in memory meanwhile, 24 bytes for each; rows come block by
+The keys in a table's increments stay in memory meanwhile, 24 bytes each; rows are read block by
 block.
 """
 
@@ -20,7 +20,7 @@ from collective.ops.exchange import key_hashing
 
 
 def is_kept_whole(stored: StoredTable) -> bool:
-    """Tells whether every increment has all of a stored table: counts of keys without rows."""
+    """Tells whether every increment has the whole stored table: counts of keys without rows."""
     return (
         stored.kind == DYNAMIC
         and stored.slot_of is not None
@@ -69,7 +69,7 @@ def count_dynamic(chain: Chain, stored: StoredTable) -> int:
 
 
 class _Update:
-    """Has what an increment knows of a table: its keys, by parts, and where their rows are."""
+    """Holds what an increment knows about a table: its keys, by parts, and where their rows are."""
 
     def __init__(self, bundle: Bundle, stored: StoredTable):
         self.bundle, self.stored = bundle, stored
@@ -82,7 +82,7 @@ class _Update:
     def read(
         self, stored_tables: Sequence[StoredTable], part: int, begin: int, end: int
     ) -> list[np.ndarray]:
-        """Reads rows [begin, end) of a part, of each of some tables of the same keys."""
+        """Reads rows [begin, end) of a part, for each of some tables with the same keys."""
         layout = self.bundle.layout
         return [
             self.bundle.read(layout.entry(stored, part), int(begin), int(end - begin))
@@ -91,18 +91,18 @@ class _Update:
 
 
 class _Overlay:
-    """Knows of each key that an increment names whether it is there, and where its newest row is.
+    """Knows for each key in an increment whether it still exists, and where its newest row is.
 
     Args:
         chain: the checkpoint.
-        stored_tables: the base's, a dynamic table and slots of it.
+        stored_tables: a dynamic table of the base, and slots of it.
     """
 
     def __init__(self, chain: Chain, stored_tables: list[StoredTable]):
         self._chain, self._stored = chain, stored_tables
         self._updates: list[_Update] = []
-        self._keys = np.zeros(0, np.int64)  # Ascending.
-        # Of each key the number of the update and of the part that has its row; -1: it is gone.
+        self._keys = np.zeros(0, np.int64)  # ascending
+        # For each key, the numbers of the update and the part with its row; -1: it was removed.
         self._update, self._part = np.zeros(0, np.int32), np.zeros(0, np.int32)
         for bundle, stored in chain.updates_of(stored_tables[0]):
             self._add(_Update(bundle, stored))
@@ -147,13 +147,13 @@ class _Overlay:
 
     @staticmethod
     def _covered(keys: np.ndarray, stored: StoredTable) -> np.ndarray:
-        """Tells of keys whether an increment has all rows of the rank that owned them."""
+        """Tells for each key whether an increment has all rows of the rank that owned it."""
         if not stored.whole or not any(stored.whole):
             return np.zeros(len(keys), bool)
         return np.asarray(stored.whole)[key_hashing.owners_np(keys, len(stored.parts))]
 
     def _stays(self, keys: np.ndarray) -> np.ndarray:
-        """Tells of keys of the base whether no increment has another row of them, or none."""
+        """Tells for each key of the base whether no increment has replaced or removed its row."""
         places = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))
         stays = np.ones(len(keys), bool)
         if len(self._keys):
@@ -163,7 +163,7 @@ class _Overlay:
         return stays
 
     def _own(self, begin: int, end: int, keys_only: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Returns what increments have of some of the keys, those that are there."""
+        """Returns the increments' rows of some of the keys, without removed keys."""
         stored_tables = [] if keys_only else self._stored
         keys, updates = self._keys[begin:end], self._update[begin:end]
         is_there = updates >= 0

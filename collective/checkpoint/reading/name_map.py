@@ -1,4 +1,4 @@
-"""Gives variables of one checkpoint the names that another model has for them."""
+"""Maps the names of variables in one checkpoint to their names in another model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NAMES = Union[Mapping[str, Union[str, None]], Callable[[str], Union[str, None]],
 
 
 class NameMap:
-    """Renames variables, by a mapping of old names to new ones.
+    """Renames variables by a mapping from old names to new ones.
 
-    An old name may have one `*`, which stands for any text, and for the same in the new name:
-    'tower/*' to 'dnn/*'. A name itself comes before patterns, a pattern before those that follow
-    it. A name that nothing matches stays. None, or no text, for a new name leaves the variable out.
-    An optimizer's slots follow their variable.
+    An old name may have one `*`, which stands for any text, and for the same text in the new name:
+    'tower/*' to 'dnn/*'. An exact name takes precedence over patterns, and a pattern over those
+    that follow it. A name that nothing matches stays. None, or '', as a new name leaves the
+    variable out. An optimizer's slots follow their variable.
 
     Args:
         names: {old: new}; or a function from an old name to a new one, or to None; or None, which
@@ -24,7 +24,7 @@ class NameMap:
         origin: says where the names were given, for messages.
 
     Raises:
-        ValueError: a name has more than one `*`, or only the new one has any.
+        ValueError: a name has more than one `*`, or only the new one has one.
     """
 
     def __init__(self, names: NAMES = None, origin: str = "names"):
@@ -59,7 +59,7 @@ class NameMap:
 
         Args:
             name: the old name.
-            owner: the variable whose slot it is, if it is one: `name` begins with its name.
+            owner: the variable whose slot it is, if it is one: `name` begins with the owner's name.
         """
         if self._function is not None:
             if owner is None:
@@ -92,10 +92,10 @@ class NameMap:
         return new.replace("*", name[len(start) : len(name) - len(end)])
 
     def check_all_matched(self, names: Iterable[str]) -> None:
-        """Checks that every rule has found a variable.
+        """Checks that every rule has matched a variable.
 
         Args:
-            names: the variables that there were.
+            names: the names of the variables.
 
         Raises:
             ValueError: a rule matched none of them.
@@ -111,13 +111,13 @@ class NameMap:
 
     @staticmethod
     def from_file(path: str) -> NameMap:
-        """Reads names from a file: lines `old = new`, or YAML or JSON, a mapping of them.
+        """Reads names from a file: lines `old = new`, or a mapping in YAML or JSON.
 
-        A file of lines may have empty ones, and remarks after `#`. The ending of the file's name
-        tells: .yaml, .yml, .json.
+        A file of lines may have empty lines, and comments after `#`. The extension decides: .yaml,
+        .yml, .json.
 
         Raises:
-            ValueError: the file isn't of this form.
+            ValueError: the file doesn't have this form.
             OSError: it can't be read.
         """
         with open(path, encoding="utf-8") as file:

@@ -40,5 +40,5 @@ def read_table_of(
 def read_dynamic_tables(
     opened: Chain, stored_tables: list[StoredTable], block: int
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Yields (keys [b], [rows [b, D] of each]) of a dynamic table of the base, and slots of it."""
+    """Yields (keys [b], [rows [b, D] of each]) for a dynamic table of the base and its slots."""
     return merged_reader.read_dynamic(opened, stored_tables, block)

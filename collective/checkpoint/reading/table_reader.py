@@ -1,4 +1,4 @@
-"""Reads the rows of a table in a checkpoint without ranks: all by ascending keys, or some."""
+"""Reads rows of a table in a checkpoint without ranks: all by ascending keys, or some."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collective.ops.exchange import key_hashing
 
 # Takes numbers of rows [b] and their values [b, D].
 Receive = Callable[[np.ndarray, np.ndarray], None]
-BUFFER_BYTES = 128 << 20  # all parts of a table have so much in memory together
+BUFFER_BYTES = 128 << 20  # the most memory for all parts of a table together
 
 
 def open_bundle(path: str) -> Bundle:
@@ -38,8 +38,8 @@ def read_stored_table(
     Args:
         bundle: the checkpoint.
         name, block, frequencies, last_used: as for `read_table`.
-        readers: read a static stored table, and a dynamic one with slots, as `read_static` and
-            `read_dynamic_tables` of this module do with the checkpoint.
+        readers: read a static stored table, and a dynamic one with slots, like `read_static` and
+            `read_dynamic_tables` of this module with the checkpoint.
     """
     static, dynamic = readers or (
         functools.partial(read_static, bundle),
@@ -81,10 +81,10 @@ def read_stored_table(
 
 
 class RowFinder:
-    """Finds rows of a table by their keys, whichever they are.
+    """Finds rows of a table by any keys.
 
-    It reads the slices that have them, and nothing else. Of a dynamic table it keeps the keys of
-    the parts that were asked for: 8 bytes for each row there.
+    It reads only the slices that contain them. For a dynamic table it keeps the keys of the parts
+    that it has read: 8 bytes per row in them.
 
     Args:
         bundle: the checkpoint.
@@ -103,9 +103,9 @@ class RowFinder:
         return self._keys[part]
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of the int64 `keys` [n] there are, bool [n], and rows [n, D].
+        """Returns which of the int64 `keys` [n] exist, bool [n], and rows [n, D].
 
-        Rows of keys that there aren't are zeros.
+        Rows of missing keys are zeros.
         """
         stored = self._stored
         rows = np.zeros((len(keys), stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
@@ -132,7 +132,7 @@ class RowFinder:
 
 
 def read_rows(bundle: Bundle, stored: StoredTable, rows: np.ndarray, receive: Receive) -> None:
-    """Reads some rows of a static table or slot, a stored slice at a time.
+    """Reads some rows of a static table or slot, one stored slice at a time.
 
     Args:
         bundle: the checkpoint.
@@ -147,7 +147,7 @@ def read_rows(bundle: Bundle, stored: StoredTable, rows: np.ndarray, receive: Re
 def _read_places(
     bundle: Bundle, stored: StoredTable, parts: np.ndarray, places: np.ndarray, receive: Receive
 ) -> None:
-    """Reads rows by their parts [n] and their places there [n]; those of one slice together."""
+    """Reads rows by their parts [n] and places there [n]; rows of the same slice together."""
     order = np.lexsort((places, parts))
     slices = np.stack([parts[order], places[order] // stored.block])
     begins = np.flatnonzero((slices[:, 1:] != slices[:, :-1]).any(0)) + 1
@@ -162,7 +162,7 @@ def _read_places(
 class RowCursor:
     """Takes the rows of an entry one after another.
 
-    It holds a stored slice at a time, or what `budget` bytes hold if this is less.
+    It holds one stored slice at a time, or `budget` bytes if that is less.
 
     Attributes:
         place: the number of the next row.
@@ -177,9 +177,9 @@ class RowCursor:
         self.place = 0
 
     def peek(self) -> np.ndarray:
-        """Returns the rows from `place` on that are in memory: none only at the end."""
+        """Returns the rows from `place` on that are in memory; none only at the end."""
         if self.place == self._first + len(self._rows) and self.place < self._total:
-            # It stops at the end of a slice: reading over it would read two.
+            # It stops at the end of a slice: reading past it would read two slices.
             count = min(self._step - self.place % self._step, self._total - self.place)
             self._first, self._rows = self.place, self._bundle.read(self._entry, self.place, count)
         return self._rows[self.place - self._first :]
@@ -231,9 +231,9 @@ def read_dynamic_tables(
 
     Args:
         bundle: a checkpoint.
-        stored_tables: those of which rows are read.
-        block: rows at a time.
-        table: has the keys; by default the first of `stored_tables`.
+        stored_tables: the tables whose rows are read.
+        block: how many rows to read at a time.
+        table: the table with the keys; by default the first of `stored_tables`.
 
     Yields:
         (keys [b], [rows [b, D] of each stored table]).
@@ -262,7 +262,7 @@ def _merge_parts(cursors_by_part: list[list[RowCursor]]) -> Iterator[list[np.nda
         keys_in_memory = [cursors[0].peek() for cursors in cursors_by_part]
         if not any(len(keys) for keys in keys_in_memory):
             return
-        # Up to here no part that has more to come can have a key that is not in memory.
+        # Up to this key, no part with more rows to come can have a key that is not in memory.
         bound = min(int(keys[-1]) for keys in keys_in_memory if len(keys))
         counts = [int(np.searchsorted(keys, bound, "right")) for keys in keys_in_memory]
         taken = [

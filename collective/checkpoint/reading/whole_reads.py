@@ -1,8 +1,8 @@
-"""Gives whole tables to what TensorFlow reads from a checkpoint by one name.
+"""Gives whole tables to TensorFlow's functions that read an entry of a checkpoint by its name.
 
-A table of N > 1 ranks is stored in parts, `table/part_0` and so on, and TensorFlow would find no
-entry of its name. Inside scope() its readers and operations find it whole, as plain TensorFlow
-would have saved it. They read what the file of that name has: increments that follow are not in it.
+A table on N > 1 ranks is stored in parts, `table/part_0` and so on, and TensorFlow would find no
+entry of its name. Inside scope(), TensorFlow's readers and operations find it whole, as plain
+TensorFlow would have saved it. They read only the file of that name, without later increments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collective.tensorflow_internals.graphs import tensor_util
 
 
 def has_tensor(original: Any, reader: Any, tensor_str: Any) -> bool:
-    """Stands in for `CheckpointReader.has_tensor`."""
+    """Replaces `CheckpointReader.has_tensor`."""
     if original(reader, tensor_str):
         return True
     stored = _layout(reader).tables.get(tf.compat.as_text(tensor_str))
@@ -36,7 +36,7 @@ def has_tensor(original: Any, reader: Any, tensor_str: Any) -> bool:
 
 
 def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
-    """Stands in for `CheckpointReader.get_tensor`.
+    """Replaces `CheckpointReader.get_tensor`.
 
     Raises:
         tf.errors.NotFoundError: there is no such tensor, or it is a dynamic table.
@@ -45,7 +45,7 @@ def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
     try:
         return original(reader, name)
     except tf.errors.NotFoundError:
-        # `_layout` asks here for the record itself, which a checkpoint of TensorFlow hasn't.
+        # `_layout` asks here for the record itself, which TensorFlow's checkpoints don't have.
         layout = CheckpointLayout() if name == LAYOUT_ENTRY else _layout(reader)
         stored = layout.tables.get(name)
         if stored is None:
@@ -60,14 +60,14 @@ def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
 
 
 def get_variable_to_shape_map(original: Any, reader: Any) -> dict[str, list[int]]:
-    """Stands in for `CheckpointReader.get_variable_to_shape_map`."""
+    """Replaces `CheckpointReader.get_variable_to_shape_map`."""
     shapes: dict[str, list[int]] = original(reader)
     layout = _layout(reader) if LAYOUT_ENTRY in shapes else CheckpointLayout()
     return _whole(shapes, layout, lambda stored: [stored.count, stored.dim])
 
 
 def get_variable_to_dtype_map(original: Any, reader: Any) -> dict[str, tf.DType]:
-    """Stands in for `CheckpointReader.get_variable_to_dtype_map`."""
+    """Replaces `CheckpointReader.get_variable_to_dtype_map`."""
     dtypes: dict[str, tf.DType] = original(reader)
     layout = _layout(reader) if LAYOUT_ENTRY in dtypes else CheckpointLayout()
     return _whole(dtypes, layout, lambda stored: tf.as_dtype(stored.dtype))
@@ -83,7 +83,7 @@ def _layout(reader: Any) -> CheckpointLayout:
 
 
 def _whole(entries: dict[str, Any], layout: CheckpointLayout, describe: Any) -> dict[str, Any]:
-    """Returns entries with whole tables in place of their parts, and without the layout."""
+    """Returns the entries with whole tables instead of their parts, and without the layout."""
     entries = {n: x for n, x in entries.items() if n not in (LAYOUT_ENTRY, FORMAT_ENTRY)}
     for stored in layout.tables.values():
         if _is_in_parts(stored):
@@ -94,7 +94,7 @@ def _whole(entries: dict[str, Any], layout: CheckpointLayout, describe: Any) -> 
 
 
 def _is_in_parts(stored: StoredTable) -> bool:
-    """Tells whether a stored table is one tensor that has no entry of its own."""
+    """Tells whether a stored table is one tensor without an entry of its own."""
     return stored.kind == STATIC and stored.keys is None and len(stored.parts) > 1
 
 
@@ -124,7 +124,7 @@ def restore(
     dtypes: Any,
     name: Any = None,
 ) -> Any:
-    """Stands in for `io_ops.restore_v2` where path and names are known as it is made.
+    """Replaces `io_ops.restore_v2` if path and names are known when the operation is made.
 
     Raises:
         ValueError: a tensor is a dynamic table, or has another shape or type there.
@@ -170,10 +170,10 @@ def remap_matrix(
     max_rows_in_memory: int = -1,
     name: Any = None,
 ) -> Any:
-    """Stands in for `load_and_remap_matrix`, where path and name are known as it is made.
+    """Replaces `load_and_remap_matrix` if path and name are known when the operation is made.
 
     Raises:
-        ValueError: the tensor is a dynamic table, or of another type than float32.
+        ValueError: the tensor is a dynamic table, or has another type than float32.
     """
     path, tensor_name = _constant(ckpt_path), _constant(old_tensor_name)
     bundle: Bundle | None = None
@@ -208,7 +208,7 @@ def remap_matrix(
 
 
 def _constant(value: Any) -> Any:
-    """Returns a text, or a list of texts, that is known now; None if it isn't."""
+    """Returns a text, or a list of texts, that is already known; None if it isn't."""
     if tensor_util.is_tf_type(value):
         value = tensor_util.constant_value(value)
         if value is None:
@@ -244,7 +244,7 @@ def _find(path: str, names: list[str]) -> tuple[Bundle | None, dict[int, StoredT
 
 
 def _read(bundle: Bundle, stored: StoredTable, spec: str, dtype: tf.DType) -> tf.Tensor:
-    """Returns a table, or the slice of it that `spec` names as `RestoreV2` has it."""
+    """Returns a table, or the slice of it that `spec` names in the form of `RestoreV2`."""
     _check_dtype(bundle, stored, dtype)
     shape, ranges = [stored.count, stored.dim], [(0, stored.count), (0, stored.dim)]
     if spec:
@@ -288,14 +288,14 @@ def _remapped(
     columns: np.ndarray,
     fresh: np.ndarray,
 ) -> np.ndarray:
-    """Computes what the operation LoadAndRemapMatrix does.
+    """Computes the result of the operation LoadAndRemapMatrix.
 
     Args:
         bundle, stored: the matrix.
-        shape: that of the result.
+        shape: the shape of the result.
         rows, columns: the old row of each row and the old column of each column, -1 for none; no
             columns at all if they stay as they are.
-        fresh: values of elements without an old row or column, in their order.
+        fresh: the values of elements without an old row or column, in their order.
     """
     if not len(columns):
         columns = np.arange(stored.dim)

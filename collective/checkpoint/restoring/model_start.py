@@ -34,15 +34,15 @@ from collective.tensorflow_internals.checkpoints import checkpoint_management
 from collective.tensorflow_internals.variables import variables
 
 SHOWN = 20  # names in a line of the report
-# A slot by its name that is no optimizer's: it starts as its variable does.
+# The name of a slot that isn't an optimizer's: it starts as its variable does.
 AVERAGE = "ExponentialMovingAverage"
 
 
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `SessionManager.prepare_session`: what has no checkpoint starts from others'.
+    """Replaces `SessionManager.prepare_session`: starts what has no checkpoint from other models'.
 
     Raises:
-        ValueError: a source doesn't exist, or has nothing of the graph, or the map of names is
+        ValueError: a source doesn't exist, or has nothing in the graph, or the map of names is
         wrong. tf.errors.InvalidArgumentError: a variable has another shape or type there.
         RankError: ranks name different sources.
     """
@@ -56,15 +56,15 @@ def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> A
 
 @dataclasses.dataclass
 class SourceCheckpoint:
-    """Keeps what a checkpoint has, under the names of the graph.
+    """Holds the contents of a checkpoint under the names of the graph.
 
     Attributes:
         chain: the checkpoint, with its increments.
-        slots: optimizers' slots are wanted.
+        slots: whether optimizers' slots are wanted.
         old_names: {name here: name there}.
-        pairs: shards that start from it.
-        values: {name here: variable} of ordinary variables that do.
-        taken: names there that were taken.
+        pairs: the shards that start from it.
+        values: {name here: variable} of the ordinary variables that start from it.
+        taken: the names there that were taken.
     """
 
     chain: Chain
@@ -106,19 +106,19 @@ class SourceCheckpoint:
         return None if old is None else compatibility.find_stored_table(self.chain.base, old)
 
     def left_over(self) -> list[str]:
-        """Returns the names there of what no variable of the graph took."""
+        """Returns the names there that no variable of the graph has taken."""
         return sorted(set(self.old_names.values()) - self.taken)
 
 
 @dataclasses.dataclass
 class StartPlan:
-    """Says which variables start from where.
+    """Says from which checkpoint each variable starts.
 
     Attributes:
-        sources: the checkpoints, in the order in which they are asked.
-        fresh: names of the others.
-        fresh_slots: those of optimizers' slots and scalars among them.
-        averages: {moving average: variable}, of averages that no checkpoint has.
+        sources: the checkpoints, in their order of precedence.
+        fresh: the names of all other variables.
+        fresh_slots: those among them that are optimizers' slots and scalars.
+        averages: {moving average: variable} for averages that no checkpoint has.
     """
 
     sources: list[SourceCheckpoint]
@@ -152,7 +152,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def start(session: Any, sources: Sequence[WarmStart]) -> None:
-    """Gives variables of a session their values in checkpoints, on all ranks or on none."""
+    """Gives variables of a session their values from checkpoints, on all ranks or on none."""
     prefixes = _agreed_prefixes(session, sources)
     plans: list[StartPlan] = []
     table_restores: list[table_io.TableRestore] = []
@@ -200,7 +200,7 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
 
 
 def _agreed_prefixes(session: Any, sources: Sequence[WarmStart]) -> list[str]:
-    """Returns the checkpoints' prefixes as rank 0 finds them; ranks must name the same."""
+    """Returns the checkpoints' prefixes as rank 0 finds them; all ranks must name the same."""
     paths = [os.fspath(source.path) for source in sources]
 
     def find() -> list[str]:
@@ -281,7 +281,7 @@ def make_plan(graph: tf.Graph, sources: list[SourceCheckpoint]) -> StartPlan:
 
 
 def _why_none(sources: Sequence[SourceCheckpoint], number: int, names: Sequence[str]) -> str:
-    """Says why nothing starts from a source; `names`: of the graph's variables."""
+    """Says why nothing starts from a source; `names` are those of the graph's variables."""
     source, earlier = sources[number], list[str]()
     covered = set[str]()
     for other in sources[:number]:
@@ -305,8 +305,8 @@ def _source_of_shard(
 ) -> int | None:
     """Returns the number of the checkpoint from which a table or slot starts.
 
-    A slot starts from where its table does, if at all. So does what a policy keeps; but not the
-    steps of last uses, which another job has counted.
+    A slot starts from its table's checkpoint, if at all. So does what a policy keeps, except for
+    the steps of last uses, which belong to another job's count.
     """
     if shard.slot_of is None:
         return next((i for i, s in enumerate(sources) if s.find(shard.name) is not None), None)
@@ -331,11 +331,11 @@ def _source_of_variable(
 def _check(
     source: SourceCheckpoint, name: str, variable: Any, problems: compatibility.Problems
 ) -> None:
-    """Notes what keeps an ordinary variable from its value in a checkpoint."""
+    """Notes what prevents an ordinary variable from taking its value in a checkpoint."""
     old = source.old_names[name]
     there = f"'{name}'" + (f" (there '{old}')" if old != name else "")
     entries = source.chain.last.entries
-    if old not in entries:  # but a name of the layout's
+    if old not in entries:  # except for a name in the layout
         problems.add_unfit(f"{there} is an ordinary variable here, a table in the checkpoint")
         return
     parts = variable if isinstance(variable, list) else [variable]
@@ -361,7 +361,7 @@ def _read_values(plan: StartPlan) -> dict[str, np.ndarray]:
 
 
 def _assign(session: Any, plan: StartPlan, values: dict[str, np.ndarray]) -> None:
-    """Gives ordinary variables their values, by their own initializers."""
+    """Gives ordinary variables their values, with their own initializers."""
     starting = {n: v for source in plan.sources for n, v in source.values.items()}
     by_name = variables_by_name(session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES))
     for average, owner in plan.averages.items():

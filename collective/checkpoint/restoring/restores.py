@@ -1,4 +1,4 @@
-"""Restores inside scope(): nothing is changed on any rank before all have read everything."""
+"""Restores inside scope(): changes nothing on any rank before all ranks have read everything."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from collective.tables.policies import eviction
 
 
 def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
-    """Stands in for `Saver.restore`.
+    """Replaces `Saver.restore`.
 
-    Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
+    Gradients that were summed over batches (scope(local_steps=…)) are discarded.
     """
     file_systems.check(save_path)
     if not hasattr(sess, "graph"):
-        # Eager code has no session: what it restores is this rank's own.
+        # Eager code has no session: it restores only this rank's variables.
         return original(saver, sess, save_path)
     background.settle(sess)
     with STARTUP.doing(sess.graph, f"restoring checkpoint '{save_path}'"):
@@ -76,7 +76,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         return barrier.run_on_all_ranks(sess, f"restoring checkpoint '{prefix}': {doing}", read)
 
     if not tf.io.gfile.exists(tensor_bundle.index_path(base)) and not shards:
-        # There is no checkpoint, or it is of TensorFlow's first format.
+        # There is no checkpoint, or it has TensorFlow's first format.
         on_all_ranks("all of it", lambda: original(saver, sess, prefix))
         note_last_checkpoint(prefix)
         return None
@@ -138,7 +138,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
 
 
 def _increments(prefix: str) -> int:
-    """Returns how many increments the state has that `prefix` names, as rank 0 sees it."""
+    """Returns how many increments the state named by `prefix` has, as rank 0 sees it."""
     if collectives.rank() > 0:
         return 0
     number = split(prefix)[1]
@@ -148,19 +148,19 @@ def _increments(prefix: str) -> int:
 def finish_tables(
     on_all_ranks: Callable[..., list[Any]], sess: Any, prefix: str, tables: Sequence[Any]
 ) -> None:
-    """Lets the policies of dynamic tables that were just read act.
+    """Lets the policies of dynamic tables that were just read take effect.
 
-    Rows that are too many are evicted, which rank 0 says.
+    Rows that are too many are evicted, which rank 0 reports.
 
     Args:
-        on_all_ranks: carries out a step that ranks take together, given what it does.
+        on_all_ranks: carries out a step on all ranks, given a description and a function.
         sess: the session.
-        prefix: the checkpoint's.
+        prefix: the checkpoint's prefix.
         tables: the tables.
     """
     for table in tables:
         if table.last_used is not None:
-            # Of the rows that were saved without their last use.
+            # Starts the last uses of rows that were saved without one.
             table.last_used.begin(sess, in_file=True)
     bounded = [table for table in tables if table.policy.capacity is not None]
     if not bounded:

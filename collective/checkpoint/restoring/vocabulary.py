@@ -1,10 +1,10 @@
-"""Starts tables from a checkpoint of another vocabulary: `VocabInfo` of warm starts.
+"""Starts tables from a checkpoint with another vocabulary: `VocabInfo` of warm starts.
 
     row i here ─► word i of the new vocabulary ─► its row in the old one ─► the checkpoint's row
                                                └► none: a value of the backup initializer
 
-With axis=1 it is columns that have words. A rank holds its shard, a slice of the checkpoint, and a
-number for each word of the new vocabulary.
+With axis=1, columns have words. A rank holds its shard, a slice of the checkpoint, and a number for
+each word of the new vocabulary.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ READ_BYTES = 16 << 20  # of a vocabulary, at a time
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Says which words rows have, or columns: what `tf.estimator.VocabInfo` says.
+    """Says which words rows or columns have, as `tf.estimator.VocabInfo` does.
 
     Attributes:
-        new_file: has a word in each line, in the order of the rows here.
-        new_size: how many of them count.
-        buckets: rows after these, for all other words.
+        new_file: has one word per line, in the order of the rows here.
+        new_size: how many of its words count.
+        buckets: the number of rows after these, for all other words.
         old_file: has the words in the order of the rows in the checkpoint.
-        old_size: how many of them count; -1 for all.
+        old_size: how many of its words count; -1 for all.
         axis: 0 if rows have words, 1 if columns have.
     """
 
@@ -73,13 +73,13 @@ def start_from_words(
     initializer: Any = None,
     axis: int = 0,
 ) -> None:
-    """Stands in for `warm_starting_util._warm_start_var_with_vocab`.
+    """Replaces `warm_starting_util._warm_start_var_with_vocab`.
 
-    Tables and slots get initializers that read the rank's rows, wherever these are.
+    Tables and slots get initializers that read the rank's rows, wherever they are stored.
 
     Raises:
-        ValueError: the checkpoint has no such table, or it or the vocabularies don't fit, or a
-            table is dynamic.
+        ValueError: the checkpoint has no such table; it or the vocabularies don't fit; or a table
+            is dynamic.
         RankError: ranks have different vocabularies.
     """
     variable = var[0] if isinstance(var, list) and len(var) == 1 else var
@@ -97,7 +97,7 @@ def start_from_words(
             axis,
         )
     if served_table.served_graph(variable.graph) is not None:
-        # A graph to be served has the values of the checkpoint that is exported.
+        # A graph to be served takes its values from the exported checkpoint.
         return None
     shard = warm_start.shard_named_by_variable(variable)
     words = Words(
@@ -170,7 +170,7 @@ def _check_fit(bundle: Bundle, stored: StoredTable, shard: Shard, words: Words) 
 
 
 def _agree(shard: Shard, words: Words) -> None:
-    """Checks that all ranks have the same vocabularies, each perhaps in a file of its own."""
+    """Checks that all ranks have the same vocabularies, maybe in separate files."""
     digests: list[list[str]] = barrier.run_on_all_ranks(
         None,
         f"reading the vocabularies of '{shard.name}'",
@@ -202,7 +202,7 @@ def _digest(path: Any) -> str:
 def _moved(
     bundle: Bundle, stored: StoredTable, shard: Shard, words: Words, initializer: Any
 ) -> tf.Tensor:
-    """Returns the value of a rank's shard, which is read when it is run."""
+    """Returns the value of a rank's shard, which is read when the tensor is computed."""
     rows, dim = shard.table.rows, shard.dim
     extent, other = (rows, dim) if words.axis == 0 else (dim, rows)
     loaded = min(extent, words.new_size)
@@ -212,11 +212,11 @@ def _moved(
             old_vocab_file=words.old_file,
             new_vocab_offset=0,
             num_new_vocab=loaded,
-            old_vocab_size=words.old_size if words.axis == 0 else -1,  # as TensorFlow has it
+            old_vocab_size=words.old_size if words.axis == 0 else -1,  # as in TensorFlow
         )
     init = initializer() if isinstance(initializer, type) else initializer
     # TensorFlow calls it for new words, and for buckets if there are any. Each call may draw the
-    # next number of the graph's.
+    # next number of the graph's generator.
     shapes: list[Any] = [[(loaded - present) * other, 1]]
     if extent > loaded:
         shapes.append([extent - loaded, other] if words.axis == 0 else [other, extent - loaded])
@@ -242,7 +242,7 @@ def _moved(
 
 
 def _check_mapping(mapping: np.ndarray, stored: StoredTable, words: Words) -> None:
-    """Checks where TensorFlow has found the new words in the old vocabulary."""
+    """Checks where in the old vocabulary TensorFlow has found the new words."""
     there = stored.rows if words.axis == 0 else stored.dim
     found = mapping[mapping >= 0]
     if len(found) and found.max() >= (there or 0):
@@ -262,14 +262,14 @@ def _check_mapping(mapping: np.ndarray, stored: StoredTable, words: Words) -> No
 
 
 class Drawn:
-    """Draws the values of new words by rows: they are the same on any number of ranks.
+    """Draws the values of new words by rows, so that they are the same on any number of ranks.
 
     Args:
         fill: draws whole rows (see `initializers.by_row`).
-        missing: which new words are not old ones.
+        missing: tells which new words the old vocabulary lacks.
         loaded: how many new words there are.
         dim: D here.
-        axis: that of the words.
+        axis: the axis of the words.
     """
 
     def __init__(
@@ -282,11 +282,11 @@ class Drawn:
         )
 
     def missing(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns what is new in rows of these numbers [b]: all of it, or missing columns."""
+        """Returns the new values in rows with these numbers [b]: all, or missing columns."""
         return self._draw(0, numbers)
 
     def buckets(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns what buckets have in rows of these numbers [b]: all of it, or last columns."""
+        """Returns the buckets' values in rows with these numbers [b]: all, or the last columns."""
         return self._draw(1, numbers)
 
     def _draw(self, which: int, numbers: np.ndarray) -> np.ndarray:
@@ -295,11 +295,11 @@ class Drawn:
 
 
 class Given:
-    """Takes the values of new words from what an initializer has returned for all of them.
+    """Takes the values of new words from the results of an initializer for all of them.
 
     Args:
-        values: [elements, 1] of new words, and [rows, columns] of buckets if there are any.
-        missing, loaded, axis: as `Drawn` has them.
+        values: [elements, 1] for new words, and [rows, columns] for buckets if there are any.
+        missing, loaded, axis: as in `Drawn`.
         rows: V here.
     """
 

@@ -28,7 +28,7 @@ class Assignment(NamedTuple):
     Attributes:
         entry: the name in the checkpoint.
         shard: a table or slot; None for anything else.
-        target: what TensorFlow's assignment map has for it.
+        target: its value in TensorFlow's assignment map.
     """
 
     entry: str
@@ -37,12 +37,12 @@ class Assignment(NamedTuple):
 
 
 def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: Any) -> None:
-    """Stands in for `checkpoint_utils._init_from_checkpoint`.
+    """Replaces `checkpoint_utils._init_from_checkpoint`.
 
     Tables and slots get initializers that read the rank's rows.
     """
     if served_table.served_graph(tf.get_default_graph()) is not None:
-        # A graph to be served has the values of the checkpoint that is exported.
+        # A graph to be served takes its values from the exported checkpoint.
         return
     is_map = isinstance(assignment_map, Mapping)
     pairs = assignment_map.items() if is_map else assignment_map
@@ -59,7 +59,7 @@ def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: A
 
 
 def agreed_path(ckpt_dir_or_file: Any) -> Any:
-    """Returns the latest checkpoint of a folder, as rank 0 sees it; any other path as it is.
+    """Returns the latest checkpoint of a folder, as rank 0 sees it; any other path unchanged.
 
     One rank may see a newer checkpoint than another.
     """
@@ -76,7 +76,7 @@ def open_agreed(path: Any) -> Bundle:
     """Opens the whole checkpoint that `agreed_path` has found.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no checkpoint.
     """
     prefix = None if path is None else checkpoint_utils._get_checkpoint_filename(path)
     if prefix is None:
@@ -85,7 +85,7 @@ def open_agreed(path: Any) -> Bundle:
 
 
 def _assignments(name: str, target: Any) -> Iterator[Assignment]:
-    """Yields what a pair of an assignment map says; a pair of scopes becomes one per variable."""
+    """Yields the assignments of one pair of an assignment map; a pair of scopes gives one each."""
     stored = variable_scope._get_default_variable_store()._vars
     single = target[0] if isinstance(target, (list, tuple)) and len(target) == 1 else target
     if not isinstance(single, str):
@@ -114,7 +114,7 @@ def shard_or_none(variable: Any) -> Any:
 
 
 def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
-    """Makes the initializer of a table or slot a read of the stored table `name`.
+    """Lets the initializer of a table or slot read the stored table `name`.
 
     Raises:
         ValueError: there is no such stored table, or it doesn't fit.
@@ -137,7 +137,7 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
 
 
 def shard_named_by_variable(variable: Any) -> Shard:
-    """Describes a table, or a slot of one, by the names that variables have in the graph."""
+    """Describes a table, or a slot of one, under the names of the variables in the graph."""
     table: Any = shard_of(variable)
     slot_of = None if isinstance(variable, Table) else table.op.name
     return Shard(variable.op.name, variable, table, slot_of)
@@ -147,7 +147,7 @@ def stored_for(bundle: Bundle, name: str, shard: Shard) -> StoredTable:
     """Returns the stored table `name`, from which `shard` is to start.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such table.
     """
     stored = find_stored_table(bundle, name)
     if stored is None:
@@ -159,9 +159,9 @@ def stored_for(bundle: Bundle, name: str, shard: Shard) -> StoredTable:
 
 
 def initialize_by(variable: Any, value: tf.Tensor) -> None:
-    """Makes a static shard's initializer the assignment of `value`, of `initializers.filled`."""
+    """Makes a static shard's initializer assign `value`, as `initializers.filled` returns it."""
     variable._initializer_op = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-    # The variable's initial_value can't be had whole.
+    # The variable's initial_value can't be computed as a whole.
     variable._initial_value, variable._whole_value = value, None
     initializers.only_after(variable._initializer_op, value)
 
@@ -179,9 +179,9 @@ def _start_dynamic_from(bundle: Bundle, shard: Shard, stored: StoredTable) -> No
 
 
 def infer_name(original: Any, var: Any) -> str:
-    """Stands in for `warm_starting_util._infer_var_name`.
+    """Replaces `warm_starting_util._infer_var_name`.
 
-    TensorFlow's converts a variable to a tensor to know its name.
+    TensorFlow's function converts a variable to a tensor to get its name.
     """
     if len(var) == 1 and shard_or_none(var[0]) is not None:
         return str(var[0].op.name)

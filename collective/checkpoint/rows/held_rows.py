@@ -1,7 +1,7 @@
-"""Holds the memory of tables and slots, and reads their rows from where they are.
+"""Holds the memory of tables and slots, and reads their rows in place.
 
-A run that fetched them would copy them into new memory, which takes longer than writing a file of
-them.
+A run that fetched them would copy them into new memory, which takes longer than writing them to a
+file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ def can_be_held(group: Sequence[Shard]) -> bool:
 
 
 class HeldRows:
-    """Holds shards, from when it is made to `end`.
+    """Holds shards, from its creation to `end`.
 
     Args:
-        session: the session that they are in.
-        shards: those for which `can_be_held` holds.
-        counts: the rows of each dynamic table, by its name; none where nothing changes meanwhile.
-        numbers: by which they are watched, if they may change meanwhile; else nobody may write
-            them. Then copies need room.
-        room: for copies.
+        session: the session with the shards.
+        shards: shards for which `can_be_held` is true.
+        counts: the number of rows of each dynamic table, by its name; not needed if nothing changes
+            meanwhile.
+        numbers: the numbers under which they are watched, if they may change meanwhile; then copies
+            need room. Without numbers nothing may write them.
+        room: the room for copies.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class HeldRows:
         for group in by_table(shards):
             snapshot = RowSnapshot(room)
             self._snapshots.append(snapshot)
-            # Row 0 of a dynamic table is no key's.
+            # Row 0 of a dynamic table belongs to no key.
             rows = counts[group[0].name] + 1 if counts and group[0].dynamic else -1
             for shard in group:
                 number = number_of[shard.name]
@@ -69,7 +70,7 @@ class HeldRows:
             snapshot.listen()
 
     def reads(self, receive: Receiver, others: RowReads | None = None) -> HeldReads:
-        """Returns what reads rows as they were; `receive` gets them, to be read at once.
+        """Returns a reader of the held rows; `receive` gets them, and must use them at once.
 
         Args:
             receive: see `shards.RowReads`.
@@ -78,13 +79,13 @@ class HeldRows:
         return HeldReads(self._places, receive, others)
 
     def end(self) -> None:
-        """Gives the memory back; nothing is copied any more."""
+        """Releases the memory; nothing is copied any more."""
         for snapshot in self._snapshots:
             snapshot.end()
 
 
 class HeldReads:
-    """Reads rows of held shards, as `shards.RowReads` does of all."""
+    """Reads rows of held shards, like `shards.RowReads` for all shards."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class HeldReads:
 
 
 def _hold_operations(session: Any, shards: Sequence[Shard]) -> dict[str, HoldOperation]:
-    """Returns the operations that hold shards, by names, each made once."""
+    """Returns the operations that hold shards, by name, each made once."""
     with graphs.open_for_changes(session.graph), session.graph.as_default(), tf.init_scope():
         for shard in shards:
             if not hasattr(shard.variable, "_collective_hold"):

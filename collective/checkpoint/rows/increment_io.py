@@ -1,8 +1,8 @@
 """Writes this rank's changed rows to an increment, and reads those of any number of ranks.
 
-<table>/keys/part_<r>             the rows of a static table, or keys of a dynamic one, that changed
-<table>/part_<r>                  their values; and so on for slots
-<table>/keys/removed/part_<r>     keys of a dynamic table that are gone
+<table>/keys/part_<r>             the changed rows of a static table, or keys of a dynamic one
+<table>/part_<r>                  their values; the same for slots
+<table>/keys/removed/part_<r>     the removed keys of a dynamic table
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collective.checkpoint.rows.table_changes import TableChanges
 from collective.ops.communication import collectives
 from collective.ops.exchange import key_hashing
 
-# What each rank tells the others of each table, by the shards' names: rows, keys that are gone,
-# whether these are all rows.
+# What each rank tells the others about each table, by the shards' names: the numbers of rows and of
+# removed keys, and whether these are all rows.
 Counts = dict[str, Any]
 
 # ---- Saving
@@ -40,7 +40,7 @@ def write(
     changes: Mapping[str, TableChanges],
     writer: BundleWriter,
 ) -> Counts:
-    """Writes this rank's rows that changed; returns how many they are of each shard.
+    """Writes this rank's changed rows; returns their number for each shard.
 
     Args:
         session: the session.
@@ -92,7 +92,7 @@ def stored_table(shard: Shard, block: int, counts_by_rank: Sequence[Sequence[Any
     Args:
         shard: the table or slot.
         block: rows in a slice.
-        counts_by_rank: of each rank its rows, its keys that are gone, and whether they are all.
+        counts_by_rank: for each rank its rows, its removed keys, and whether the rows are all.
     """
     stored = shard.stored([rows for rows, _, _ in counts_by_rank], block)
     is_dynamic_table = shard.dynamic and shard.slot_of is None
@@ -110,8 +110,8 @@ def layout_of(
     """Returns the layout of an increment.
 
     Args:
-        shards: of all tables.
-        counts_by_rank: what `write` has returned on each rank.
+        shards: the shards of all tables.
+        counts_by_rank: the result of `write` on each rank.
         increment: its place in its chain.
     """
     tables = {}
@@ -133,7 +133,7 @@ def layout_of(
 def read_static(
     chain: Chain, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
 ) -> None:
-    """Reads what the increments of a chain have of this rank's rows of a static table, in order.
+    """Reads this rank's rows of a static table from the increments of a chain, in order.
 
     Args:
         chain: the checkpoint.
@@ -155,13 +155,13 @@ def read_dynamic(
     receive: Callable[[np.ndarray, list[np.ndarray]], None],
     remove: Callable[[Callable[[np.ndarray], np.ndarray]], None],
 ) -> None:
-    """Reads what the increments of a chain have of this rank's keys of a dynamic table, in order.
+    """Reads this rank's keys of a dynamic table from the increments of a chain, in order.
 
     Args:
         chain: the checkpoint.
         stored_tables: the table in its base, and slots of it.
         receive: called with keys [b] and the values [b, D] of each stored table.
-        remove: called with a function that says which of the table's keys are gone.
+        remove: called with a function that says which of the table's keys were removed.
     """
     ranks, rank = collectives.size(), collectives.rank()
     for bundle, table in chain.updates_of(stored_tables[0]):
@@ -175,7 +175,7 @@ def read_dynamic(
 
 
 def _gone(keys: np.ndarray, table: StoredTable, gone: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the keys that are gone: those that are named, and all of the parts that are whole."""
+    """Returns the removed keys: those that are listed, and all keys of parts that are whole."""
     of_whole_parts = keys[:0]
     if table.whole and any(table.whole):
         saved = len(table.parts)
@@ -186,14 +186,14 @@ def _gone(keys: np.ndarray, table: StoredTable, gone: Sequence[np.ndarray]) -> n
 
 def _parts(stored: StoredTable) -> range:
     """Returns the parts in which this rank can have keys; rows of a static table are keys, too."""
-    # Keys of a dynamic table and rows of a static one go to the ranks alike, modulo their number.
+    # Both keys of a dynamic table and rows of a static one belong to ranks by a remainder.
     return parts_of_rank(len(stored.parts), collectives.size(), collectives.rank())
 
 
 def _blocks(
     bundle: Bundle, stored_tables: Sequence[StoredTable]
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Yields keys and the rows of stored tables that have the same ones, a block at a time."""
+    """Yields keys and the rows of stored tables with the same keys, a block at a time."""
     layout, table = bundle.layout, stored_tables[0]
     for part in _parts(table):
         for first in range(0, table.parts[part], table.block):

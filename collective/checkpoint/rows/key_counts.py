@@ -1,9 +1,9 @@
-"""Writes and reads how often keys of dynamic tables came that have no rows.
+"""Writes and reads how often keys of dynamic tables occurred that have no rows.
 
-    <table>/refused             how often each came, exactly counted: [keys, 1] int64
+    <table>/refused             how often each occurred, counted exactly: [keys, 1] int64
     <table>/filter/<shape>      the partitions of a counting Bloom filter: [partitions, bytes] uint8
 
-Both are stored as slots with keys of their own, so that any number of ranks reads its part.
+Both are stored as slots with their own keys, so that any number of ranks can read its part.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from collective.tables.policies import bloom_filter
 
 
 def entry_of(table: str) -> str:
-    """Returns the name by which ranks tell each other how many counts of a table they have."""
+    """Returns the name under which ranks tell each other how many counts of a table they have."""
     return f"{table}/counts"
 
 
 def stored(shard: Shard, parts: list[int]) -> StoredTable | None:
-    """Describes the counts of a table's keys in a checkpoint; None if it counts none.
+    """Describes the counts of a table's keys in a checkpoint; None if the table counts none.
 
     Args:
         shard: the table.
-        parts: keys, or partitions, that each rank has.
+        parts: how many keys, or partitions, each rank has.
     """
     admission = shard.table.admission if shard.dynamic else None
     if admission is None or not admission.counts_keys:
@@ -67,12 +67,12 @@ def _filter_name(table: str, shape: FilterShape) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class KeyCounts:
-    """Holds this rank's counts of a table's keys, as they are written.
+    """Holds this rank's counts of a table's keys in the form in which they are written.
 
     Attributes:
         target: how they are stored, with this rank's number of keys for every rank.
         keys: [K] int64, in any order.
-        values: what is counted of them, among others: key i has row places[i].
+        values: the counts, among others: key i has row places[i].
         places: [K].
     """
 
@@ -82,7 +82,7 @@ class KeyCounts:
     places: np.ndarray
 
     def copied(self) -> KeyCounts:
-        """Returns them in memory of their own, which no run changes."""
+        """Returns a copy that no run changes."""
         places = np.arange(len(self.keys))
         return KeyCounts(self.target, self.keys.copy(), self.values[self.places], places)
 
@@ -105,9 +105,9 @@ class KeyCounts:
 
 
 def in_session(session: Any, shard: Shard) -> KeyCounts | None:
-    """Returns this rank's counts of a table in a session; None if it counts no keys.
+    """Returns this rank's counts of a table in a session; None if the table counts no keys.
 
-    Some of it is memory that the next run changes.
+    The next run changes some of that memory.
     """
     rank, ranks = collectives.rank(), collectives.size()
     if stored(shard, []) is None:
@@ -130,14 +130,14 @@ def in_session(session: Any, shard: Shard) -> KeyCounts | None:
 def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
     """Reads the counts of this rank's keys of a table into a new store, if it counts keys.
 
-    What was counted exactly can be counted by a filter from now on. The counts of a filter go into
-    one of the same shape only; else keys without rows are counted from 0, which rank 0 says.
+    A filter can continue exact counts. The counts of a filter only fit a filter of the same shape;
+    otherwise keys without rows are counted from 0, which rank 0 reports.
 
     Args:
         bundle: the checkpoint.
         shard: the table.
         saved_as: the table's name in the checkpoint.
-        store: the table's rows, which were read already.
+        store: the table's rows, which have already been read.
     """
     if stored(shard, []) is None:
         return
@@ -150,7 +150,7 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
         for partitions, values in _partitions(bundle, same, shape):
             rows = np.ascontiguousarray(values).view(shape.dtype)
             places = partitions // shape.step
-            # Ranks that had the same partition had keys of their own in it: none is too small.
+            # Ranks with the same partition counted different keys in it: no sum is too small.
             for place, row in zip(places, rows):
                 np.maximum(cells[place], row, out=cells[place])
     elif exact is not None:
@@ -178,9 +178,9 @@ def _partitions(bundle: Bundle, stored_filter: StoredTable, shape: FilterShape) 
 
 
 def _blocks(bundle: Bundle, stored_table: StoredTable, part: int) -> Any:
-    """Yields the keys of a part, and what is stored with them, a block at a time.
+    """Yields the keys of a part, and the values stored with them, a block at a time.
 
-    A part in which this rank can't have anything yields nothing.
+    A part in which this rank can't have keys yields nothing.
     """
     saved, ranks = len(stored_table.parts), collectives.size()
     common = math.gcd(saved, ranks)

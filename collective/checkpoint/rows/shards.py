@@ -27,10 +27,10 @@ class Shard:
     """Describes a table of a graph, or a slot of one, as a Saver sees it.
 
     Attributes:
-        name: the name that the Saver has for it.
+        name: the Saver's name for it.
         variable: the table, or the slot's variable.
         table: the table itself, or the table whose slot it is.
-        slot_of: the name that the Saver has for the slot's table; None for a table.
+        slot_of: the Saver's name for the slot's table; None for a table.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Shard:
 
     @property
     def may_be_missing(self) -> bool:
-        """Tells whether a checkpoint without it is restored: it is of a policy, not of training."""
+        """Tells whether a checkpoint may lack it: it belongs to a policy, not to training."""
         return getattr(self.variable, "may_be_missing", False)
 
     @property
     def dim(self) -> int:
-        """Returns D, a slot's own if it is one."""
+        """Returns D; a slot may have its own."""
         return self.table.dim if self.slot_of is None else int(self.variable.shape[1])
 
     @property
@@ -71,8 +71,8 @@ class Shard:
         """Describes the shards of all ranks in a checkpoint.
 
         Args:
-            parts: rows in each part.
-            block: rows in a slice.
+            parts: how many rows each part has.
+            block: how many rows a slice has.
         """
         return StoredTable(
             name=self.name,
@@ -91,8 +91,8 @@ def find_shards(variables: dict[str, Any]) -> list[Shard]:
     """Finds the tables and slots among variables, {name for the Saver: variable}.
 
     Raises:
-        ValueError: there is a variable under two names, or a slot of a dynamic table without the
-            table, whose keys tell what the slot's rows belong to.
+        ValueError: a variable has two names; or a slot of a dynamic table comes without the
+            table, whose keys tell which key each row of the slot belongs to.
     """
     table_names = {id(v): name for name, v in variables.items() if isinstance(v, Table)}
     shards: list[Shard] = []
@@ -115,7 +115,7 @@ def find_shards(variables: dict[str, Any]) -> list[Shard]:
 
 
 def dynamic_tables(shards: Sequence[Shard]) -> list[Any]:
-    """Returns the dynamic tables among `shards`, slots left out."""
+    """Returns the dynamic tables among `shards`, without slots."""
     return [shard.variable for shard in shards if shard.dynamic and shard.slot_of is None]
 
 
@@ -128,7 +128,7 @@ def by_table(shards: Sequence[Shard]) -> list[list[Shard]]:
 
 
 def block_of(group: Sequence[Shard]) -> int:
-    """Returns the rows in a slice: the same for a dynamic table, its slots and its keys."""
+    """Returns the number of rows in a slice, equal for a dynamic table, its slots and its keys."""
     return min(slice_rows(shard.dim, shard.dtype) for shard in group)
 
 
@@ -138,11 +138,11 @@ class ShardOperations:
     Attributes:
         rows: the placeholder for the rows that `gathered` reads and `update` sets to the
             placeholder `values`.
-        allocate: gives a static shard memory, of any content. (The first lookup would copy memory
-            of NumPy's, all of it.)
+        allocate: gives a static shard memory with any content. (Otherwise the first lookup would
+            copy all of the memory, if it is NumPy's.)
         destroy: makes the variable uninitialized.
         initialized: bool scalar.
-        restore: reads rows of files right into a shard in the host's memory; None of another.
+        restore: reads rows of files directly into a shard in host memory; None for other shards.
     """
 
     def __init__(self, variable: Any, shape: tuple[int, int], dynamic: bool):
@@ -173,7 +173,7 @@ class ShardOperations:
 def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
     """Returns the operations of each shard.
 
-    All are made before any runs, since a session takes in a graph again whenever it has grown.
+    All are made before any runs, since a session reads a graph again whenever it has grown.
     """
     for shard in shards:
         if not hasattr(shard.variable, "_collective_checkpoint"):
@@ -185,13 +185,13 @@ def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
 
 @dataclasses.dataclass(frozen=True)
 class RowRequest:
-    """Asks for some rows of a shard to be read or written.
+    """Requests reading or writing some rows of a shard.
 
     Attributes:
         shard: the shard.
         first: the place of the first row in the shard's part of the checkpoint.
-        local_rows: [b] their numbers on this rank.
-        values: [b, D] what to write.
+        local_rows: [b] the numbers of the rows on this rank.
+        values: [b, D] the values to write.
     """
 
     shard: Shard
@@ -201,7 +201,7 @@ class RowRequest:
 
 
 class RowBatch:
-    """Collects rows of many small shards for one run; those of a large one run block by block."""
+    """Collects rows of many small shards for one run; a large shard runs block by block."""
 
     def __init__(self, session: Any):
         self._session = session
@@ -239,7 +239,7 @@ class RowReads(RowBatch):
     def _run(self, requests: list[RowRequest], operations: list[ShardOperations]) -> None:
         feeds = {op.rows: request.local_rows for op, request in zip(operations, requests)}
         values = run_unpatched(self._session, [op.gathered for op in operations], feeds)
-        # Each array is let go as soon as it is received.
+        # Each array is released as soon as it has been received.
         for request in reversed(requests):
             self._receive(request.shard, request.first, values.pop())
 

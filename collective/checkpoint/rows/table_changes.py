@@ -1,11 +1,11 @@
-"""Follows what changes of tables and slots in a session, for one consumer.
+"""Follows the changes of tables and slots in a session, for one consumer.
 
     writes are announced ──► a ChangeSet for each table (`collective.ops.rows.row_changes`)
     begin ──► what has changed since, by keys ──► done: the consumer has it; or undo
 
-What isn't followed counts as changed whole: everything before the first `begin`, dynamic tables on
-a GPU, and tables that an operation writes which a session had seen before writes were to be
-announced.
+Some tables can't be followed and count as changed completely: everything before the first `begin`,
+dynamic tables on a GPU, and tables written by an operation that a session had seen before writes
+were to be announced.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from collective.tables.updates import write_announcements
 
 @dataclasses.dataclass(frozen=True)
 class TableChanges:
-    """Tells what has changed of this rank's part of a table; of a static one, or of a slot of it.
+    """Describes the changes of this rank's part of a table, or of a slot of a static one.
 
     Attributes:
-        session: whose rows they are.
-        group: the table with its slots if it is dynamic; else a table, or a slot, alone.
-        whole: all of this rank's rows count as changed, and keys that no longer exist may
-            have been.
-        keys: [K] int64 the rows that changed by their numbers in the table, or the keys, ascending;
+        session: the session with the rows.
+        group: a dynamic table with its slots; else a table or a slot alone.
+        whole: whether all of this rank's rows count as changed; then keys that no longer exist may
+            have existed.
+        keys: [K] int64 the changed rows' numbers in the table, or the changed keys, ascending;
             None: all.
-        removed: [R] int64 keys that were there and are gone, ascending.
+        removed: [R] int64 removed keys, ascending.
     """
 
     session: Any
@@ -54,7 +54,8 @@ class TableChanges:
     def blocks(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (keys, local rows) by ascending keys, [b] int64 each, b <= `block`.
 
-        Rows of a dynamic table are where `collective.tables.rows.row_store.Store.locate` says.
+        Rows of a dynamic table are at the places that
+        `collective.tables.rows.row_store.Store.locate` returns.
         """
         table: Any = self.group[0].table
         if self.keys is None and self.group[0].dynamic:
@@ -72,9 +73,9 @@ class TableChanges:
             yield keys, keys // ranks if store is None else store.locate(keys)
 
     def read(self, keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray] | None:
-        """Reads a block of a table that may have rows in a file: [b, D] of each of its group.
+        """Reads a block of a table that may have rows in a file: [b, D] for each of its group.
 
-        It is None of tables that are in memory, whose rows are read like any.
+        It returns None for tables in memory, whose rows are read in the usual way.
         """
         table: Any = self.group[0].table
         if not self.group[0].dynamic or table.policy.storage is None:
@@ -107,7 +108,7 @@ class Follower:
         return mine == {shard.name for shard in shards}
 
     def begin(self) -> None:
-        """Sets aside what has changed until now; `done` or `undo` follow. Between runs only."""
+        """Sets aside what has changed so far, between runs; call `done` or `undo` afterwards."""
         for group in self._groups:
             name, table = group[0].name, group[0].table
             variables = [group[0].variable]
@@ -128,13 +129,13 @@ class Follower:
         return {group[0].name: self._changes_of(group) for group in self._groups}
 
     def done(self) -> None:
-        """Takes note that the consumer has what was set aside."""
+        """Notes that the consumer has what was set aside."""
         self._unfollowed.clear()
         for changes in self._sets.values():
             changes.done()
 
     def undo(self) -> None:
-        """Counts what was set aside as changed still."""
+        """Counts what was set aside as still changed."""
         for changes in self._sets.values():
             changes.undo()
 

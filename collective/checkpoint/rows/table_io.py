@@ -27,10 +27,10 @@ from collective.ops.exchange import key_hashing
 from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 from collective.ops.rows import data_files
 
-# Shards of so many bytes may be there twice, old and new, while they are restored.
+# Shards up to this many bytes may exist twice, old and new, while they are restored.
 SPARE_BYTES = 100 << 20
 
-# Blocks of (keys, or None of a static table; local rows).
+# Blocks of (keys, or None for a static table; local rows).
 Blocks = Iterator[tuple[Any, np.ndarray]]
 ReaderByKey = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
@@ -38,7 +38,7 @@ ReaderByKey = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
 
 class SessionRows:
-    """Gives the rows of tables and slots from a session, which must not change them meanwhile."""
+    """Provides rows of tables and slots of a session, which must not change meanwhile."""
 
     def __init__(self, session: Any, shards: Sequence[Shard]):
         self._session = session
@@ -58,17 +58,17 @@ class SessionRows:
         return table.local_count(self._session), table.ascending(self._session, block)
 
     def reads(self, receive: Receiver) -> HeldReads:
-        """Returns what reads rows in memory; `receive` gets them."""
+        """Returns a reader of rows in memory; `receive` gets them."""
         return self._held.reads(receive, RowReads(self._session, receive))
 
     def end(self) -> None:
-        """Lets the memory of all shards go."""
+        """Releases the memory of all shards."""
         self._held.end()
 
     def reader_by_key(self, group: Sequence[Shard]) -> ReaderByKey | None:
-        """Returns what reads the rows of keys that may be in a file; None if all are in memory.
+        """Returns a reader for rows of keys that may be in a file; None if all are in memory.
 
-        It takes keys [b] and local rows [b], and gives [b, D] of each shard.
+        It takes keys [b] and local rows [b], and returns [b, D] for each shard.
         """
         table: Any = group[0].table
         if not group[0].dynamic or table.policy.storage is None:
@@ -81,7 +81,7 @@ class SessionRows:
         return lambda keys, rows: store.read(columns, keys, rows)
 
     def key_counts(self, shard: Shard) -> key_counts.KeyCounts | None:
-        """Returns the counts of a table's keys; None if it counts none."""
+        """Returns the counts of a table's keys; None if the table counts none."""
         return key_counts.in_session(self._session, shard)
 
 
@@ -91,11 +91,11 @@ def write(
     """Writes this rank's rows of all shards; returns how many rows each has here.
 
     Args:
-        session: the session that they are in.
+        session: the session with the shards.
         shards: the shards, a dynamic table with its slots.
-        writer: takes them.
-        source: gives the rows, as `SessionRows` does; by default it is made of the session. With
-            another one the session isn't used.
+        writer: takes the rows.
+        source: provides the rows, like `SessionRows`; by default made from the session. With
+            another source the session isn't used.
     """
     if source is None:
         source = SessionRows(session, shards)
@@ -152,7 +152,7 @@ def bytes_in(session: Any, shards: Sequence[Shard]) -> int:
     for group in by_table(shards):
         table: Any = group[0].table
         count = table.local_count(session) if group[0].dynamic else group[0].shape[0]
-        row_bytes = 8 if group[0].dynamic else 0  # the key
+        row_bytes = 8 if group[0].dynamic else 0  # for the key
         row_bytes += sum(shard.dim * np.dtype(shard.dtype).itemsize for shard in group)
         total += count * row_bytes
     return total
@@ -164,8 +164,8 @@ def layout_of(
     """Returns the layout of a checkpoint.
 
     Args:
-        shards: of all tables.
-        counts_by_rank: rows that each rank has written, by the shards' names.
+        shards: the shards of all tables.
+        counts_by_rank: how many rows each rank has written, by the shards' names.
     """
     tables = {}
     for group in by_table(shards):
@@ -186,10 +186,10 @@ def layout_of(
 def rows_of_rank(stored: StoredTable, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
     """Finds the parts of a static table that hold rows of `rank` of `ranks`.
 
-    Part p of N' holds rows p, p + N', …; of these every N / gcd(N, N')th is the rank's, if any is.
+    Part p of N' holds rows p, p + N', …; every N / gcd(N, N')th of these is the rank's, if any is.
 
     Yields:
-        (part, the first of its rows that is the rank's, every how many).
+        (part, the first of its rows that is the rank's, the distance to the next).
     """
     saved = len(stored.parts)
     step = ranks // math.gcd(ranks, saved)
@@ -263,7 +263,7 @@ def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.n
 
     Returns:
         (paths, [S, 8] int64), as `data_files.RestoreOperation.feeds` takes them; None if the rows
-        can't be read so.
+        can't be read that way.
     """
     if not data_files.are_possible(bundle.prefix):
         return None
@@ -286,19 +286,20 @@ def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.n
 
 
 class TableRestore:
-    """Restores this rank's rows of all tables, in steps that the ranks take together.
+    """Restores this rank's rows of all tables, in steps that all ranks take together.
 
-    Static shards that have no values yet are filled as they are read. Shards that have values keep
-    them until all ranks have read all: new values wait in memory, or, if these are too many, are
-    read once more.
+    Static shards without values are filled as they are read. Shards with values keep them until all
+    ranks have read everything: new values wait in memory or, if there are too many, are read a
+    second time.
 
     Args:
         session: the session.
         chain: the checkpoint, with its increments.
-        pairs: each shard and the stored table of the base that it is restored from.
+        pairs: each shard, and the stored table of the base from which it is restored.
 
     Attributes:
-        reads_twice: new values don't wait in memory; to be set before `read`.
+        reads_twice: whether values are read twice instead of waiting in memory; set it before
+            `read`.
     """
 
     def __init__(self, session: Any, chain: Chain, pairs: Sequence[tuple[Shard, StoredTable]]):
@@ -312,7 +313,7 @@ class TableRestore:
         self.reads_twice = False
 
     def must_read_twice(self) -> bool:
-        """Tells whether old and new values together are too much for this rank's memory."""
+        """Tells whether old and new values together exceed this rank's memory."""
         shards = [shard for group in self._groups for shard in group]
         flags = run_unpatched(self._session, [op.initialized for op in operations_of(shards)])
         self._initialized = {shard.name for shard, flag in zip(shards, flags) if flag}
@@ -324,7 +325,7 @@ class TableRestore:
         return size > SPARE_BYTES
 
     def verify(self) -> None:
-        """Reads all of it once, keeping nothing."""
+        """Reads everything once, and keeps nothing."""
         for group in self._groups:
             stored_tables = [self._stored[shard.name] for shard in group]
             if group[0].dynamic:
@@ -336,7 +337,7 @@ class TableRestore:
                 self._read_static(group[0], lambda *_: None)
 
     def read(self) -> None:
-        """Reads all that can be read before every rank has read without an error."""
+        """Reads everything that can be read before every rank has read without an error."""
         self._fill(self._static_shards(initialized=False))
         if not self.reads_twice:
             self._waiting_values = [
@@ -347,12 +348,12 @@ class TableRestore:
                 self._read_dynamic(group)
 
     def undo(self) -> None:
-        """Takes back what `read` has done to the session."""
+        """Reverts what `read` has done to the session."""
         uninitialized = self._static_shards(initialized=False)
         run_unpatched(self._session, [op.destroy for op in operations_of(uninitialized)])
 
     def assign(self) -> None:
-        """Puts all that was read in force."""
+        """Puts everything that was read into effect."""
         writes = RowWrites(self._session)
         while self._waiting_values:
             shard, values = self._waiting_values.pop()
@@ -385,7 +386,7 @@ class TableRestore:
         increment_io.read_static(self._chain, stored, receive)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
-        """Reads static shards right into their variables."""
+        """Reads static shards directly into their variables."""
         writes = RowWrites(self._session)
         for shard in shards:
 
@@ -400,19 +401,19 @@ class TableRestore:
             writes.flush()
 
     def _allocate(self, shards: Sequence[Shard]) -> None:
-        """Gives shards that have no values memory for them."""
+        """Gives memory to shards without values."""
         fresh = [shard for shard in shards if shard.name not in self._initialized]
         run_unpatched(self._session, [op.allocate for op in operations_of(fresh)])
 
     def _restore_directly(self, shard: Shard, verifies: bool = False) -> bool:
-        """Reads a static shard's rows of the base from its files right into the variable.
+        """Reads a static shard's rows of the base from its files directly into the variable.
 
         Args:
             shard: the shard.
-            verifies: reads and checks all that would be read, and leaves the variable alone.
+            verifies: whether to only read and check the rows, and leave the variable unchanged.
 
         Returns:
-            Whether it can be done, and was; else nothing was done.
+            Whether that is possible, and was done; else nothing was done.
         """
         restore, stored = operations_of([shard])[0].restore, self._stored[shard.name]
         found = slices_of_rank(self._chain.base, stored)
@@ -429,7 +430,7 @@ class TableRestore:
         table: Any = group[0].table
         slots = [shard.variable for shard in group if shard.slot_of is not None]
         if self.reads_twice:
-            # Empty variables take their place: their memory belongs to more than the variables.
+            # Empty variables take their place: other objects still use the old memory.
             run_unpatched(
                 self._session, [v.initializer for v in (table, *getattr(table, "slots", []))]
             )

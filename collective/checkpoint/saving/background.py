@@ -1,11 +1,11 @@
-"""Writes checkpoints during training: a step is recorded at once, and written by threads.
+"""Writes checkpoints during training: records the state at once, and writes it in threads.
 
     every rank     PartSnapshot ──► its thread writes the part ──► note_<rank> in the staging folder
     rank 0         its thread waits for all notes ──► merges and publishes, or removes everything
     every rank     `settle`: waits for its thread, exchanges outcomes, raises an error on all alike
 
-No thread uses a collective: ranks hear of each other through the notes. They meet again where they
-are together anyway: at the next save, at the end of the session, or where the script waits.
+No thread uses a collective: ranks hear from each other through the notes. They meet again when they
+are together anyway: at the next save, at the end of the session, or when the script waits.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from collective.checkpoint.saving.snapshot import PartSnapshot
 
 NOTE = "note_{}"
-# Rank 0 waits for the other ranks' notes so many seconds, or so many times what its own part took.
+# How many seconds rank 0 waits for the other ranks' notes, or how many times its own part's time.
 MOST_SECONDS, MOST_TIMES = 600.0, 10
 LOOK = 0.02  # seconds between two looks for notes
 
 
 class BackgroundSave:
-    """Is one checkpoint that is being written during training.
+    """Handles one checkpoint that is being written during training.
 
     Attributes:
-        prefix: the checkpoint's.
-        room: that copies of rows take on this rank.
-        seconds: that the thread has worked, once it has ended.
+        prefix: the checkpoint's prefix.
+        room: the room that copies of rows take on this rank.
+        seconds: how long the thread has worked, once it has ended.
 
     Args:
         session: the session that was saved.
         prefix: see above.
         staging: the folder of this save.
         part: this rank's part.
-        publish: makes the checkpoint of what the ranks noted (rank 0).
+        publish: makes the checkpoint from the ranks' notes (rank 0).
         undo: removes what was written (rank 0).
-        over: called on every rank once all know how it went: with the error, or None.
-        storage_error: makes the error of the words of a storage that failed; all ranks call it.
+        over: called on every rank once all know the outcome: with the error, or None.
+        storage_error: makes the error from the texts about a storage failure; called by all ranks.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class BackgroundSave:
         self._session, self._staging, self._part = session, staging, part
         self._publish, self._undo = publish, undo
         self._over, self._storage_error = over, storage_error
-        # What went wrong here: words, and whether it was the storage.
+        # The error on this rank: its text, and whether the storage failed.
         self._error: dict[str, Any] | None = None
-        # Whether this rank's part is on the disk, and on rank 0 whether it knows of all parts.
+        # Whether this rank's part is on the disk; and on rank 0, whether it knows about all parts.
         self._written, self._gathered = threading.Event(), threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"checkpoint {os.path.basename(prefix)}", daemon=True
         )
 
     def start(self) -> None:
-        """Begins. From now on the session's end waits for it."""
+        """Starts the thread. From now on the session's end waits for it."""
         state_of_session(self._session).background_save = self
         _running.append(self)
         self._thread.start()
 
     def settle(self) -> None:
-        """Waits for it with all ranks, and raises its error on all alike. Every rank calls it.
+        """Waits together with all ranks, and raises the same error on all. Every rank calls it.
 
         Raises:
             CheckpointStorageError: the storage failed.
-            RuntimeError: something else did.
+            RuntimeError: something else failed.
         """
         doing = f"waiting for checkpoint '{self.prefix}'"
         outcomes = barrier.run_on_all_ranks(self._session, doing, self._outcome)
@@ -101,7 +101,7 @@ class BackgroundSave:
         if not errors:
             self._over(None)
             return
-        # Rank 0 names every rank whose part failed. Others may have failed only after it.
+        # Rank 0 names every rank whose part failed. Other ranks may have failed only as a result.
         errors = [each for each in errors if each["rank"] == 0] or errors
         words = [each["words"] for each in errors]
         error: Exception = RuntimeError(
@@ -113,7 +113,7 @@ class BackgroundSave:
         raise error
 
     def wait_alone(self) -> None:
-        """Waits for this rank's part, where the ranks can't meet any more; says what went wrong."""
+        """Waits for this rank's part if the ranks can't meet any more; reports any error."""
         self._thread.join()
         self._forget()
         if self._error is not None:
@@ -128,13 +128,13 @@ class BackgroundSave:
 
     @property
     def has_failed(self) -> bool:
-        """Tells whether this rank has seen it fail so far."""
+        """Tells whether this rank knows of a failure so far."""
         return self._error is not None
 
     def _outcome(self) -> dict[str, Any] | None:
         if collectives.size() > 1 and collectives.rank() == 0:
             self._written.wait()
-            # The launcher sees that this rank waits for another one, which may be stopped.
+            # The launcher sees that this rank waits for another, which may be stopped.
             progress = coordinator.instance().progress
             progress.enters(Phase.AGREEING)
             self._gathered.wait()
@@ -154,7 +154,7 @@ class BackgroundSave:
         except BaseException as error:
             self._error = self._error or _described(error)
         finally:
-            # However it ends, nobody waits for more of it.
+            # However it ends, nobody has to wait for it any longer.
             self._written.set()
             self._gathered.set()
 
@@ -179,7 +179,7 @@ class BackgroundSave:
         self.seconds = time.monotonic() - began
 
     def _write(self) -> dict[str, Any]:
-        """Writes this rank's part; returns its message, once all of it is on the disk."""
+        """Writes this rank's part; returns its message once everything is on the disk."""
         prefixes, rows = self._part.write()
         commit.sync_bundles(prefixes)
         files = [os.path.basename(prefix) for prefix in prefixes]
@@ -197,7 +197,7 @@ class BackgroundSave:
         try:
             self._leave_note({"error": self._error})
         except Exception:
-            # A full disk takes no words, but it takes an empty file: rank 0 must not wait for more.
+            # A full disk can't store text, but it can store an empty file: rank 0 needn't wait.
             path = os.path.join(self._staging, NOTE.format(collectives.rank()))
             with contextlib.suppress(Exception):
                 with tf.io.gfile.GFile(path + ".new", "w") as file:
@@ -205,7 +205,7 @@ class BackgroundSave:
                 commit.move(path + ".new", path)
 
     def _finish(self, seconds: float) -> None:
-        """Makes the checkpoint of all parts, on rank 0."""
+        """Makes the checkpoint from all parts, on rank 0."""
         notes = self._notes(max(MOST_SECONDS, MOST_TIMES * seconds))
         self._gathered.set()
         errors = [note["error"] for note in notes if "error" in note]
@@ -218,12 +218,12 @@ class BackgroundSave:
             self._publish([note["message"] for note in notes])
 
     def _notes(self, most: float) -> list[dict[str, Any]]:
-        """Returns the notes of all ranks, as soon as they are there."""
+        """Returns the notes of all ranks once they exist."""
         notes: list[dict[str, Any]] = []
         deadline = time.monotonic() + most
         for rank in range(collectives.size()):
             if rank == 0 and self._error is not None:
-                notes.append({"error": self._error})  # Its note may not have been written, too.
+                notes.append({"error": self._error})  # Its own note may be missing, too.
                 continue
             path = os.path.join(self._staging, NOTE.format(rank))
             while not tf.io.gfile.exists(path):
@@ -246,7 +246,7 @@ class BackgroundSave:
 
 
 def _work_when_idle() -> None:
-    """Lets this thread use only processor time that training leaves; on Linux, this one only."""
+    """Lets this thread use only idle processor time; on Linux, only this thread."""
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
@@ -270,13 +270,13 @@ def settle(session: Any) -> None:
 
 
 def wait() -> None:
-    """Waits for all saves of this process, which all ranks call together. Raises their errors."""
+    """Waits for all saves of this process; all ranks call it together. Raises their errors."""
     while _running:
         _running[0].settle()
 
 
 def wait_alone() -> None:
-    """Waits for the parts of this rank, where ranks can't meet; returns whether all went well."""
+    """Waits for this rank's parts if ranks can't meet; returns whether all went well."""
     while _running:
         _running[0].wait_alone()
 
@@ -290,7 +290,7 @@ def _end_of_process() -> None:
     if any(save.has_failed for save in saves):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)  # A session that was closed would have raised it.
+        os._exit(1)  # Closing the session would have raised it.
 
 
 _process = os.getpid()
@@ -298,7 +298,7 @@ atexit.register(_end_of_process)
 
 
 def _is_gone(folder: str) -> bool:
-    """Tells whether a folder has been removed; it isn't where that can't be said just now."""
+    """Tells whether a folder has been removed; False if that can't be determined now."""
     try:
         os.stat(folder)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Keeps the best checkpoints, whichever the Saver deletes.
+"""Keeps the best checkpoints, whatever the Saver deletes.
 
 <folder>/best/model.ckpt-300.index, .data-…, .meta    hard links to the checkpoint's files, which
-                                                      need no room while the originals are there;
-                                                      copies where there are no such links
-<folder>/best/record.json       the checkpoints that are kept, with their values
+                                                      take no room while the originals exist;
+                                                      copies if links aren't supported
+<folder>/best/record.json       the kept checkpoints, with their values
 <folder>/best/checkpoint        names the best one as the latest: a restore from the
-                                folder gets it
+                                folder uses it
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class KeepBest:
 
     Attributes:
         metric: the name of the metric.
-        mode: 'max' if more of it is better, 'min' if less is.
+        mode: 'max' if a higher value is better, 'min' if a lower one is.
         count: how many are kept.
-        evaluation: of an Estimator, the name of the evaluations that count; None: those without.
+        evaluation: for an Estimator, the name of the evaluations that count; None: those without
+          one.
 
     Raises:
-        ValueError: an attribute has a value that it can't have.
+        ValueError: an attribute has an invalid value.
     """
 
     metric: str
@@ -57,7 +58,7 @@ class KeepBest:
 
     @staticmethod
     def of(option: Any) -> KeepBest:
-        """Returns the option as it is, or made of (metric, mode[, count])."""
+        """Returns the option unchanged, or made from (metric, mode[, count])."""
         if isinstance(option, KeepBest):
             return option
         if isinstance(option, (tuple, list)) and len(option) in (2, 3):
@@ -70,11 +71,11 @@ class KeepBest:
 
 @dataclasses.dataclass(frozen=True)
 class BestCheckpoint:
-    """Is a checkpoint that is kept.
+    """Describes a kept checkpoint.
 
     Attributes:
         name: its prefix in the folder of the best.
-        value: the metric's.
+        value: the value of the metric.
     """
 
     name: str
@@ -117,12 +118,12 @@ def _keep(prefix: str, value: float, wanted: KeepBest) -> bool:
     tf.io.gfile.makedirs(folder)
     kept = [best for best in _read_record(folder, wanted) if best.name != name]
     kept.append(BestCheckpoint(name, value))
-    # It is stable: of equal ones the first that came is better.
+    # The sort is stable: of equal values the first one is better.
     kept.sort(key=lambda best: best.value, reverse=wanted.mode == "max")
     kept = kept[: wanted.count]
     others = [best for best in kept if best.name != name]
-    # What an older checkpoint of this name has, or one that is superseded, is no longer recorded
-    # when its files go; what isn't recorded when a job is killed goes the next time.
+    # An older checkpoint of this name, or a superseded one, is removed from the record before its
+    # files are deleted; files that a killed job leaves unrecorded are deleted the next time.
     if len(others) == len(kept):
         _write_record(folder, kept, wanted)
         _remove_others(folder, kept)
@@ -172,7 +173,7 @@ def _write_record(folder: str, kept: list[BestCheckpoint], wanted: KeepBest) -> 
 
 
 def _link(prefix: str, folder: str) -> None:
-    """Links a checkpoint's files into the folder, the index at the end."""
+    """Links a checkpoint's files into the folder, the index last."""
     files = sorted(_files(prefix), key=lambda path: path.endswith(".index"))
     for path in files:
         target = os.path.join(folder, os.path.basename(path))
@@ -194,7 +195,7 @@ def _files(prefix: str) -> Iterator[str]:
 
 
 def _is_same(prefix: str, other: str) -> bool:
-    """Tells whether two checkpoints have the same index, which has the checksums of all values."""
+    """Tells whether two checkpoints have the same index, which contains all values' checksums."""
     paths = [tensor_bundle.index_path(prefix), tensor_bundle.index_path(other)]
     if not all(map(tf.io.gfile.exists, paths)):
         return False

@@ -1,4 +1,4 @@
-"""Lets named consumers follow what changes of tables, each with a cursor of its own."""
+"""Lets named consumers follow the changes of tables, each with its own cursor."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from collective.tensorflow_internals.variables import variables as variables_lib
 
 @dataclasses.dataclass(frozen=True)
 class TableUpdate:
-    """Tells what has changed of this rank's rows of a table, or of a slot of one.
+    """Describes the changes of this rank's rows of a table, or of a slot of one.
 
     Attributes:
-        name: the table's or the slot's.
-        whole: all rows of this rank count as changed, and those that it doesn't give are gone. It
-            is so the first time that a consumer looks, and after a restore.
-        removed: [R] int64 keys of a dynamic table that are gone, ascending. A key that came back is
-            among the changed ones only.
+        name: the name of the table or slot.
+        whole: whether all rows of this rank count as changed; rows that aren't included were
+            removed. It is so at a consumer's first look, and after a restore.
+        removed: [R] int64 removed keys of a dynamic table, ascending. A key that came back is only
+            among the changed ones.
     """
 
     name: str
@@ -42,9 +42,9 @@ class TableUpdate:
         return self._changes.count
 
     def blocks(self, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields keys that have changed, ascending, and their rows: int64 [b], [b, D], b <= block.
+        """Yields changed keys, ascending, and their rows: int64 [b], [b, D], b <= block.
 
-        Keys of a static table are the numbers of its rows. It must end before the next run.
+        Keys of a static table are the numbers of its rows. Finish it before the next run.
         """
         changes, shard = self._changes, self._shard
         (operations,) = operations_of([shard])
@@ -60,12 +60,12 @@ class TableUpdate:
 
 
 class Consumer:
-    """Follows the tables of a graph under a name; `collective.checkpoint.changes` makes it.
+    """Follows the tables of a graph under a name; made by `collective.checkpoint.changes`.
 
     Args:
-        name: the consumer's.
+        name: the consumer's name.
         graph: the graph.
-        slots: follows the optimizers' slots, too.
+        slots: whether to follow the optimizers' slots, too.
     """
 
     def __init__(self, name: str, graph: tf.Graph, slots: bool):
@@ -74,17 +74,18 @@ class Consumer:
 
     @contextlib.contextmanager
     def take(self, session: Any) -> Iterator[dict[str, TableUpdate]]:
-        """Gives what has changed in `session` since this consumer took it last, by tables' names.
+        """Yields the changes in `session` since this consumer's last take, by tables' names.
 
-        This rank's part only: every rank takes its own, or leaves it. An error inside leaves the
-        cursor where it was; else the changes are taken when the `with` statement ends.
+        This is only this rank's part: every rank may take its own part or not. After an error
+        inside, the cursor stays where it was; else the changes are taken when the `with` statement
+        ends.
 
         Args:
             session: a session of the graph, also a `MonitoredSession`, between two runs.
 
         Raises:
             tf.errors.FailedPreconditionError: a table isn't initialized.
-            ValueError: the session is one of another graph.
+            ValueError: the session belongs to another graph.
         """
         session = raw_session(session)
         if session.graph is not self._graph:

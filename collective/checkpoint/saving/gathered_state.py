@@ -1,4 +1,4 @@
-"""Saves what all ranks together know as one entry of a checkpoint."""
+"""Saves what all ranks know together as one entry of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collective.tensorflow_internals.checkpoints import saveable_object
 
 
 class GatheredState(saveable_object.SaveableObject):
-    """Is saved by rank 0, and restored by each rank, from what every rank contributes.
+    """Combines the contributions of all ranks; rank 0 saves it, and each rank restores it.
 
-    With one rank a Saver saves it as anything else, and nothing is gathered.
+    With one rank a Saver saves it like anything else, and nothing is gathered.
     """
 
     def contribution(self) -> Any:
-        """Returns what this rank contributes; what JSON can hold."""
+        """Returns this rank's contribution, which JSON must be able to hold."""
         raise NotImplementedError
 
     def gather(self, contributions: list[Any]) -> None:
-        """Takes what the ranks contribute, in their order, to be saved next."""
+        """Takes the ranks' contributions, in order, which are saved next."""
         raise NotImplementedError
 
     def restart(self) -> None:
@@ -28,6 +28,6 @@ class GatheredState(saveable_object.SaveableObject):
 
 
 def gathered_states(saver: Any) -> dict[str, GatheredState]:
-    """Returns a Saver's states that are gathered, by their names; the same on all ranks."""
+    """Returns a Saver's gathered states, by name; the same on all ranks."""
     variables = unsharded_variables(saver)
     return {name: v for name, v in sorted(variables.items()) if isinstance(v, GatheredState)}

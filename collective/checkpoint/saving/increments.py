@@ -1,8 +1,8 @@
-"""Saves increments: the rows and slots that changed since the last save, and everything else whole.
+"""Saves increments: the rows and slots changed since the last save, and everything else whole.
 
-Each is committed as a checkpoint is, whole or not at all, and names its base, its number, and what
-it follows (`chain`). Rows aren't evicted for an increment, as they are for a whole checkpoint:
-training is the same with increments and without.
+Each is committed like a checkpoint, completely or not at all, and names its base, its number, and
+its predecessor (`chain`). Rows aren't evicted for an increment, as they are for a whole checkpoint:
+training is the same with and without increments.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from collective.tensorflow_internals.sessions import monitored_session
 
 
 def save(session: Any, folder: str) -> str:
-    """Saves what has changed since the last save that this session made in a folder.
+    """Saves what has changed since this session's last save in a folder.
 
     Every rank calls it, between the same two runs.
 
     Args:
         session: a `tf.Session`.
-        folder: for which increments are enabled.
+        folder: the folder, for which increments are enabled.
 
     Returns:
         The increment's prefix.
 
     Raises:
-        ValueError: there is nothing that it could follow.
-        CheckpointStorageError: the storage failed, or what it would follow is gone.
+        ValueError: there is no checkpoint that it could follow.
+        CheckpointStorageError: the storage failed, or its predecessor is gone.
     """
     background.settle(session)
     chain = running_chain.of_folder(session, folder)
@@ -82,10 +82,10 @@ def save(session: Any, folder: str) -> str:
 
 @dataclasses.dataclass
 class IncrementSave(ShardedSave):
-    """Makes an increment in the steps in which a whole checkpoint is made.
+    """Makes an increment in the same steps as a whole checkpoint.
 
     Attributes:
-        chain: what it follows.
+        chain: the chain that it continues.
     """
 
     chain: RunningChain = None  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class IncrementSave(ShardedSave):
     def _latest(self, folder: str) -> str | None:
         latest = super()._latest(folder)
         if latest is None:
-            # The folder may not tell, though what this one was to follow is there.
+            # The folder may not tell, though the predecessor exists.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 if tf.io.gfile.exists(index_path(self.chain.prefix)):
                     latest = f"'{self.chain.newest}'"
@@ -123,16 +123,16 @@ def training_session(
     save_incremental_checkpoint_steps: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Stands in for `MonitoredTrainingSession`, which saves increments, too, where it is told when.
+    """Replaces `MonitoredTrainingSession`, and saves increments at the given interval, too.
 
     Args:
         original: the function.
         args, kwargs: its arguments.
         save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
-            steps, between increments: one of them, or none. (They are DeepRec's names.)
+            steps, between increments: one of them, or neither. (The names are DeepRec's.)
 
     Raises:
-        ValueError: both are given, or no checkpoints that increments could follow.
+        ValueError: both are given, or there are no checkpoints that increments could follow.
     """
     secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
     if secs is None and steps is None:
@@ -162,11 +162,11 @@ def training_session(
 
 
 def check_interval(owner: str, secs: Any, steps: Any) -> None:
-    """Checks when increments are to be saved.
+    """Checks the interval at which increments are to be saved.
 
     Args:
-        owner: whose options they are, for the message.
-        secs, steps: seconds, and global steps, between them.
+        owner: the owner of the options, for the message.
+        secs, steps: seconds, and global steps, between increments.
 
     Raises:
         ValueError: both are given, or one isn't positive.
@@ -189,11 +189,11 @@ def check_interval(owner: str, secs: Any, steps: Any) -> None:
 class IncrementHook(tf.train.SessionRunHook):
     """Saves increments of the checkpoints that a session saves in a folder.
 
-    Every rank has one. The clock is rank 0's, and all ranks save after the same run. After a run
-    after which a whole checkpoint was saved there is no increment.
+    Every rank has one. Rank 0's clock decides, and all ranks save after the same run. If a whole
+    checkpoint was saved after a run, there is no increment.
 
     Args:
-        folder: the checkpoints'.
+        folder: the folder of the checkpoints.
         secs, steps: seconds, or global steps, between saves. One of them is given.
     """
 
@@ -218,7 +218,7 @@ class IncrementHook(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # What was fetched may be the step before the run's update.
+        # The fetched step may be the one before the run's update.
         if not self._timer.should_trigger_for_step(run_values.results + 1):
             return
         session = run_context.session
@@ -231,13 +231,13 @@ class IncrementHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
     def _save(self, session: Any, step: int) -> bool:
-        """Saves an increment, or a whole checkpoint if it could follow none.
+        """Saves an increment, or a whole checkpoint if there is none that it could follow.
 
         Returns:
             Whether a listener wants training to stop.
         """
         state = state_of_session(session)
-        # What has changed since the last save that went well is still known after one that failed.
+        # After a failed save, the changes since the last successful save are still known.
         why = running_chain.why_none_can_follow(session, self._folder) if state.save_failed else ""
         if not why:
             chain = running_chain.of_folder(session, self._folder)
@@ -258,10 +258,10 @@ class IncrementHook(tf.train.SessionRunHook):
         return False
 
     def _save_last(self, session: Any, step: int) -> str:
-        """Saves an increment at a session's end, where a whole checkpoint could not be written.
+        """Saves an increment at a session's end, if a whole checkpoint could not be written.
 
         Returns:
-            The prefix of the newest state, if it is that of `step` now; else ''.
+            The prefix of the newest state, if it is now that of `step`; else ''.
         """
         if running_chain.why_none_can_follow(session, self._folder):
             return ""
@@ -273,5 +273,5 @@ class IncrementHook(tf.train.SessionRunHook):
 
 
 def enable(folder: str, graph: tf.Graph | None = None) -> None:
-    """Has increments follow checkpoints in a folder (`collective.checkpoint.enable_increments`)."""
+    """Lets increments follow a folder's checkpoints (`collective.checkpoint.enable_increments`)."""
     running_chain.enable(tf.get_default_graph() if graph is None else graph, os.fspath(folder))

@@ -1,20 +1,20 @@
-"""Keeps two jobs from saving under one name: a saving job leaves a mark next to its checkpoints.
+"""Keeps two jobs from saving under one name: a saving job puts a mark next to its checkpoints.
 
     model.ckpt-100.index  …        the checkpoints
-    model.ckpt.owner               the mark: which process of which host saves here
+    model.ckpt.owner               the mark: which process on which host saves here
 
 Rank 0 makes the mark at the first save of a session, and removes it when the session, or the last
 scope(), is closed. In between a thread renews it every few seconds. A job that is about to save and
-finds another's mark learns whether that one still lives:
+finds another job's mark checks whether that job is still alive:
 
-    a process of this machine      it is there, or it isn't
-    any other process              it lives if the mark is renewed while one looks on, and is dead
-                                   if the mark stays as it is for `EXPIRY` seconds
+    a process of this machine      it exists, or it doesn't
+    any other process              it is alive if the mark is renewed during the check, and dead
+                                   if the mark stays unchanged for `EXPIRY` seconds
 
-Nobody compares the clocks of two hosts. A dead owner's mark is taken over. A living owner has half
-a minute to end, as a job that was preempted does after its last checkpoint. If it lives on it is an
-error, before anything was written: two jobs would delete each other's checkpoints and take each
-other's for their latest. A job that only restores leaves no mark.
+The clocks of two hosts are never compared. A dead owner's mark is taken over. A living owner has
+half a minute to end, as a preempted job does after its last checkpoint. If it stays alive, the save
+is an error before anything is written: two jobs would delete each other's checkpoints, and take
+each other's for their latest. A job that only restores makes no mark.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from collective.coordination.session_state import state_of_session
 
 SUFFIX = ".owner"
 RENEWAL = 5.0  # seconds between two renewals of a mark
-EXPIRY = 60.0  # seconds without a renewal, after which an owner that can't be seen is dead
-MOST_MARKS = 8  # of a session that saves under ever new names
-# A mark is overwritten in place, which takes no room on a disk that is full meanwhile.
+EXPIRY = 60.0  # seconds without a renewal after which an unseen owner counts as dead
+MOST_MARKS = 8  # for a session that always saves under new names
+# A mark is overwritten in place, which takes no room on a disk that has become full.
 _LENGTH = 1024
-_INTERVAL = 0.25  # seconds between two looks at another's mark
-_PATIENCE = 30.0  # seconds for an owner that lives, and may be about to end
-_SILENCE = 3.0  # seconds of waiting without a word
-_SETTLING = 0.1  # seconds for two that take over one mark to find out which of them has it
-# Where schedulers tell a job its number.
+_INTERVAL = 0.25  # seconds between two checks of another job's mark
+_PATIENCE = 30.0  # seconds for a living owner, which may be about to end
+_SILENCE = 3.0  # seconds of waiting without a message
+_SETTLING = 0.1  # seconds after which two processes that take over a mark see who has it
+# The variables in which schedulers give a job its number.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
 
 
 class OwnedError(OSError):
-    """Tells that another job saves under the same name."""
+    """Says that another job saves under the same name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +61,13 @@ class Owner:
     """Describes the process that saves under a name.
 
     Attributes:
-        id: tells it from all others.
+        id: identifies it.
         job: the scheduler's number of its job; '' if there is none.
         host: the host's name.
-        machine: tells the kernel that runs it, and the processes that can be seen there, from all
-            others; '' if that isn't known.
+        machine: identifies the kernel that runs it and the processes visible there; '' if unknown.
         pid: the process's number.
         started: when the process started, by the kernel's count.
-        since: when it made the mark, in UTC, for people.
+        since: when it made the mark, in UTC, as text.
         command: the program.
     """
 
@@ -94,11 +93,11 @@ class Owner:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Holds what a mark says at one moment.
+    """Holds the content of a mark at one moment.
 
     Attributes:
-        text: all of it.
-        owner: the owner; None if it can't be read, as while somebody writes it.
+        text: the whole content.
+        owner: the owner; None if it can't be read, for example while it is being written.
     """
 
     text: str
@@ -107,11 +106,11 @@ class Mark:
 
 @dataclasses.dataclass(eq=False)
 class Hold:
-    """Is one session's use of a mark, which ends when it is called.
+    """Represents one session's use of a mark; calling it ends the use.
 
     Attributes:
-        marks: of the process.
-        path: the mark's.
+        marks: the marks of the process.
+        path: the path of the mark.
     """
 
     marks: OwnerMarks
@@ -125,27 +124,27 @@ class OwnerMarks:
     """Makes, renews and removes the marks of one process.
 
     Attributes:
-        id: the process's, as an owner.
+        id: the id of the process as an owner.
     """
 
     def __init__(self) -> None:
         self.id, self._process = secrets.token_hex(8), os.getpid()
-        self._holds: dict[str, set[Hold]] = {}  # by the marks' paths
-        self._unreadable: set[str] = set()  # marks that are there, but can't be read
+        self._holds: dict[str, set[Hold]] = {}  # by the path of the mark
+        self._unreadable: set[str] = set()  # marks that exist but can't be read
         self._renewals = 0
-        self._lock = threading.RLock()  # nobody reads a mark while this process writes it
+        self._lock = threading.RLock()  # no thread reads a mark while it is written
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def hold(self, session: Any, base: str) -> None:
         """Makes sure that this process owns the checkpoints called `base`.
 
-        If no mark can be made, there is none, with a warning: the save itself finds out whether
+        If no mark can be made, it continues with a warning: the save itself finds out whether
         something is wrong.
 
         Args:
             session: the session that saves. The mark stays until it, or the last scope, is closed.
-            base: the checkpoints' path, without the number of a step. Its folder is there.
+            base: the checkpoints' path, without the number of a step. Its folder exists.
 
         Raises:
             OwnedError: another job owns them.
@@ -172,7 +171,7 @@ class OwnerMarks:
             self._holds.setdefault(path, set()).add(hold)
             if self._thread is None:
                 self._start_renewing()
-        # Last: a filter may make an error of the warning.
+        # Last, because a filter may turn the warning into an error.
         if is_first:
             _warn_of_others(os.path.dirname(base), self.others_in(os.path.dirname(base)))
 
@@ -207,11 +206,11 @@ class OwnerMarks:
             self._thread.join(timeout=_INTERVAL)
 
     def owns(self, mark: Mark | None) -> bool:
-        """Tells whether a mark is this process's."""
+        """Tells whether a mark belongs to this process."""
         return mark is not None and mark.owner is not None and mark.owner.id == self.id
 
     def others_in(self, folder: str) -> list[Owner]:
-        """Returns the owners that marks of other processes in `folder` name, and that may live."""
+        """Returns the owners of other processes' marks in `folder` that may be alive."""
         try:
             names = [name for name in tf.io.gfile.listdir(folder or ".") if name.endswith(SUFFIX)]
             found = [read(os.path.join(folder, name)) for name in sorted(names)]
@@ -221,11 +220,11 @@ class OwnerMarks:
         return [owner for owner in owners if owner.id != self.id and owner.lives() is not False]
 
     def _take(self, path: str, base: str) -> None:
-        """Makes the mark, or takes it over from an owner that is dead.
+        """Makes the mark, or takes it over from a dead owner.
 
         Raises:
-            OwnedError: the owner lives.
-            OSError: no mark can be made, nor the one that is there be read.
+            OwnedError: the owner is alive.
+            OSError: no mark can be made, or an existing mark can't be read.
         """
         if self._create(path):
             return
@@ -253,13 +252,13 @@ class OwnerMarks:
                 raise OwnedError(_in_use(path, base, owner))
             elif now - began > _SILENCE and not has_said:
                 has_said = True
-                # An owner elsewhere may be killed at the end of its time.
+                # An owner on another host may be killed at the end of its time.
                 most = _PATIENCE if lives else _PATIENCE + EXPIRY
                 _say_that_it_waits(path, owner, began + most - now)
             time.sleep(_INTERVAL)
 
     def _create(self, path: str) -> bool:
-        """Makes a mark if there is none; tells whether it did."""
+        """Makes a mark if there is none; returns whether it did."""
         with self._lock:
             if "://" in path:
                 if tf.io.gfile.exists(path):
@@ -280,16 +279,16 @@ class OwnerMarks:
             return True
 
     def _replace(self, path: str, stale: Mark) -> bool:
-        """Makes a mark this process's if it is still as it was seen; tells whether it is."""
+        """Takes over a mark that is still as it was seen; returns whether it did."""
         with self._lock:
             if read(path) != stale:
                 return False
-            # Not overwritten: it may be another user's.
+            # It isn't overwritten: it may belong to another user.
             with contextlib.suppress(tf.errors.NotFoundError):
                 tf.io.gfile.remove(path)
             if not self._create(path):
                 return False
-        # If two have done so at the same moment, the last one has it.
+        # If two processes do so at the same moment, the last one has the mark.
         time.sleep(_SETTLING)
         with self._lock:
             return self.owns(read(path))
@@ -315,7 +314,7 @@ class OwnerMarks:
             with self._lock:
                 self._renewals += 1
                 for path in self._holds:
-                    # It may go better the next time.
+                    # It may work the next time.
                     with contextlib.suppress(OSError, tf.errors.OpError):
                         if self.owns(read(path)):
                             _overwrite(path, self._text())
@@ -379,7 +378,7 @@ def this_process(identity: str) -> Owner:
 
 @functools.cache
 def _machine() -> str:
-    """Returns what tells this kernel, and the processes that can be seen, from all others."""
+    """Returns what identifies this kernel and the processes visible on it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -388,16 +387,16 @@ def _machine() -> str:
 
 
 def _lives(pid: int, started: str) -> bool | None:
-    """Tells whether the process `pid` of this machine is the one that started then, and lives.
+    """Tells whether the process `pid` of this machine started then, and is alive.
 
-    None if it can't be told: another user's process may be hidden.
+    None if that can't be determined: another user's process may be hidden.
     """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # It is another user's.
+        pass  # It belongs to another user.
     state = _process_state(pid)
     return None if state is None else state[0] not in ("Z", "X") and state[1] == started
 
@@ -406,7 +405,7 @@ def _process_state(pid: int) -> tuple[str, str] | None:
     """Returns (state, start by the kernel's count) of a process; None if they can't be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may itself hold spaces and parentheses.
+            # The name, in parentheses, may itself contain spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None

@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclasses.dataclass
 class Retention:
-    """Decides which checkpoints a Saver keeps once another one is there, as TensorFlow does.
+    """Decides, as TensorFlow does, which checkpoints a Saver keeps once there is a new one.
 
     Attributes:
-        last: [(path, seconds)] of the checkpoints that are kept, the newest at the end.
+        last: [(path, seconds)] of the checkpoints that are kept, the newest last.
         to_be_deleted: [(path, seconds)] of checkpoints to be deleted later.
-        next_time: after which one more is kept for good (`keep_checkpoint_every_n_hours`).
+        next_time: the time after which one more is kept forever (`keep_checkpoint_every_n_hours`).
         superseded: paths of the checkpoints to be deleted now.
     """
 
@@ -49,7 +49,7 @@ class Retention:
         return out
 
     def apply(self, saver: Any) -> None:
-        """Makes the Saver remember what was decided."""
+        """Stores the decision in the Saver."""
         saver._last_checkpoints = self.last
         saver._checkpoints_to_be_deleted = self.to_be_deleted
         saver._next_checkpoint_time = self.next_time

@@ -1,7 +1,7 @@
-"""Keeps the chain that a session saves: its last whole checkpoint, and what changes since.
+"""Keeps the chain that a session saves: its last whole checkpoint, and the changes since.
 
 enable(graph, folder)                         before a session runs the graph
-Saver.save into the folder ──► of_base        a chain begins, or the one before stays
+Saver.save into the folder ──► of_base        a chain begins, or the previous one stays
 increments.save ──► the next increment of it
 """
 
@@ -34,14 +34,15 @@ class RunningChain:
     """Knows what the next increment follows.
 
     Attributes:
-        saver: saved the base.
+        saver: the Saver that saved the base.
         shards: its tables and slots.
-        base: the path as the user gave it, by which a folder's checkpoints belong together.
-        prefix: the whole checkpoint's.
+        base: the path as given by the user; a folder's checkpoints with the same path belong
+          together.
+        prefix: the prefix of the whole checkpoint.
         follower: knows what has changed since the last save.
-        number: of the last increment; 0: there is none.
-        id: that of the last save, known where increments are published.
-        base_id: that of the whole checkpoint, likewise.
+        number: the number of the last increment; 0 if there is none.
+        id: the id of the last save, known where increments are published.
+        base_id: the id of the whole checkpoint, known there, too.
         step: the global step of the last save.
     """
 
@@ -57,12 +58,12 @@ class RunningChain:
 
     @property
     def newest(self) -> str:
-        """Returns the prefix of the newest state: of the last increment, or the checkpoint's."""
+        """Returns the prefix of the newest state: the last increment's, or the checkpoint's."""
         return increment_prefix(self.prefix, self.number) if self.number else self.prefix
 
 
 def enable(graph: tf.Graph, folder: str) -> None:
-    """Has increments follow the checkpoints that sessions of `graph` save in `folder`.
+    """Lets increments follow the checkpoints that sessions of `graph` save in `folder`.
 
     Raises:
         RuntimeError: the compiled operations are missing.
@@ -75,7 +76,7 @@ def of_folder(session: Any, folder: str) -> RunningChain:
     """Returns the chain that `session` saves in a folder.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no chain.
     """
     chain = state_of_session(session).chains.get(normal(folder))
     if chain is not None:
@@ -97,7 +98,8 @@ def check_base(chain: RunningChain) -> None:
     """Checks on rank 0 that an increment can follow the whole checkpoint of a chain.
 
     Raises:
-        StorageFailure: it is gone, or can't be read; or what tells the folder's latest checkpoint.
+        StorageFailure: it is gone or can't be read; or the file that names the folder's latest
+            checkpoint can't be read.
         ValueError: another checkpoint is in its place, or is the latest.
     """
     advice = "Save a whole checkpoint, which begins a new chain."
@@ -128,7 +130,7 @@ def check_base(chain: RunningChain) -> None:
 
 
 def why_none_can_follow(session: Any, folder: str) -> str:
-    """Tells all ranks why no increment can be saved in a folder now; '' if one can."""
+    """Tells all ranks why no increment can be saved in a folder now; '' if one can be."""
     chain = state_of_session(session).chains.get(normal(folder))
     if chain is None:
         return "this session has saved no whole checkpoint that it could follow"
@@ -155,18 +157,18 @@ def of_base(
     as_latest: bool,
     saved_id: Callable[[], str],
 ) -> Iterator[None]:
-    """Makes the whole checkpoint that is saved inside one that increments follow, if any do.
+    """Makes the whole checkpoint that is saved inside one that increments can follow, if enabled.
 
-    An error inside leaves the chain before as it was. So does a checkpoint that isn't to be its
+    After an error inside, the previous chain stays. It also stays if the checkpoint isn't to be its
     folder's latest: no restart would find what follows it.
 
     Args:
-        saver: saves it.
+        saver: the Saver that saves it.
         session: the session.
-        shards: the saver's tables and slots.
-        base: the path as the user gave it.
-        prefix: the checkpoint's.
-        as_latest: it becomes its folder's latest checkpoint.
+        shards: the Saver's tables and slots.
+        base: the path as given by the user.
+        prefix: the checkpoint's prefix.
+        as_latest: whether it becomes its folder's latest checkpoint.
         saved_id: returns the checkpoint's id on rank 0, once it is saved.
     """
     folder = normal(os.path.dirname(base))
@@ -182,7 +184,7 @@ def of_base(
     follower.begin()
     step = global_step(session)
     try:
-        yield  # The save may go on during training.
+        yield  # The save may continue during training.
     except BaseException:
         follower.undo()
         raise
@@ -193,5 +195,5 @@ def of_base(
 
 
 def normal(folder: str) -> str:
-    """Returns the name by which sessions know a folder."""
+    """Returns the normalized name under which sessions know a folder."""
     return os.path.normpath(os.fsdecode(folder) or ".")

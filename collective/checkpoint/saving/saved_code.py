@@ -4,7 +4,7 @@
     <folder>/code/<digest>/files/…          the script and the files below its folder
     <folder>/code/current                   the digest that was saved last
 
-The digest is that of all files: the same code is saved once.
+The digest covers all files: the same code is saved only once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from collective.version import __version__
 
 FOLDER, MANIFEST, CURRENT, FILES = "code", "manifest.json", "current", "files"
-# A folder of checkpoints has a file that tells the latest one.
+# A folder of checkpoints has a file that names the latest one.
 STATE, STATE_BEGINS = "checkpoint", b"model_checkpoint_path:"
 ENDINGS = (".py", ".yaml", ".yml", ".json", ".toml")
 LEFT_OUT_FOLDERS = frozenset(
@@ -36,7 +36,7 @@ LEFT_OUT_FOLDERS = frozenset(
 )
 FILE_BYTES, ALL_BYTES, MOST_FILES, MOST_FOLDERS = 1 << 20, 16 << 20, 2000, 5000
 PACKAGES = ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "keras")
-# What may hold a secret is named so; a file that holds a key says it.
+# Names that may mean a secret; text in a file that means a key.
 SECRET = re.compile(r"passw|secret|token|credential|api[-_]?key|private[-_]?key", re.IGNORECASE)
 SECRET_CONTENT = re.compile(rb"PRIVATE KEY-----|\"private_key\"|aws_secret_access_key")
 HIDDEN = "***"
@@ -50,7 +50,7 @@ class Found:
         root: the script's folder.
         script: the script's path in it.
         files: paths in it, the script first.
-        left_out: {path: why}.
+        left_out: {path: reason}.
     """
 
     root: str
@@ -60,7 +60,7 @@ class Found:
 
 
 def main_script() -> str | None:
-    """Returns the path of the script that runs; None in a notebook or for `python -c`."""
+    """Returns the path of the running script; None in a notebook or for `python -c`."""
     candidates = [sys.argv[0] if sys.argv else "", getattr(sys.modules["__main__"], "__file__", "")]
     for path in candidates:
         if path and path.endswith(".py") and os.path.isfile(path):
@@ -71,13 +71,13 @@ def main_script() -> str | None:
 def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
     """Finds the code and configurations below a script's folder.
 
-    Hidden folders, environments, built files, and folders of checkpoints (of any job, with the code
-    that is saved there) are left out, links to folders aren't followed, and all of it is bounded:
-    1 MB a file, 16 MB and 2,000 files together.
+    Hidden folders, environments, built files and folders of checkpoints (of any job, with the code
+    saved there) are left out; links to folders aren't followed. Sizes are bounded: 1 MB per file,
+    16 MB and 2,000 files in all.
 
     Args:
-        script: its path.
-        excluded: folders that are left out, too.
+        script: the path of the script.
+        excluded: further folders to leave out.
     """
     root = os.path.dirname(script)
     found = Found(root, os.path.basename(script))
@@ -107,10 +107,10 @@ def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
 
 
 def _is_of_a_job(folder: str) -> bool:
-    """Tells whether a folder has checkpoints, or the code that is saved next to them."""
+    """Tells whether a folder has checkpoints, or code that is saved next to checkpoints."""
     state, current = os.path.join(folder, STATE), os.path.join(folder, CURRENT)
     with contextlib.suppress(OSError):
-        if os.path.isfile(state):  # a pipe would be waited for
+        if os.path.isfile(state):  # reading a pipe would block
             with open(state, "rb") as file:
                 if file.read(len(STATE_BEGINS)) == STATE_BEGINS:
                     return True
@@ -124,7 +124,7 @@ def _is_of_a_job(folder: str) -> bool:
 
 
 def _add(found: Found, path: str, size: int) -> int:
-    """Adds a file if it may be saved; returns the bytes of all."""
+    """Adds a file if it may be saved; returns the bytes of all files."""
     full = os.path.join(found.root, path)
     try:
         bytes_here = os.path.getsize(full)
@@ -150,7 +150,7 @@ def _content(path: str) -> bytes:
 
 
 def visible_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without what may be secrets: `--password=***`, `--token ***`."""
+    """Returns a command line with possible secrets hidden: `--password=***`, `--token ***`."""
     out: list[str] = []
     hides_next = False
     for argument in arguments:
@@ -182,9 +182,9 @@ def save(folder: str, options: dict[str, Any], ranks: int) -> str | None:
     """Saves the running script's code next to the checkpoints in `folder`, whole or not at all.
 
     Args:
-        folder: the checkpoints'.
-        options: of scope(), for the manifest.
-        ranks: how many there are.
+        folder: the folder of the checkpoints.
+        options: the options of scope(), for the manifest.
+        ranks: how many ranks there are.
 
     Returns:
         The folder of the code; None if there is no script.
@@ -243,12 +243,12 @@ def _write(path: str, content: bytes) -> None:
 
 
 class SavedCode:
-    """Is the code that trained a model, as it was.
+    """Holds the code that trained a model, as it was.
 
     Attributes:
-        folder: has its files, the script's folder as it was.
+        folder: the folder with its files, as the script's folder was.
         script: the path of the script.
-        manifest: what is known of the job: 'script', 'arguments', 'versions', 'scope', 'ranks',
+        manifest: what is known about the job: 'script', 'arguments', 'versions', 'scope', 'ranks',
             'saved', 'files', 'left_out'.
     """
 
@@ -266,9 +266,9 @@ class SavedCode:
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
-        """Lets `import` find the saved modules, before any others, while it is open.
+        """While open, lets `import` find the saved modules before any others.
 
-        Modules of these names that were imported before are set aside meanwhile, and come back.
+        Modules with these names that were already imported are set aside, and restored at the end.
         """
         names = {path.replace(os.sep, "/").partition("/")[0] for path in self.manifest["files"]}
         names = {name.removesuffix(".py") for name in names}

@@ -1,9 +1,9 @@
 """Builds TensorFlow's Savers inside scope(), and finds a session's latest checkpoint.
 
 A Saver keeps its own operations for the variables that aren't sharded. Tables and their slots are
-taken out of them: every rank writes and reads its shards (`saving`, `restoring`).
+taken out: every rank writes and reads its shards itself (`saving`, `restoring`).
 
-Functions that have an argument `original` stand in for a method of TensorFlow's, which it is (see
+Functions with an argument `original` replace a method of TensorFlow; `original` is that method (see
 `collective.interception.patches`).
 """
 
@@ -42,7 +42,7 @@ TABLES = "collective/tables"
 
 @dataclasses.dataclass(frozen=True)
 class SaverState:
-    """Keeps what the library knows of a Saver that has tables.
+    """Keeps what the library knows about a Saver that has tables.
 
     Attributes:
         shards: its tables and slots.
@@ -62,7 +62,7 @@ def state_of_saver(saver: Any) -> SaverState | None:
 def build(
     original: Any, saver: Any, checkpoint_path: Any, build_save: bool, build_restore: bool
 ) -> None:
-    """Stands in for `Saver._build`, which makes the operations that save and restore."""
+    """Replaces `Saver._build`, which makes the operations that save and restore."""
 
     def build_plainly() -> None:
         original(saver, checkpoint_path, build_save, build_restore)
@@ -81,8 +81,8 @@ def build(
     shard_names = {shard.name for shard in shards}
     unsharded = {name: v for name, v in by_name.items() if name not in shard_names}
     if collectives.size() == 1 and not any(shard.dynamic for shard in shards):
-        # An exported graph is imported with a complete Saver, though its tables' part isn't used
-        # here.
+        # An exported graph is imported with a complete Saver, though the part for tables isn't
+        # used here.
         build_plainly()
         unsharded_def = make_unsharded_def(saver, unsharded, checkpoint_path)
         saver._collective_state = SaverState(shards, unsharded_def)
@@ -189,7 +189,7 @@ def let_be_missing(variable: tf.Variable) -> None:
 
 
 def optional_variables(saver: Any) -> dict[str, Any]:
-    """Returns the variables that a checkpoint needn't have, by their names in it."""
+    """Returns the variables that a checkpoint may lack, by their names in it."""
     return {
         name: v
         for name, v in unsharded_variables(saver).items()
@@ -198,7 +198,7 @@ def optional_variables(saver: Any) -> dict[str, Any]:
 
 
 def unsharded_bytes(saver: Any) -> int:
-    """Returns about how many bytes the variables that aren't tables take in a checkpoint."""
+    """Returns approximately how many bytes all variables but tables take in a checkpoint."""
     shapes = [
         (variable.shape.num_elements(), variable.dtype.base_dtype.size)
         for variable in unsharded_variables(saver).values()
@@ -210,10 +210,10 @@ def unsharded_bytes(saver: Any) -> int:
 def common_prefix(session: Any, doing: str, prefix: str) -> str:
     """Returns the checkpoint that all ranks mean: rank 0's, if they name different folders.
 
-    A script may have made a folder on every rank, by `tempfile`.
+    A script may have made a folder on every rank, for example with `tempfile`.
 
     Raises:
-        ValueError: on all ranks, they name different checkpoints.
+        ValueError: the ranks name different checkpoints; raised on all ranks.
     """
     paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
     first, others = paths[0], [rank for rank, path in enumerate(paths) if path != paths[0]]
@@ -243,7 +243,7 @@ def restore_latest(
     max_wait_secs: float = 7200,
     config: Any = None,
 ) -> Any:
-    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
+    """Replaces `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
 
     It notes whether the session's variables come from one (`was_restored`).
     """
@@ -263,7 +263,7 @@ def restore_latest(
 
 
 def was_restored(manager: Any) -> bool:
-    """Tells whether a SessionManager's last session came from a checkpoint of its own."""
+    """Tells whether a SessionManager's last session came from its own checkpoint."""
     return getattr(manager, "_collective_restored", False)
 
 
@@ -319,11 +319,11 @@ def _restore_latest(
 def _latest_state(folder: str) -> Any:
     """Reads which checkpoints a folder has, and which is the latest; None if it has none.
 
-    TensorFlow takes a file that it can't read for none: a job would start again, next to the
-    checkpoints that it has saved.
+    TensorFlow treats an unreadable file as a missing one: a job would start from the beginning,
+    next to the checkpoints that it has saved.
 
     Raises:
-        StorageFailure: it can't be read.
+        StorageFailure: the file can't be read.
     """
     path = os.path.join(folder, "checkpoint")
     with storage.failures():
@@ -344,10 +344,10 @@ def _latest_state(folder: str) -> Any:
 def write_graph(
     original: Any, graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True
 ) -> Any:
-    """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
+    """Replaces `training_util.write_graph` (CheckpointSaverHook): only rank 0 writes.
 
-    It leaves a folder alone where another job may save. The save that follows finds out, and then
-    either tells the script or writes the graph. Training continues where the storage fails, as it
+    It doesn't touch a folder in which another job may save. The save that follows finds out, and
+    then either raises an error or writes the graph. Training continues if the storage fails, as it
     does without a checkpoint.
     """
     if collectives.rank() > 0:
@@ -370,7 +370,7 @@ def write_graph(
 
 
 def write_postponed_graph(folder: str) -> None:
-    """Writes the graph that was to be written to `folder` before it was known whose that is."""
+    """Writes the graph that wasn't written to `folder` before the folder's owner was known."""
     write = _postponed_graphs.pop(_normal(folder), None)
     if write is not None:
         write()
@@ -380,20 +380,20 @@ def _normal(folder: Any) -> str:
     return os.path.normpath(os.fsdecode(folder or "."))
 
 
-_postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
+_postponed_graphs: dict[str, Callable[[], Any]] = {}  # by folder
 
 
 _last_checkpoint: list[str] = []
 _notes = [True]
-_folders: set[str] = set()  # in which this process has saved or restored checkpoints
+_folders: set[str] = set()  # folders in which this process has saved or restored checkpoints
 
 
 def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
-    """Notes that this process saved or restored the checkpoint `prefix`.
+    """Notes that this process has saved or restored the checkpoint `prefix`.
 
     Args:
-        prefix: the checkpoint's, or an increment's.
-        step: its global step; None: its name tells it.
+        prefix: the prefix of the checkpoint, or of an increment.
+        step: its global step; None: its name has it.
     """
     if not _notes[-1]:
         return
@@ -404,7 +404,7 @@ def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
 
 @contextlib.contextmanager
 def without_notes() -> Iterator[None]:
-    """Lets a checkpoint be saved that goes again: it isn't this process's last one."""
+    """Allows saving a temporary checkpoint, which doesn't count as this process's last one."""
     _notes.append(False)
     try:
         yield

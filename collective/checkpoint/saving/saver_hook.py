@@ -1,4 +1,4 @@
-"""Lets hooks save: training may go on without a checkpoint, but not end without its last one."""
+"""Lets hooks save: training may continue without a checkpoint, but not end without its last one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from collective.checkpoint.saving.saver_options import options_of
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives
 
-# Set while a hook's last save is made: no training follows during which it could be written.
+# Set while a hook makes its last save: no training follows during which it could be written.
 _ending = threading.Event()
-# Set while a hook saves whose listeners look at the checkpoint, as an evaluation does.
+# Set while a hook with listeners saves, which use the checkpoint, as an evaluation does.
 _is_listened_to = threading.Event()
 
 
@@ -25,9 +25,9 @@ def blocks(saver: Any) -> bool:
 
 
 def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
-    """Stands in for `CheckpointSaverHook._save`: training may go on without a checkpoint.
+    """Replaces `CheckpointSaverHook._save`: training may continue without a checkpoint.
 
-    It may end with an increment, which takes less room, in the place of its last one.
+    Instead of its last checkpoint it may end with an increment, which takes less room.
 
     Returns:
         Whether a listener wants training to stop.
@@ -64,24 +64,24 @@ def _last_increment(hook: Any, session: Any, step: int) -> str:
 
 
 def save_whole(session: Any, folder: str, step: int) -> bool:
-    """Has the hook that saves whole checkpoints in a folder save one now, before its time.
+    """Makes the hook that saves whole checkpoints in a folder save one now, early.
 
     Returns:
         Whether a listener wants training to stop.
     """
     hook = state_of_session(session).saver_hooks.get(running_chain.normal(folder))
     if hook is None or hook._timer.last_triggered_step() == step:
-        return False  # It has just tried.
+        return False  # The hook has just tried.
     hook._timer.update_last_triggered_step(step)
     return bool(hook._save(session, step))
 
 
 def end(original: Any, hook: Any, session: Any) -> None:
-    """Stands in for `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
+    """Replaces `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
     state = state_of_session(session)
     settle(session, hook._get_saver())
     if state.save_failed:
-        hook._timer._last_triggered_step = None  # As if this step hadn't been saved.
+        hook._timer._last_triggered_step = None  # as if this step hadn't been saved
     _ending.set()
     try:
         original(hook, session)
@@ -90,7 +90,7 @@ def end(original: Any, hook: Any, session: Any) -> None:
 
 
 def settle(session: Any, saver: Any = None) -> None:
-    """Waits for the save before, where training may go on without it; `saver`: of the hook."""
+    """Waits for the previous save if training may continue without it; `saver`: the hook's."""
     try:
         background.settle(session)
     except storage.CheckpointStorageError as error:
@@ -99,7 +99,7 @@ def settle(session: Any, saver: Any = None) -> None:
 
 
 def go_on_without(error: storage.CheckpointStorageError, saver: Any = None) -> None:
-    """Says that training goes on, where it may; else raises the error."""
+    """Reports that training continues, if it may; else raises the error."""
     if _ending.is_set() or options_of(saver).checkpoint_on_error == "stop":
         raise error
     if collectives.rank() == 0:

@@ -1,4 +1,4 @@
-"""Gives a Saver options of its own, where scope()'s stand for all others."""
+"""Gives a Saver its own options, which override those of scope()."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from collective.tables.updates import write_announcements
 
 
 class Saver(tf.train.Saver):
-    """Is `tf.train.Saver` with options that are in force for its own saves.
+    """A `tf.train.Saver` with options that apply to its own saves.
 
         saver = collective.checkpoint.Saver(max_to_keep=3, checkpoint_blocking=False)
         scaffold = tf.train.Scaffold(saver=saver)      # of a MonitoredTrainingSession, say
 
-    Every rank gives it the same. What isn't given is as `strategy.scope()` has it when a save is
-    made.
+    Give it the same options on every rank. Options that aren't given are those of
+    `strategy.scope()` at the time of a save.
 
     Args:
-        arguments: `tf.train.Saver`'s.
-        save_code: see `CollectiveStrategy.scope`, likewise the other options.
-        checkpoint_blocking: see above. A Saver of False is made before a session runs the graph.
+        arguments: the arguments of `tf.train.Saver`.
+        save_code: see `CollectiveStrategy.scope`, as for the other options.
+        checkpoint_blocking: see above. With False, make the Saver before a session runs the graph.
         checkpoint_buffer: see above.
-        checkpoint_on_error: see above; of saves that hooks make with this Saver.
+        checkpoint_on_error: see above; for saves that hooks make with this Saver.
 
     Raises:
-        ValueError: an option has a value that it can't have.
+        ValueError: an option has an invalid value.
     """
 
     def __init__(
@@ -57,5 +57,5 @@ class Saver(tf.train.Saver):
 
 
 def options_of(saver: Any) -> ScopeOptions:
-    """Returns the options that are in force for a Saver's saves; None stands for any other's."""
+    """Returns the options for a Saver's saves; None means any other Saver."""
     return dataclasses.replace(SCOPES.options, **getattr(saver, "_collective_options", {}))

@@ -54,7 +54,7 @@ def save(
     strip_default_attrs: bool = False,
     save_debug_info: bool = False,
 ) -> Any:
-    """Stands in for `Saver.save`: rank 0 writes what isn't sharded.
+    """Replaces `Saver.save`: rank 0 writes what isn't sharded.
 
     Returns:
         The checkpoint's path, the same on all ranks, once it is the latest checkpoint.
@@ -121,15 +121,15 @@ def save(
     return prefix
 
 
-# By folder of checkpoints: whether this process could save its code there.
+# For each folder of checkpoints: whether this process could save its code there.
 _with_code: dict[str, bool] = {}
 
 
 def _save_code(saver: Any, prefix: str) -> None:
     """Saves the script next to a job's first checkpoint in a folder: `scope(save_code=True)`.
 
-    Rank 0 does it, again where the folder was removed meanwhile, and the job goes on where it can't
-    be done.
+    Rank 0 does it, and repeats it if the folder was removed meanwhile. If it isn't possible, the
+    job continues.
     """
     folder = os.path.dirname(prefix) or "."
     if not options_of(saver).save_code or collectives.rank() > 0:
@@ -151,15 +151,15 @@ def _save_code(saver: Any, prefix: str) -> None:
 
 @dataclasses.dataclass
 class ShardedSave:
-    """Makes a checkpoint of all ranks' shards, in steps that the ranks take together.
+    """Makes a checkpoint of all ranks' shards, in steps that all ranks take together.
 
     Attributes:
-        saver, session: of the script.
-        shards: the saver's tables and slots.
-        base: the path as the user gave it.
-        prefix: the checkpoint's.
-        state_name: the name of the file that tells the latest checkpoint.
-        retention: the checkpoints that are kept afterwards.
+        saver, session: the script's Saver and session.
+        shards: the Saver's tables and slots.
+        base: the path as given by the user.
+        prefix: the checkpoint's prefix.
+        state_name: the name of the file that names the latest checkpoint.
+        retention: decides which checkpoints are kept afterwards.
         publication: what else happens with the checkpoint.
         meta_graph_options: for `Saver.export_meta_graph`.
         started: the commit; None on all ranks but 0.
@@ -176,7 +176,7 @@ class ShardedSave:
     meta_graph_options: dict[str, Any]
     started: commit.Commit | None = None
 
-    at_most: ClassVar[str] = ""  # said before the bytes that it needs
+    at_most: ClassVar[str] = ""  # precedes the number of bytes that it needs
 
     @property
     def id(self) -> str:
@@ -184,7 +184,7 @@ class ShardedSave:
         return "" if self.started is None else self.started.id
 
     def run(self) -> None:
-        """Takes the steps; an error on any rank undoes what can be undone.
+        """Carries out the steps; after an error on any rank, undoes what can be undone.
 
         Raises:
             CheckpointStorageError: the storage failed, on whichever rank.
@@ -199,14 +199,14 @@ class ShardedSave:
     def start(
         self, buffer: int | float, following: contextlib.AbstractContextManager[None]
     ) -> None:
-        """Notes what belongs to the checkpoint, and writes it in the background.
+        """Records what belongs to the checkpoint, and writes it in the background.
 
         Args:
             buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
-            following: is entered now, and left when it is known how the save went.
+            following: is entered now, and left once the outcome of the save is known.
 
         Raises:
-            CheckpointStorageError: the storage failed so far.
+            CheckpointStorageError: the storage failed while recording.
         """
         parts: list[PartSnapshot] = []
 
@@ -239,7 +239,7 @@ class ShardedSave:
         ).start()
 
     def _leave(self, following: contextlib.ExitStack, error: Exception | None) -> None:
-        """Takes note of how a background save went, once all ranks know."""
+        """Notes the outcome of a background save, once all ranks know it."""
         if error is None:
             following.close()
             self._succeeded()
@@ -254,18 +254,18 @@ class ShardedSave:
             _save_code(self.saver, self.prefix)
 
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
-        """Writes this rank's rows; returns what `layout` has to know of them."""
+        """Writes this rank's rows; returns what `layout` needs to know about them."""
         return dict(table_io.write(self.session, self.shards, writer))
 
     def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
-        """Returns the layout, of what each rank has written."""
+        """Returns the layout, given what each rank has written."""
         return table_io.layout_of(self.shards, written_by_rank)
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
-        """Carries out a step on every rank; what it returns comes in the order of the ranks.
+        """Carries out a step on every rank; returns the results in the order of the ranks.
 
         Raises:
-            _StorageFailed: the storage failed on some rank; on all alike.
+            _StorageFailed: the storage failed on some rank; raised on all ranks.
         """
         causes: list[Exception] = []
 
@@ -301,12 +301,12 @@ class ShardedSave:
             commit.recover(self.started.staging)
 
     def _storage_error(self, words: list[str]) -> storage.CheckpointStorageError:
-        """Returns what all ranks raise after a failure of the storage, once nothing is left.
+        """Returns the error that all ranks raise after a storage failure, once all is cleaned up.
 
         Every rank calls it.
 
         Args:
-            words: say what failed, on which ranks.
+            words: texts that say what failed on which ranks.
         """
         size = table_io.bytes_in(self.session, self.shards)
         if collectives.rank() == 0:
@@ -357,7 +357,7 @@ class ShardedSave:
             return None
 
     def _gather(self) -> None:
-        """Brings together what the ranks contribute to states that are saved as one."""
+        """Combines the ranks' contributions to states that are saved as one."""
         states = gathered_states(self.saver)
         if not states:
             return
@@ -383,7 +383,7 @@ class ShardedSave:
         return self.started.staging
 
     def _publish(self, messages: list[dict[str, Any]]) -> None:
-        """Makes the checkpoint on rank 0, of everything that the ranks wrote."""
+        """Makes the checkpoint on rank 0 from everything that the ranks wrote."""
         self._stage_graph_and_state()
         self._merge_and_publish(messages)
 
@@ -407,7 +407,7 @@ class ShardedSave:
                 self._stage_state(self.started)
 
     def _stage_state(self, started: commit.Commit) -> None:
-        """Writes the file that tells the latest checkpoint into the staging folder."""
+        """Writes the file that names the latest checkpoint into the staging folder."""
         folder = os.path.dirname(self.base)
         if "://" in self.base:
             filename = os.path.join(os.path.basename(started.staging), commit.STATE)
@@ -423,10 +423,10 @@ class ShardedSave:
 
 
 class _StorageFailed(Exception):
-    """Tells, on all ranks alike, that the storage failed in a step.
+    """Says, on all ranks alike, that the storage failed in a step.
 
     Attributes:
-        words: say what failed, on which ranks.
+        words: texts that say what failed on which ranks.
     """
 
     def __init__(self, words: list[str]):
@@ -451,7 +451,7 @@ def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str)
 
 
 def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
-    """Writes this rank's part; returns the files and their rows as a message to the others."""
+    """Writes this rank's part; returns the files and their rows as a message for the others."""
     host, rank = socket.gethostname(), collectives.rank()
     _check_staged(staging)
     with tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}")) as writer:
@@ -464,7 +464,7 @@ def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
 
 
 def _write_unsharded(saver: Any, sess: Any, prefix: str) -> list[str]:
-    """Writes everything but tables; returns the prefixes of the bundles."""
+    """Writes everything except tables; returns the prefixes of the bundles."""
     tensors = unsharded.saved_tensors(saver, sess)
     if tensors is None:
         unsharded.save_itself(saver, sess, prefix)

@@ -1,12 +1,12 @@
-"""Keeps this rank's part of a checkpoint as it is at one step, to be written during training.
+"""Keeps this rank's part of a checkpoint as of one step, so that it is written during training.
 
     at the step's boundary          keys, counts and replicated variables are copied; rows of tables
-                                    and slots stay where they are, and are copied only before they
+                                    and slots stay in place, and are copied only just before they
                                     change (`collective.ops.rows.row_snapshots`)
     from a thread, any time later   `write`
 
-Rows that can't be followed are written at the boundary: of tables on a device, of tables with rows
-in a file, and of those that a session had begun to train before anybody asked for it.
+Rows that can't be followed are written at the boundary: those of tables on a device, of tables with
+rows in a file, and of tables that a session had begun to train before anyone asked to follow them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collective.ops.rows.row_snapshots import CopyRoom
 from collective.tables.rows import row_store
 from collective.tables.updates import write_announcements
 
-# So long training waits for a thread that writes nothing, before the save is given up.
+# How long training waits for a thread that writes nothing, before the save is given up.
 PATIENCE = 120.0
 # The least memory of a save, in slices (`tensor_bundle.SLICE_BYTES`).
 LEAST_SLICES = 4
@@ -37,16 +37,16 @@ REPLICATED = "replicated"
 
 
 class PartSnapshot:
-    """Is this rank's part of a checkpoint at one moment.
+    """Holds this rank's part of a checkpoint at one moment.
 
     Attributes:
-        room: that copies of rows take.
+        room: the room that copies of rows take.
 
     Args:
-        saver, session: the script's.
-        shards: the saver's tables and slots.
+        saver, session: the script's Saver and session.
+        shards: the Saver's tables and slots.
         staging: the folder in which the part is written.
-        buffer: bounds the memory for rows: bytes, or a share of those of the rows.
+        buffer: bounds the memory for rows: bytes, or a share of the rows' bytes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PartSnapshot:
         self._file_bytes = tensor_bundle.FILE_BYTES
         if data_files.are_possible(staging):
             on_its_way = min(data_files.buffer_bytes(), size // 2)
-        else:  # One half is for a file, of which a slice comes before the rest goes.
+        else:  # One half is for a file: a slice arrives before the rest is written.
             self._file_bytes = min(self._file_bytes, max(1, size // 2 - tensor_bundle.SLICE_BYTES))
             on_its_way = self._file_bytes + tensor_bundle.SLICE_BYTES
         self.room = CopyRoom(size - on_its_way, PATIENCE)
@@ -84,7 +84,7 @@ class PartSnapshot:
             raise
 
     def write(self) -> tuple[list[str], dict[str, int]]:
-        """Writes the part into the staging folder; it is called once, from any thread.
+        """Writes the part into the staging folder; called once, from any thread.
 
         Returns:
             (the prefixes of the bundles, how many rows each shard has here).
@@ -100,12 +100,12 @@ class PartSnapshot:
             return [*prefixes, *writer.close()], rows
 
     def end(self) -> None:
-        """Gives its memory back; training needn't care for it any more."""
+        """Releases its memory; training no longer has to preserve rows for it."""
         self.room.give_up()
         self._source.end()
 
     def _take_unsharded(self, saver: Any, session: Any, staging: str) -> None:
-        """Copies what the Saver's own operations save; has them save it if it can't be."""
+        """Copies what the Saver's own operations save; if that isn't possible, they save it now."""
         tensors, prefix = unsharded.saved_tensors(saver, session), os.path.join(staging, REPLICATED)
         if tensors is None:
             unsharded.save_itself(saver, session, prefix)
@@ -116,14 +116,14 @@ class PartSnapshot:
 
 
 class SnapshotRows:
-    """Gives rows as they were when it was made, as `table_io.SessionRows` does of a session.
+    """Provides rows as of its creation, like `table_io.SessionRows` for a session.
 
     Each row can be read once. Any thread may read them.
 
     Args:
         session: the session.
-        shards: those whose writes are announced.
-        room: for copies.
+        shards: the shards, whose writes are announced.
+        room: the room for copies.
     """
 
     def __init__(self, session: Any, shards: Sequence[Shard], room: CopyRoom):
@@ -162,7 +162,7 @@ class SnapshotRows:
         return self._counts.get(shard.name)
 
     def end(self) -> None:
-        """Ends the snapshots, and gives their memory back."""
+        """Ends the snapshots, and releases their memory."""
         self._held.end()
 
 

@@ -1,4 +1,4 @@
-"""Reads what a Saver's own operations save, to be written by others: everything but tables."""
+"""Reads what a Saver's own operations save, so that others can write it: all but tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 
 
 class SavedTensor(NamedTuple):
-    """Is a tensor that a Saver saves.
+    """Describes a tensor that a Saver saves.
 
     Attributes:
-        name: in the checkpoint.
-        spec: which part of the entry it is, as `SaveV2` says it; '' for all.
+        name: its name in the checkpoint.
+        spec: names its part of the entry, in the form of `SaveV2`; '' for the whole entry.
         tensor: the tensor.
     """
 
@@ -70,7 +70,7 @@ def _read(session: Any, batch: Sequence[SavedTensor]) -> Iterator[tuple[str, str
 
 
 def save_itself(saver: Any, session: Any, prefix: str) -> None:
-    """Has the Saver's own operations write a bundle."""
+    """Lets the Saver's own operations write a bundle."""
     saver_def = unsharded_def(saver)
     with errors_without_stacks():
         run_unpatched(session, saver_def.save_tensor_name, {saver_def.filename_tensor_name: prefix})

@@ -1,1 +1,1 @@
-"""Lists the names of each framework, and what stands for them here."""
+"""Lists the names of each framework, and what replaces them here."""

@@ -1,6 +1,6 @@
-"""Holds the tables of what scripts for recommendation models use of TensorFlow 1.
+"""The tables of TensorFlow 1 names that scripts for recommendation models use.
 
-That is of tf.contrib, and of what TensorFlow has moved since.
+They are those of tf.contrib, and of functions that TensorFlow has moved since.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ CONTRIB: tuple[Name, ...] = (
     *(works(f"tf.contrib.data.{name}", f"{_TF}.data.experimental.{name}") for name in _DATA),
 )
 
-# By where TensorFlow 1.15 had them.
+# By their places in TensorFlow 1.15.
 MOVED: tuple[Name, ...] = (
     works("tf.array_ops", "tensorflow.python.ops.array_ops"),
     *(works(f"tensorflow.python.ops.array_ops.{name}", f"{_TF}.{name}") for name in _STACKS),

@@ -1,4 +1,4 @@
-"""Holds the table of DeepRec's names.
+"""The table of DeepRec's names.
 
 Source: DeepRec's documentation (docs/docs_en) and its modelzoo.
 """

@@ -1,4 +1,4 @@
-"""Holds the table of TensorFlow's Estimators, for the scripts of every framework."""
+"""The table of TensorFlow's Estimators, for the scripts of every framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READY_MADE = (
     "LinearRegressor",
 )
 
-# DeepRec's, of whose Estimator it is.
+# An argument of DeepRec's Estimator.
 INCREMENTS = no_effect(
     "tf.estimator.Estimator.export_saved_model(save_incr_model=)",
     "an exported model is whole, and is exported again to change.",

@@ -1,6 +1,6 @@
-"""Holds the table of the names of Horovod that the library takes part in, inside scope().
+"""The table of the Horovod names that the library changes inside scope().
 
-Everything else of Horovod is Horovod's own, inside and outside.
+All other names of Horovod are Horovod's own, inside and outside.
 """
 
 from __future__ import annotations

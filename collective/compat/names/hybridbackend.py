@@ -1,4 +1,4 @@
-"""Holds the table of HybridBackend's names.
+"""The table of HybridBackend's names.
 
 Source: the packages of `hybridbackend.tensorflow` and its tutorials.
 """

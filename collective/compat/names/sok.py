@@ -1,6 +1,6 @@
-"""Holds the table of SparseOperationKit's names.
+"""The table of SparseOperationKit's names.
 
-Source: `sparse_operation_kit/__init__.py` and its tests, in TensorFlow's first version.
+Source: `sparse_operation_kit/__init__.py` and its tests, in the version for TensorFlow 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOK = Framework(
     "sok",
     "SparseOperationKit",
     marks=("sparse_operation_kit",),
-    # Its second API was first called experiment. The others are where the names are defined.
+    # The second API was first called experiment. The other aliases are where names are defined.
     aliases=tuple(
         (f"sok.{module}", "sok")
         for module in (
@@ -75,7 +75,7 @@ SOK = Framework(
             "of variables in the host's memory",
         ),
         refused("sok.raw_ops", "call the functions of sok."),
-        # Of its first API.
+        # The first API.
         works("sok.Init", f"{_HERE}.Init", "opens scope(embedding_gradients='sum')"),
         works(
             "sok.split_embedding_variable_from_others",

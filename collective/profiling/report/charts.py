@@ -1,4 +1,4 @@
-"""Draws bars, columns and lines of HTML and SVG: no script, nothing from elsewhere."""
+"""Draws bars, columns and lines in HTML and SVG, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Callable, NamedTuple
 
 from collective.profiling.report.markup import Markup, element
 
-# More columns than this are put together: each then shows the largest of its ranks.
+# If there are more columns, neighbours are combined: each shows the largest of its ranks.
 MOST_COLUMNS = 128
-# Of so many ranks each column has its number below, or even its value.
+# With up to this many ranks each column shows its number, or even its value.
 MOST_LABELS, MOST_VALUES = 16, 4
-# A part of a bar that is narrower has no words in it.
+# A narrower part of a bar has no text in it.
 LEAST_LABELLED = 0.09
 
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Describes a line of a chart: its name, and points by ascending x."""
+    """Describes a line of a chart: its name, and its points by ascending x."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -42,11 +42,12 @@ def bar(
     """Draws one row: a label, a bar of parts, and their sum.
 
     Args:
-        label: on the left.
+        label: the label on the left.
         parts: from left to right.
-        scale: the value that takes the whole width. A longer bar takes it, too, and fades out.
+        scale: the value that takes the whole width. A longer bar also takes the whole width, and
+          fades out.
         text: formats values.
-        kind: another class of the row.
+        kind: a further class of the row.
     """
     total, drawn = sum(part.value for part in parts), []
     if total > 1.0001 * scale > 0:
@@ -130,7 +131,7 @@ def lines(
     """Draws lines over steps, from zero.
 
     Args:
-        drawn: the lines, of which at most eleven have colours of their own.
+        drawn: the lines, at most eleven of which have their own colours.
         most: the value at the top.
         text: formats values.
         x_name: says what runs to the right.
@@ -175,7 +176,7 @@ def lines(
 def table(
     head: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1, kind: str = ""
 ) -> Markup:
-    """Draws a table: its first `left` columns to the left, the others to the right."""
+    """Draws a table whose first `left` columns are aligned left, and the others right."""
 
     def cells(name: str, row: Sequence[object]) -> list[Markup]:
         return [

@@ -9,18 +9,18 @@ from collective.plan.formatting import imbalance, in_bytes
 from collective.profiling.report.phases import EXCHANGES, INPUT, OUTSIDE, REST, WAITING, by_phase
 from collective.profiling.report.profile import Profile
 
-# Shares of a step from which a phase is worth a sentence.
+# The shares of a step from which a phase is worth a sentence.
 MUCH_WAITING, MUCH_INPUT, MUCH_OUTSIDE, MUCH_REST = 0.1, 0.2, 0.15, 0.3
-# The most that a rank is asked for over the mean.
+# The most keys that a rank is asked for, divided by the mean.
 UNEVEN = 1.25
-# Of the longest step over the shortest.
+# The longest step, divided by the shortest.
 UNSTEADY = 2.0
-# Bytes a millisecond that a rank receives in exchanges: slower ones don't depend on bytes.
+# Bytes per millisecond that a rank receives in exchanges; slower ones don't depend on bytes.
 SLOW = 50_000
 MUCH_EXCHANGED = 0.2
 # A rank that waits less than this share of the mean keeps the others waiting.
 WAITS_LITTLE = 0.5
-# Of the bytes of all tables.
+# The share of the bytes of all tables.
 MUCH_OF_ONE_TABLE = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Builds HTML that is well-formed, of text that is escaped unless it is markup already."""
+"""Builds well-formed HTML from text, which is escaped unless it is already markup."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# What neither HTML nor XML allows, though the name of a table may have it.
+# Characters that neither HTML nor XML allows, though the name of a table may have them.
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 VOID = frozenset({"meta", "br", "polyline", "line"})
 
 
 class Markup(str):
-    """Marks text that is HTML already, and isn't escaped again."""
+    """Marks text that is already HTML, and isn't escaped again."""
 
 
 def escape(text: object) -> Markup:
@@ -42,7 +42,7 @@ def element(name: str, /, *content: Any, **attributes: Any) -> Markup:
     Args:
         name: its tag.
         content: see `join`.
-        attributes: `class_` is for class, `data_x` for data-x; None leaves one out.
+        attributes: `class_` means class, `data_x` means data-x; None omits an attribute.
     """
     written = ""
     for key, value in attributes.items():

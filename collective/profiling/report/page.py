@@ -37,7 +37,7 @@ TITLE = "Where the time of a step goes"
 
 
 def page(profiles: Sequence[Profile]) -> str:
-    """Returns the page of one profile, or of two, as a whole HTML document that is XML, too."""
+    """Returns the page of one profile, or of two, as a complete document that is HTML and XML."""
     sections = [_head(profiles), _step(profiles), _course(profiles), _bytes(profiles)]
     sections += [_owners(profiles), _rows(profiles), _plan(profiles), _caveats()]
     names = " and ".join(profile.name for profile in profiles)
@@ -94,7 +94,7 @@ def _origin(profile: Profile, name: str) -> str:
 
 
 def _measures(profile: Profile) -> list[tuple[str, float | None, Callable[[float], str]]]:
-    """Returns (name, value, format) of what is compared first."""
+    """Returns (name, value, format) of the main measures to compare."""
     return [
         ("a step", profile.mean_ms, in_ms),
         ("the median step", median(profiled_ms(profile) or [profile.mean_ms]), in_ms),
@@ -237,7 +237,7 @@ def _beside(profiles: Sequence[Profile], draw: Draw) -> Markup:
 
 
 def _names(profiles: Sequence[Profile]) -> list[str]:
-    """Returns the profiles' names, told apart by A and B where there are two."""
+    """Returns the profiles' names, marked A and B if there are two."""
     if len(profiles) == 1:
         return [profiles[0].name]
     return [f"{letter} · {profile.name}" for letter, profile in zip("AB", profiles)]

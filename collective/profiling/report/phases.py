@@ -1,4 +1,4 @@
-"""Names the phases of a training step, in the order of a step, and says what each is."""
+"""Names the phases of a training step, in order, and says what each is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collective.ops.communication.collective_names import (
 )
 
 INPUT, LOOKUP, DENSE, OPTIMIZER = "input", "lookup", "dense", "optimizer"
-COMPUTED = (INPUT, LOOKUP, DENSE, OPTIMIZER)  # In the order of a step.
+COMPUTED = (INPUT, LOOKUP, DENSE, OPTIMIZER)  # in the order of a step
 OUTSIDE, REST, WAITING = "between runs", "rest of the run", "waiting for others"
 
 MEANINGS = {
@@ -38,7 +38,7 @@ EXCHANGES = (AGREEMENT, KEYS, ROWS, GRADIENTS, collective_names.DENSE, OTHER)
 
 
 def phase_of(name: str) -> str:
-    """Returns the phase of `name`, a phase or a collective; OTHER for one that isn't known."""
+    """Returns the phase of `name`, a phase or a collective; OTHER if it is unknown."""
     if name in MEANINGS:
         return name
     return split_name(name)[0]

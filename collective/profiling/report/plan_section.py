@@ -16,7 +16,7 @@ Table = Mapping[str, Any]
 
 
 def plan(profile: Profile) -> Markup:
-    """Draws the plan: its largest tables and exchanges, and all of them after a click."""
+    """Draws the plan: its largest tables and exchanges; a click shows all."""
     if profile.plan is None:
         return element("p", "Not in this profile: an earlier release wrote it.", class_="soft")
     of_plan = profile.plan
@@ -81,7 +81,7 @@ def _table_row(profile: Profile, table: Table, size: float) -> list[object]:
 
 
 def _bytes(profile: Profile, table: Table) -> float:
-    """Returns the bytes of a table with its slots, as far as they are known, on all ranks."""
+    """Returns the bytes of a table and its slots on all ranks, as far as they are known."""
     counts = profile.dynamic_rows.get(table["name"])
     if counts is not None:
         return float(sum(counts) * table["row_bytes"])
@@ -127,7 +127,7 @@ def _exchange_row(exchange: Mapping[str, Any]) -> list[object]:
 
 
 def _received(exchange: Mapping[str, Any]) -> float | None:
-    """Returns bytes a step: as measured, else as planned; None if they depend on the data."""
+    """Returns the bytes per step: measured, else planned; None if they depend on the data."""
     measured = exchange.get("received")
     size = exchange["bytes"] if measured is None else measured
     return None if size is None else float(size)

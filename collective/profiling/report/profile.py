@@ -14,32 +14,33 @@ FILE = "split.json"
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Keeps what a page shows of a job. N ranks were measured.
+    """Holds what a page shows about a job. N ranks were measured.
 
-    Profiles that were saved before a field was introduced have its default.
+    Profiles saved before a field was introduced have its default.
 
     Attributes:
-        name: tells the profile from another one.
-        first, last: the numbers of the training runs that were measured.
-        steps: how many.
-        ms: [N], of a step.
+        name: distinguishes the profile from another one.
+        first, last: the numbers of the first and last measured training runs.
+        steps: how many steps were measured.
+        ms: [N], milliseconds per step.
         phases: [N], milliseconds by phase, or by the name of a collective.
-        received: [N], bytes a step by the name of a collective.
-        samples_per_s: of all ranks; None without a lookup.
-        distinct_share: keys that travelled for each id that was looked up; None without a lookup.
-        bytes_per_step: received by a rank, its own share included.
-        keys_per_owner: [N] by table, keys a step that each rank was asked for.
-        table_bytes: bytes a step by table, then by phase ('keys', 'rows', 'gradients'); the mean
+        received: [N], bytes per step by the name of a collective.
+        samples_per_s: of all ranks together; None without a lookup.
+        distinct_share: keys that travelled per looked-up id; None without a lookup.
+        bytes_per_step: the bytes that a rank received, including its own share.
+        keys_per_owner: [N] by table, keys per step that each rank was asked for.
+        table_bytes: bytes per step by table, then by phase ('keys', 'rows', 'gradients'); the mean
             over ranks.
         dynamic_rows: [N] by dynamic table, rows on each rank at the end.
-        history: the job's course, lists of one length: 'step', 'ms', 'samples_per_s', and in
+        history: the job's course, lists of equal length: 'step', 'ms', 'samples_per_s', and in
             'rows', by dynamic table, the rows on all ranks.
         plan: `Plan.to_dict`; None if it wasn't saved.
-        options: of scope(), those that aren't the default.
-        ranks: of the job.
-        alone: only rank 0 was measured, since training ended before the last step to be profiled.
-        written: the time, in words.
-        version: of the library.
+        options: the options of scope() that differ from the defaults.
+        ranks: the number of ranks of the job.
+        alone: whether only rank 0 was measured, because training ended before the last step to
+            profile.
+        written: the time, as text.
+        version: the version of the library.
     """
 
     name: str
@@ -74,17 +75,17 @@ class Profile:
 
     @property
     def keys_by_owner(self) -> list[float]:
-        """Returns [N], the keys of all tables a step that each rank was asked for."""
+        """Returns [N], the keys per step, over all tables, that each rank was asked for."""
         return [sum(keys) for keys in zip(*self.keys_per_owner.values())]
 
     @property
     def key_imbalance(self) -> float | None:
-        """Returns the most that a rank was asked for over the mean; None if nobody was asked."""
+        """Returns the most keys that a rank was asked for over the mean; None without keys."""
         return imbalance(self.keys_by_owner)
 
     @property
     def bytes_by_rank(self) -> list[float]:
-        """Returns the bytes of tables and slots on each rank; [] if they aren't known of all."""
+        """Returns the bytes of tables and slots on each rank; [] if some are unknown."""
         totals = [0.0] * self.size
         for table in (self.plan or {}).get("tables", ()):
             counts = self.dynamic_rows.get(table["name"])
@@ -98,10 +99,10 @@ class Profile:
 
 
 def from_record(name: str, record: dict[str, Any]) -> Profile:
-    """Returns the profile of what split.json holds; what isn't known is left out.
+    """Returns the profile in split.json; unknown fields are left out.
 
     Raises:
-        KeyError: something is missing that every profile has.
+        KeyError: a field that every profile has is missing.
     """
     known = {field.name for field in dataclasses.fields(Profile)} - {"name"}
     required = [
@@ -115,12 +116,12 @@ def from_record(name: str, record: dict[str, Any]) -> Profile:
 
 
 def save(folder: str, record: dict[str, Any]) -> None:
-    """Writes split.json into `folder`, whole or not at all."""
+    """Writes split.json into `folder`, completely or not at all."""
     write(os.path.join(folder, FILE), json.dumps(record))
 
 
 def write(path: str, text: str) -> None:
-    """Writes a file, whole or not at all: a reader never sees half of it."""
+    """Writes a file, completely or not at all: a reader never sees half of it."""
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
@@ -132,7 +133,7 @@ def load(path: str, name: str | None = None) -> Profile:
 
     Args:
         path: the folder, or the file itself.
-        name: tells the profile from another one; by default `path`.
+        name: distinguishes the profile from another one; by default `path`.
 
     Raises:
         ValueError: there is no profile, or the file holds something else. The message says so.

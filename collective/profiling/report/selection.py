@@ -1,4 +1,4 @@
-"""Chooses what a page shows of many: the largest ones, and the rest as one."""
+"""Chooses what a page shows: the largest items, and the rest as one item."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MOST = 10
-# Of more ranks the page shows some, and all of them after a click.
+# With more ranks, the page shows some of them, and all after a click.
 MOST_RANKS = 12
 RANKS_OF_EACH_END = 4
 
 
 class Selection(NamedTuple):
-    """Holds the largest of many.
+    """Holds the largest items.
 
     Attributes:
-        names: of the largest, in descending order.
+        names: the names of the largest, in descending order.
         others: the names of the rest.
     """
 
@@ -24,7 +24,7 @@ class Selection(NamedTuple):
 
 
 def largest(sizes: Mapping[str, float], most: int = MOST) -> Selection:
-    """Selects the largest of `sizes`; a rest of one is shown like the others."""
+    """Selects the largest of `sizes`; if the rest is a single item, it is shown like the others."""
     names = sorted(sizes, key=lambda name: (-sizes[name], name))
     if len(names) <= most + 1:
         return Selection(names, [])
@@ -32,7 +32,7 @@ def largest(sizes: Mapping[str, float], most: int = MOST) -> Selection:
 
 
 def shown_ranks(waits: Sequence[float]) -> list[int]:
-    """Returns the ranks that are shown at once: all, or those that wait least and most."""
+    """Returns the ranks that are shown at first: all, or those that wait least and most."""
     ranks = range(len(waits))
     if len(waits) <= MOST_RANKS:
         return list(ranks)

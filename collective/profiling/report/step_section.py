@@ -20,7 +20,7 @@ def in_ms(ms: float) -> str:
 
 
 def bars(profile: Profile, scale: float) -> Markup:
-    """Draws the mean over ranks, and ranks. `scale` is in milliseconds."""
+    """Draws the mean over ranks, and the ranks. `scale` is in milliseconds."""
     phases_by_rank = [by_phase(phases) for phases in profile.phases]
     if not any(phases_by_rank):
         return element("p", "No trace of these steps could be read.", class_="soft")
@@ -80,7 +80,7 @@ def compared_phases(before: Profile, after: Profile, names: Sequence[str]) -> Ma
 
     Args:
         before, after: the profiles.
-        names: by which they are shown.
+        names: the names under which they are shown.
     """
     of_both = [mean_phases(before), mean_phases(after)]
     of_both[0]["step"], of_both[1]["step"] = before.mean_ms, after.mean_ms
@@ -102,7 +102,7 @@ def _swatched(phase: str) -> Markup:
 
 
 def mean_received(profile: Profile) -> dict[str, float]:
-    """Returns bytes a step by phase, the mean over ranks."""
+    """Returns the bytes per step by phase, the mean over ranks."""
     sums: dict[str, float] = {}
     for received in profile.received:
         for name, size in received.items():

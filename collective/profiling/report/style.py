@@ -1,4 +1,4 @@
-"""Holds the style sheet of a page: light and dark, from the width of a telephone to a wide screen.
+"""Holds the style sheet of a page: light and dark, for screens from a phone to a wide monitor.
 
 It has no ampersand and no less-than sign, so that the page is XML, too.
 """

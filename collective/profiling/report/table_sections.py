@@ -30,7 +30,7 @@ def ratio(value: float | None) -> str:
 
 
 def bytes_scale(profile: Profile) -> float:
-    """Returns the bytes of the largest table; of everything, if tables aren't told apart."""
+    """Returns the bytes of the largest table; of everything, if tables aren't distinguished."""
     sizes = [sum(of.values()) for of in profile.table_bytes.values()]
     return max(sizes, default=profile.bytes_per_step)
 
@@ -40,7 +40,7 @@ def bytes_by_table(profile: Profile, scale: float) -> Markup:
 
     Args:
         profile: the profile.
-        scale: bytes of the longest bar; the bar of a rest may be longer, and fades out.
+        scale: bytes of the longest bar; the bar of the rest may be longer, and fades out.
     """
     if profile.size == 1:
         return _soft("With one rank nothing travels.")
@@ -67,7 +67,7 @@ def byte_legend(profiles: Sequence[Profile]) -> Markup:
 
 
 def _byte_rows(profile: Profile) -> list[tuple[str, dict[str, float]]]:
-    """Returns (label, bytes by phase): tables, the rest of the tables, whatever isn't tables'."""
+    """Returns (label, bytes by phase): tables, the rest of the tables, and everything else."""
     chosen = largest({name: sum(of.values()) for name, of in profile.table_bytes.items()})
     rows = [(name, _ordered(profile.table_bytes[name])) for name in chosen.names]
     if chosen.others:
@@ -79,7 +79,7 @@ def _byte_rows(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     left = {}
     for phase, size in mean_received(profile).items():
         of_tables = sum(of.get(phase, 0.0) for of in profile.table_bytes.values())
-        # What remains of a sum of floats isn't bytes.
+        # A rounding error of a sum isn't bytes.
         if size - of_tables > 0.5:
             left[phase] = size - of_tables
     if left:
@@ -99,7 +99,7 @@ def owners(profile: Profile, most_keys: float, most_bytes: float) -> Markup:
 
     Args:
         profile: the profile.
-        most_keys, most_bytes: what takes the whole height.
+        most_keys, most_bytes: the values that take the whole height.
     """
     if profile.size == 1:
         return _soft("One rank owns everything.")
@@ -119,7 +119,7 @@ def owners(profile: Profile, most_keys: float, most_bytes: float) -> Markup:
 
 
 def _uneven_tables(profile: Profile) -> Markup:
-    """Lists the tables by the keys that their largest owner has above the mean."""
+    """Lists the tables by how far the keys of their largest owner exceed the mean."""
     surplus = {
         name: max(keys) - sum(keys) / len(keys) for name, keys in profile.keys_per_owner.items()
     }
