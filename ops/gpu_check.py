@@ -4,9 +4,9 @@
         [--no-times | --no-checks] [--keys N] [--processes N] [--small]
     collective launch -m collective.ops.gpu_check --tensorflow
 
-Every kernel is compared with its reference in NumPy, then timed and compared with a copy from
-device to device in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1
-if a kernel is wrong, 2 if there is no GPU or no CuPy.
+Every kernel is held against its reference in NumPy, then timed compared with a copy from device to
+device in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a
+kernel is wrong, 2 if there is no GPU or no CuPy.
 
 A row of the table has the median, the 10th and the 90th percentile of the time on the device, in
 milliseconds; useful bytes a second; these in percent of the copy's; and whether the host's time

@@ -334,7 +334,7 @@ def wait() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # These need TensorFlow, which the package itself doesn't.
+    # These need TensorFlow, or other modules that the package itself can do without.
     if name == "KeepBest":
         from collective.checkpoint.saving import best
 

@@ -56,7 +56,7 @@ import horovod as module
 import horovod.tensorflow as hvd
 facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mpi_built()}
 """
-# Packages of extras, and of a user's own environment; nobody needs them who hasn't installed them.
+# Packages of extras, and of a user's own environment; they are only checked if they are installed.
 # A release whose NumPy or protobuf doesn't match fails at its import, or at its first use.
 _OPTIONAL = {
     "pyarrow": ("import pyarrow.parquet; import pyarrow as module; facts = {}", "pyarrow>=14,<22"),

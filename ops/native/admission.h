@@ -1,10 +1,10 @@
-// Decides which keys of a dynamic table get rows: those that came often enough, by chance, or both.
+// Decides which keys of a dynamic table get rows: by number of occurrences, by chance, or by both.
 //
 //     unknown keys ──► counted ──► often enough? ──► drawn? ──► a row
 //
-// A `KeyCounter` knows how often keys without rows came. The exact one remembers each key. The
-// counting Bloom filter takes a fixed memory, and may know a key better than it should: never less.
-// Nothing here is thread-safe: the store's lock is held.
+// A `KeyCounter` knows how often keys without rows occurred. The exact one remembers each key. The
+// counting Bloom filter takes a fixed amount of memory, and may count a key too high, but never too
+// low. Nothing here is thread-safe: the caller holds the store's lock.
 
 #ifndef COLLECTIVE_NATIVE_ADMISSION_H_
 #define COLLECTIVE_NATIVE_ADMISSION_H_
@@ -21,13 +21,13 @@ class KeyCounter {
  public:
   virtual ~KeyCounter() = default;
 
-  // Adds to the counts of keys, of which some may be the same. Returns false if memory is missing.
+  // Adds to the counts of keys, some of which may be equal. Returns false if memory is missing.
   virtual bool Add(const int64_t* keys, const int64_t* counts, int64_t n) = 0;
 
-  // Writes how often keys came.
+  // Writes how often keys have occurred.
   virtual void Counts(const int64_t* keys, int64_t n, int64_t* counts) const = 0;
 
-  // Makes keys that came before ones that didn't, as far as it can.
+  // Forgets the counts of keys, as far as it can.
   virtual void Forget(const int64_t* keys, int64_t n) = 0;
   virtual void ForgetAll() = 0;
 
@@ -54,21 +54,21 @@ class ExactCounter : public KeyCounter {
  private:
   const uint64_t capacity_;
   std::unique_ptr<KeyMap> map_;
-  std::vector<int64_t> counts_;  // By the map's row; the first is no key's.
+  std::vector<int64_t> counts_;  // By the map's row; the first belongs to no key.
 };
 
 // Describes a counting Bloom filter. `collective.tables.policies.bloom_filter` has the same fields.
 struct BloomShape {
-  int64_t hashes;      // Counters of a key.
-  int64_t cells;       // Counters in a partition.
+  int64_t hashes;      // How many counters a key has.
+  int64_t cells;       // How many counters a partition has.
   int64_t width;       // Bytes of a counter: 1, 2, 4 or 8, unsigned.
   int64_t partitions;  // In all; key k is counted in partition mix(k) mod this.
-  int64_t step;        // This rank has every so manieth of them.
-  uint64_t most;       // Where a counter stays.
+  int64_t step;        // This rank has every step-th partition.
+  uint64_t most;       // The value at which a counter stays.
 };
 
-// Counters of one key lie in one partition, the place of which doesn't depend on the number of
-// ranks: so counts don't, either. Counts are added, which doesn't depend on the order of keys.
+// The counters of a key are in one partition, whose place doesn't depend on the number of ranks; so
+// the counts don't, either. Counts are added, so the order of keys doesn't matter.
 class BloomCounter : public KeyCounter {
  public:
   explicit BloomCounter(const BloomShape& shape) : shape_(shape) {}
@@ -77,7 +77,7 @@ class BloomCounter : public KeyCounter {
 
   bool Add(const int64_t* keys, const int64_t* counts, int64_t n) override;
   void Counts(const int64_t* keys, int64_t n, int64_t* counts) const override;
-  void Forget(const int64_t* keys, int64_t n) override {}  // They share counters with others.
+  void Forget(const int64_t* keys, int64_t n) override {}  // They share counters with other keys.
   void ForgetAll() override;
   void* cells() const override { return cells_; }
 
@@ -87,7 +87,7 @@ class BloomCounter : public KeyCounter {
   template <class Cell>
   void Read(const int64_t* keys, int64_t n, int64_t* counts) const;
   uint64_t Bytes() const { return shape_.partitions / shape_.step * shape_.cells * shape_.width; }
-  // Writes the places of a key's counters, each once. Returns how many they are.
+  // Writes the places of a key's counters, each once. Returns their number.
   int Places(int64_t key, uint64_t* places) const;
 
   const BloomShape shape_;
@@ -96,7 +96,7 @@ class BloomCounter : public KeyCounter {
 
 class Admission {
  public:
-  // `counter`: of keys without rows; null if every key that is drawn gets one.
+  // `counter`: counts keys without rows; null if every key that is drawn gets a row.
   Admission(std::unique_ptr<KeyCounter> counter, int64_t frequency, double probability,
             uint64_t seed)
       : counter_(std::move(counter)),
@@ -107,7 +107,7 @@ class Admission {
   bool counts() const { return counter_ != nullptr; }
   KeyCounter* counter() const { return counter_.get(); }
 
-  // Tells whether a key that came `count` times gets a row in a run that leads to this global step.
+  // Tells whether a key with this count gets a row in a run that leads to this global step.
   bool Admits(int64_t key, int64_t count, int64_t step) const;
 
  private:

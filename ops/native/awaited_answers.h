@@ -1,5 +1,5 @@
-// Keeps how much is there of the rows that a rank has asked for, section by section: what owners
-// say of it (answer.cc), and what who waits for rows takes of it (answered_rows.cc).
+// Tracks how many of the rows that a rank has asked for have arrived, section by section: as owners
+// report it (answer.cc), and as operations that wait for rows use it (answered_rows.cc).
 
 #ifndef COLLECTIVE_NATIVE_AWAITED_ANSWERS_H_
 #define COLLECTIVE_NATIVE_AWAITED_ANSWERS_H_
@@ -18,17 +18,18 @@
 namespace collective {
 namespace carrier {
 
-// Of the rows for another rank: so many it writes before it says how many sections are there; and
-// as many are left then, or there is no need to say it.
+// For the rows of another rank: how many rows it writes before it reports how many sections are
+// complete. If fewer rows than this are left, it doesn't report.
 constexpr int64_t kElementsBetweenParts = 128 << 10;
 
-// Decides when to say how many of a rank's sections are there.
+// Decides when to report how many of a rank's sections are complete.
 class Parts {
  public:
   Parts(size_t sections, int64_t elements) : written_(sections, -1), left_(elements) {}
 
-  // Takes note of a section that is there. Returns how many are there up to the first that isn't,
-  // if that is to be said, or else 0. Sections may end in any order, in several threads.
+  // Notes that a section is complete. Returns the number of complete sections up to the first
+  // incomplete one, if it is to be reported, else 0. Sections may end in any order, in several
+  // threads.
   int64_t Written(size_t section, int64_t elements) {
     std::lock_guard<std::mutex> lock(mutex_);
     written_[section] = elements;
@@ -48,7 +49,7 @@ class Parts {
   int64_t unsaid_ = 0, left_;
 };
 
-// The exchange of rows, until all are there.
+// The exchange of rows, until all have arrived.
 class AwaitedAnswers {
  public:
   AwaitedAnswers(int ranks, int own, int64_t sections) : sections_(sections), there_(ranks, 0) {
@@ -57,7 +58,7 @@ class AwaitedAnswers {
 
   std::shared_ptr<mailbox::Exchange> exchange;
 
-  // Takes note that the first `sections` of what a rank answers are there.
+  // Notes that the first `sections` sections of a rank's answer have arrived.
   void Came(int rank, int64_t sections) {
     std::function<void()> changed;
     {
@@ -66,7 +67,7 @@ class AwaitedAnswers {
       const int64_t before = Least();
       there_[rank] = sections;
       const int64_t now = Least();
-      if (now == before || now == sections_) return;  // When all are there, `Finish` says so.
+      if (now == before || now == sections_) return;  // When all have arrived, `Finish` reports it.
       changed = changed_;
     }
     if (changed) changed();
@@ -84,20 +85,20 @@ class AwaitedAnswers {
     if (changed) changed();
   }
 
-  // Calls `changed` each time that more sections are there from all ranks, and when it is over, in
+  // Calls `changed` each time that more sections have arrived from all ranks, and at the end, in
   // any thread, several at a time.
   void Watch(std::function<void()> changed) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!over_) changed_ = std::move(changed);
   }
 
-  // Returns how many sections are there from all ranks: the first ones.
+  // Returns how many sections have arrived from all ranks, counted from the first.
   int64_t Sections() {
     std::lock_guard<std::mutex> lock(mutex_);
     return Least();
   }
 
-  // Tells whether all are there, or a rank is lost.
+  // Tells whether all have arrived, or a rank is lost.
   bool IsOver(int* lost) {
     std::lock_guard<std::mutex> lock(mutex_);
     *lost = lost_;

@@ -1,10 +1,11 @@
-// Holds a run's gradients back until rows that it reads in addition have come.
+// Holds a run's gradients back until other rows that the run reads have arrived.
 //
-// A lookup that is fetched together with an update of its table reads the rows as they were before.
-// Where the gradients depend on the rows this is so by itself. Of other rows of a run Python gives
+// A lookup that is fetched together with an update of its table returns the rows as they were
+// before. If the gradients depend on these rows, that holds anyway. For other rows of a run, Python
+// gives
 // the names (CollectiveAwaitRows, which is executed before the run's collectives may start): this
-// rank sends no gradients before these rows have come. An owner updates its rows when it has all
-// ranks' gradients, and then every rank has the rows that it asked for.
+// rank sends no gradients before those rows have arrived. An owner updates its rows once it has all
+// ranks' gradients; by then every rank has the rows that it asked for.
 
 #ifndef COLLECTIVE_NATIVE_AWAITED_ROWS_H_
 #define COLLECTIVE_NATIVE_AWAITED_ROWS_H_
@@ -29,10 +30,10 @@ class AwaitedRows {
     return instance;
   }
 
-  // Takes note of the names of a run's exchanges of rows.
+  // Notes the names of a run's exchanges of rows.
   void Expect(int64_t step, const std::vector<std::string>& names) {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Runs that have failed before they came to their gradients.
+    // Runs that failed before they reached their gradients.
     for (auto run = runs_.begin(); run != runs_.end();) {
       run = run->second.held.empty() ? runs_.erase(run) : std::next(run);
     }
@@ -42,7 +43,7 @@ class AwaitedRows {
 
   bool Any() const { return count_ > 0; }
 
-  // Takes note that rows have come, or that their exchange has failed.
+  // Notes that rows have arrived, or that their exchange has failed.
   void Came(int64_t step, const std::string& name) {
     if (count_ == 0) return;
     std::vector<std::function<void()>> ready;
@@ -59,7 +60,7 @@ class AwaitedRows {
     for (auto& send : ready) send();
   }
 
-  // Keeps `send` until the rows of the run have come, and returns true; false: they have.
+  // Keeps `send` until the rows of the run have arrived, and returns true; false: they have.
   bool Hold(int64_t step, const std::string& name, std::function<void()> send) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto run = runs_.find(step);
@@ -68,7 +69,7 @@ class AwaitedRows {
     return true;
   }
 
-  // Forgets gradients that are held back: their run has failed.
+  // Forgets gradients that are held back because their run has failed.
   void Drop(int64_t step, const std::string& name) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto run = runs_.find(step);
@@ -77,7 +78,7 @@ class AwaitedRows {
 
  private:
   struct Run {
-    std::set<std::string> names;                        // That have not come.
+    std::set<std::string> names;                        // Those that have not arrived.
     std::map<std::string, std::function<void()>> held;  // By the name of the gradients' exchange.
   };
 

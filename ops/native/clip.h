@@ -28,8 +28,8 @@ class Clip {
     }
   }
 
-  // Returns the factors of rows that the gradient gets, too, where factors[k] times row k of
-  // `gradients` is its other part.
+  // Returns the factors of rows that are also added to the gradient; its other part is factors[k]
+  // times row k of `gradients`.
   template <class Other>
   std::vector<float> Backward(Rows<Other> gradients, const float* factors) const {
     std::vector<float> along(squares_.size());

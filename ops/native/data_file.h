@@ -3,9 +3,9 @@
 //     rows ──► a buffer of whole pages, with their checksum ──► the disk (O_DIRECT)
 //
 // The page cache costs more than the disk: taking its pages, copying into them and writing them
-// back take the processor about ten times as long as writing from a buffer, and a part of it is
-// work of the kernel's own threads, which no priority of ours holds back. Where a file system
-// takes no direct writes (tmpfs, some networks'), the same buffer goes through the cache.
+// back takes about ten times as much processor time as writing from a buffer. A part of that is
+// work of the kernel's own threads, which our priorities don't hold back. If a file system doesn't
+// support direct writes (tmpfs, some network file systems), the same buffer goes through the cache.
 //
 // Checksums are those of TensorFlow's bundles: CRC-32C.
 
@@ -20,15 +20,15 @@
 
 namespace collective {
 
-// Adds bytes to a checksum. It takes the processor's own instruction for it where there is one, for
-// three parts at a time: each of them waits for the one before it, and three run side by side.
+// Adds bytes to a checksum. It uses the processor's own instruction if there is one, for three
+// parts at a time: each instruction waits for the one before it, and three chains run in parallel.
 absl::crc32c_t Extend(absl::crc32c_t crc, const char* data, int64_t size);
 
-// Is one file that is written from its beginning to its end. Its functions return 0, or the
-// system's number of an error (errno), after which it is only of use to be closed.
+// Writes one file from its beginning to its end. Its functions return 0, or the system's error
+// number (errno), after which it can only be closed.
 class DataFile {
  public:
-  // Is how much is written at once.
+  // How much is written at once.
   static constexpr int64_t kBufferBytes = 4 << 20;
 
   DataFile();
@@ -41,7 +41,7 @@ class DataFile {
   // Writes `size` bytes, and adds them to a checksum.
   int Append(const char* data, int64_t size, absl::crc32c_t* crc);
 
-  // Gives `size` bytes of the buffer to be filled, null if they are more than it has or if writing
+  // Returns `size` bytes of the buffer to fill; null if the buffer has fewer or if writing
   // failed (`error`). `Take` then writes them, and adds them to a checksum.
   char* Room(int64_t size);
   void Take(int64_t size, absl::crc32c_t* crc);
@@ -65,8 +65,8 @@ class DataFile {
 };
 
 // Reads `size` bytes at `offset` of an open file, a piece at a time, into `out` or, if that is
-// null, a buffer of its own; calls receive(place, piece, bytes) after each. Returns 0, an errno,
-// or -1 if the file is too short, with the checksum of all.
+// null, into its own buffer; calls receive(place, piece, bytes) after each piece. Returns 0, an
+// errno, or -1 if the file is too short, and the checksum of all bytes.
 int ReadSlice(int file, int64_t offset, int64_t size, char* out, absl::crc32c_t* crc,
               const std::function<void(int64_t place, const char* piece, int64_t bytes)>& receive);
 

@@ -1,5 +1,5 @@
-// Sums the gradients of bags, as the ranks sent them, by row of each table: what
-// CollectiveReduceRows gives, and what the operations that update rows by the sums begin with.
+// Sums the gradients of bags, as the ranks sent them, by row of each table: the results of
+// CollectiveReduceRows, and the first step of the operations that update rows by the sums.
 
 #ifndef COLLECTIVE_NATIVE_GRADIENT_SUMS_H_
 #define COLLECTIVE_NATIVE_GRADIENT_SUMS_H_
@@ -21,23 +21,23 @@
 
 namespace collective {
 
-// The rows of one table that gradients came for.
+// The rows of one table for which gradients arrived.
 struct SummedRows {
-  int64_t came = 0;             // How many came, repetitions included.
-  int32_t* numbers = nullptr;   // [came], the place of each among the distinct ones.
-  int64_t* distinct = nullptr;  // [count], in the order in which they came first.
+  int64_t came = 0;             // How many arrived, including repetitions.
+  int32_t* numbers = nullptr;   // [came], the place of each among the distinct rows.
+  int64_t* distinct = nullptr;  // [count], by first appearance.
   int64_t count = 0;
-  int64_t kept = 0;  // One less than `count` if the last one is none, which isn't updated.
+  int64_t kept = 0;  // One less than `count` if the last one isn't a row, and isn't updated.
 };
 
-// Sums for U of T tables: all, or those that an attribute `updated` numbers.
+// Sums for U of T tables: all tables, or those numbered in an attribute `updated`.
 class GradientSums {
  public:
   struct Memory {
     Buffer<int64_t> distinct;
     Buffer<int32_t> numbers;
   };
-  // Holds what one run of an operation sums.
+  // Holds the sums of one run of an operation.
   struct Run {
     ReceivedMessage received;
     const float* gradient = nullptr;
@@ -45,7 +45,7 @@ class GradientSums {
     std::optional<ObjectPool<Memory>::Loan> memory;
   };
 
-  // Reads the attributes of an operation that sums the gradients of all tables, or of some.
+  // Reads the attributes of an operation that sums the gradients of all or some tables.
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(layout_.Read(context));
     TF_RETURN_IF_ERROR(context->GetAttr("scale", &scale_));
@@ -165,8 +165,8 @@ class GradientSums {
     Buffer<float> factors;
   };
 
-  // Makes distinct rows of a dynamic table the ones to be updated. If there is one for keys without
-  // rows, it becomes the last one. Returns whether there is.
+  // Maps distinct rows of a dynamic table to the rows to update. If one of them stands for keys
+  // without rows, it becomes the last one. Returns whether there is one.
   static bool Decode(const SummedRows& rows) {
     int64_t none = -1;
     for (int64_t d = 0; d < rows.count; ++d) {

@@ -2,21 +2,21 @@
 // of arrival; row 0 belongs to no key.
 //
 // Every key is stored once, in an array by row, which is reserved as address space and takes memory
-// as rows are used. The hash table is open addressing with linear probing over 32-bit buckets that
-// hold a row number, 0 for an empty one. The bits which the row numbers don't need yet hold part of
+// as rows are used. The hash table uses open addressing with linear probing over 32-bit buckets
+// that hold a row number, 0 for an empty one. The bits that row numbers don't need yet hold part of
 // the hash, so that a probe seldom reads another key than the one it looks for. The table grows by
-// half at a load of 4/5, and is rebuilt from the array of keys: the old one is given back first.
+// half at a load of 4/5, and is rebuilt from the array of keys: the old one is released first.
 //
 // The hash has nothing in common with the mix that chooses a key's owner: under that mix all keys
-// of a rank share a residue. Work is done in batches whose memory accesses are announced ahead: the
+// of a rank have the same residue. Work is done in batches with prefetched memory accesses: the
 // time of a lookup is that of cache misses in parallel, not one after the other.
 //
-// Removal keeps the rows dense: the last ones take the places of those that go. A few are taken out
-// of the buckets one by one, by moving back what follows in the probe sequence (backward shift);
-// for many the buckets are filled again.
+// Removal keeps the rows dense: the last rows take the places of the removed ones. A few keys are
+// removed from the buckets one by one, by moving back what follows in the probe sequence (backward
+// shift); for many keys the buckets are filled again.
 //
-// It is not thread-safe: the caller holds a lock, except for the count and the keys of rows that
-// there are. Errors are returned, nothing throws.
+// It is not thread-safe: the caller holds a lock, except for the count and the keys of existing
+// rows. Errors are returned; nothing throws.
 
 #ifndef COLLECTIVE_KEYMAP_H_
 #define COLLECTIVE_KEYMAP_H_
@@ -51,7 +51,7 @@ class KeyMap {
     return keys_ != nullptr && Allocate(kFirstBuckets);
   }
 
-  // Another thread may ask while keys are inserted: the keys of rows 1 to count are there.
+  // Another thread may call these while keys are inserted: the keys of rows 1 to count are valid.
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
   uint64_t capacity() const { return capacity_; }
   uint64_t bytes() const { return size_ * sizeof(uint32_t) + (count() + 1) * sizeof(int64_t); }
@@ -63,8 +63,8 @@ class KeyMap {
     }
   }
 
-  // Returns the number of new keys, or an error; the keys before the failed one have their rows
-  // then.
+  // Returns the number of new keys, or an error; then the keys before the failed one have got their
+  // rows.
   int64_t FindOrInsert(const int64_t* keys, int64_t n, int64_t* rows) {
     const uint64_t before = count();
     for (int64_t first = 0; first < n; first += kBatch) {
@@ -82,9 +82,9 @@ class KeyMap {
     return static_cast<int64_t>(count() - before);
   }
 
-  // Removes the keys of `n` rows, which are given in ascending order and each once. Rows after the
-  // new count move to those that became free before it. Writes the rows that move into `from`, and
-  // where to into `to`, at most n each and both ascending. Returns how many they are.
+  // Removes the keys of `n` rows, given in ascending order and each once. Rows after the new count
+  // move to free places before it. Writes the moved rows into `from`, and their new places into
+  // `to`, at most n each, both ascending. Returns their number.
   int64_t Remove(const int64_t* rows, int64_t n, int64_t* from, int64_t* to) {
     const int64_t before = static_cast<int64_t>(count()), after = before - n;
     int64_t moved = 0;
@@ -122,7 +122,7 @@ class KeyMap {
  private:
   static constexpr uint64_t kFirstBuckets = 1 << 10;
   static constexpr int64_t kBatch = 64;
-  // Fewer than one of so many rows are taken out of the buckets one by one.
+  // If less than one in this many rows is removed, they are removed from the buckets one by one.
   static constexpr int64_t kFewest = 16;
 
   // MurmurHash3's finalizer (Appleby, public domain): a bijection of 64 bits.
@@ -147,8 +147,8 @@ class KeyMap {
   uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~row_mask_; }
   uint64_t Next(uint64_t at) const { return at + 1 == size_ ? 0 : at + 1; }
 
-  // Reserves the new buckets before the old ones go, which costs no memory yet: a refusal leaves
-  // everything as it is.
+  // Reserves the new buckets before it releases the old ones, which costs no memory yet: a failure
+  // leaves everything unchanged.
   bool Allocate(uint64_t size) {
     uint32_t* buckets = static_cast<uint32_t*>(Reserve(size * sizeof(uint32_t)));
     if (buckets == nullptr) return false;
@@ -186,8 +186,8 @@ class KeyMap {
     }
   }
 
-  // Returns the row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty
-  // bucket comes first.
+  // Returns the row in the first bucket from *place on whose tag equals that of `hash`; 0 if an
+  // empty bucket comes first.
   uint32_t Candidate(uint64_t hash, uint64_t* place) const {
     const uint32_t tag = Tag(hash);
     uint64_t at = *place;
@@ -248,7 +248,7 @@ class KeyMap {
     return at;
   }
 
-  // Empties a bucket. What follows moves back, as far as a probe for it still comes by.
+  // Empties a bucket. What follows moves back, as far as probes for it still pass this bucket.
   void Erase(uint64_t gap) {
     for (uint64_t at = Next(gap); buckets_[at] != 0; at = Next(at)) {
       const uint64_t home = HomeOf(buckets_[at] & row_mask_);

@@ -1,13 +1,13 @@
 // De-duplicates keys: numbers them 0, 1, 2, ... in the order in which they first appear.
 //
-// Where all keys are small, the number of a key stands in an array at the place of the key.
-// Elsewhere it stands in a hash table, open addressing with linear probing at a load of at most a
-// half, and the key in the list of distinct keys. Both are the same array of 32-bit words, which is
-// never cleared: a word counts only if it is at least `base_`, which is added to numbers and moves
-// on after each use. The array holds no keys, so that it stays in the cache.
+// If all keys are small, the number of a key is in an array at the key's own place. Otherwise it is
+// in a hash table with open addressing, linear probing and a load of at most a half, and the key is
+// in the list of distinct keys. Both are the same array of 32-bit words, which is never cleared: a
+// word counts only if it is at least `base_`, which is added to numbers and advances after each
+// use. The array holds no keys, so that it stays in the cache.
 //
 // Whether a key is new can't be predicted, so the loops don't branch on it. A candidate is written
-// after the distinct keys: an empty place leads there, too, and is found to hold the key.
+// after the distinct keys: an empty place also points there, and so seems to hold the key.
 
 #ifndef COLLECTIVE_NATIVE_NUMBERING_H_
 #define COLLECTIVE_NATIVE_NUMBERING_H_

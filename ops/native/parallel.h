@@ -16,7 +16,7 @@
 namespace collective {
 
 // Calls task(i) for each i in [0, count), on several threads if that is worth it: `cost` is the
-// nanoseconds of all of it. Tasks are taken in order, and must not depend on each other.
+// nanoseconds of all tasks. Tasks are taken in order, and must not depend on each other.
 template <class Task>
 void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost, const Task& task) {
   constexpr int64_t kWorthwhile = 50000;  // Waking a thread takes some of it.
@@ -33,7 +33,7 @@ void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost,
                     });
 }
 
-// Lends objects to one run at a time, as earlier runs left them.
+// Lends objects to one run at a time, in the state in which earlier runs left them.
 template <class T>
 class ObjectPool {
  public:

@@ -1,4 +1,4 @@
-// Pools the rows of one lookup: when all rows have come (pool.cc), or while others still come
+// Pools the rows of one lookup: when all rows have arrived (pool.cc), or while others still arrive
 // (answer.cc).
 
 #ifndef COLLECTIVE_NATIVE_POOLING_H_
@@ -17,7 +17,7 @@ namespace collective {
 // Computes a member's result, [opened.out, member.dim].
 void Pool(const Lookup& member, const MemberInputs& opened, LookupScratch* scratch, float* out);
 
-// Holds results that were pooled while other rows still came.
+// Holds results that were pooled while other rows still arrived.
 struct PooledEarly {
   std::vector<std::optional<tensorflow::Tensor>> results;  // By member; none: not pooled yet.
 };

@@ -11,12 +11,12 @@
 //     updates, scatters, assignments, initializers, restores. The pass
 //     `announce_writes` (collective.interception.graph_passes) puts a CollectiveAnnounceWrites
 //     before each, as a control input. What isn't known to write only some rows is announced as a
-//     write of all. The pass adds operations only for variables that somebody wants to watch, and
+//     write of all rows. The pass adds operations only for variables that are to be watched, and
 //     has to be asked before a session sees the graph (`collective.ops.rows.row_changes.want`);
 //   - row stores of dynamic tables: new rows, removals, rows that go to a file and come back;
 //   - Python that writes into memory itself (`collective.ops.rows.row_changes.announce`).
 // Dynamic tables on a GPU announce no inserts and removals (their keys are on the device):
-// listeners treat them as changed as a whole. An update there may announce rows that there aren't.
+// listeners treat them as changed completely. An update there may announce rows that don't exist.
 //
 // How to listen, from another file of this library: derive from WriteListener, have Python watch
 // the variable in a session (`collective.ops.rows.row_changes.watch(session, variables)` gives the
@@ -25,7 +25,7 @@
 // several shards. Listeners don't know of each other, and each gets every announcement.
 //
 // A listener is added and removed between runs: what is announced at that moment may or may not
-// reach it. Where nobody listens, an announcement costs the reading of one number.
+// reach it. Without listeners, an announcement costs the reading of one number.
 
 #ifndef COLLECTIVE_NATIVE_ROW_CHANGES_H_
 #define COLLECTIVE_NATIVE_ROW_CHANGES_H_
@@ -53,9 +53,9 @@ struct RowWrite {
     // Rows of a dynamic table that had no key get one, and initial values. It is announced while
     // the store's lock is held: a listener must not block, nor call the store.
     kNewRows,
-    // Rows of a dynamic table are about to move to other places in memory, or to and from its file,
-    // or to go: any of them. The values that keys have don't change by it. `RowsLeave` and
-    // `RowsMoved` say which, once that is known.
+    // Rows of a dynamic table are about to move to other places in memory, or to or from its file,
+    // or to be removed: any rows. The values of keys don't change by it. `RowsLeave` and
+    // `RowsMoved` say which rows, once that is known.
     kMoves,
   };
 
@@ -72,24 +72,24 @@ class WriteListener {
  public:
   virtual ~WriteListener() = default;
 
-  // Is called before a write, by the thread that writes, which holds no lock of a shard or store
-  // (but see kNewRows). It may block: the write waits. Writes of several threads come at once. The
-  // write may fail after it, or never come.
+  // Called before a write, by the writing thread, which holds no lock of a shard or store (but see
+  // kNewRows). It may block: the write waits. Several threads may call it at once. The write may
+  // fail afterwards, or not happen at all.
   virtual void BeforeWrite(const WatchedShard& shard, const RowWrite& write) = 0;
 
-  // Keys of a dynamic table are leaving the rows where they are, with all slots. The store's lock
-  // is held: these two must not block, nor call the store.
+  // Keys of a dynamic table leave the places where their rows and all slots are. The store's lock
+  // is held: these two functions must not block, nor call the store.
   //
   // Args:
   //   rows: [n] their local rows, ascending; null if they are in the file.
-  //   gone: they are removed. Else they go to the file.
+  //   gone: whether they are removed. Else they go to the file.
   virtual void RowsLeave(const int64_t* keys, const int64_t* rows, int64_t n, bool gone) {}
 
-  // After it rows moved into the gaps: `from`[i] to `to`[i], [n]. There are rows 1 to `count` now.
+  // Afterwards rows moved into the gaps: `from`[i] to `to`[i], [n]. Now rows 1 to `count` exist.
   virtual void RowsMoved(const int64_t* from, const int64_t* to, int64_t n, int64_t count) {}
 };
 
-// Is the memory of a table or a slot in one session, to which somebody listens.
+// The memory of a table or a slot in one session, which has listeners.
 class WatchedShard {
  public:
   WatchedShard(int64_t number, std::string name) : number_(number), name_(std::move(name)) {}
@@ -115,7 +115,7 @@ class WatchedShard {
   std::vector<std::shared_ptr<WriteListener>> listeners_;
 };
 
-// Tells whether anybody listens to any shard of the process.
+// Tells whether any shard of the process has a listener.
 bool AnybodyListens();
 
 // Returns the shard with this number; null if its session is closed.

@@ -2,16 +2,16 @@
 //
 //     records ──► a segment in memory, until it is full ──► its place in the file, by one write
 //
-// A record has a key, and what the table's columns had of its row. It doesn't change: a row that
-// comes back leaves it there, dead. A segment of dead records is overwritten. When more than half
-// of the file is dead, what lives of the emptiest segments moves to the end of the log: the file is
-// at most about twice as large as the rows in it.
+// A record has a key, and the values of its row in the table's columns. It doesn't change: a row
+// that comes back leaves its record there, dead. A segment of dead records is overwritten. When
+// more than half of the file is dead, the live records of the emptiest segments move to the end of
+// the log: the file is at most about twice as large as the rows in it.
 //
-// The file has no name: it is gone when the process ends, however it ends, and two jobs have two
-// files in one folder.
+// The file has no name: it is gone when the process ends, for whatever reason, and two jobs have
+// two files in the same folder.
 //
-// For each key there are 8 bytes of the key, about 6 of its bucket, and 8 of its record's place;
-// and 8 of a note, if the caller gives any: a number that is known without reading the record.
+// Each key takes 8 bytes for itself, about 6 for its bucket, and 8 for its record's place; and 8
+// for a note, if the caller gives one: a number that is known without reading the record.
 //
 // It is not thread-safe: the caller holds a lock. An error leaves every row where it was.
 
@@ -31,7 +31,7 @@ namespace collective {
 
 class RowColumn;
 
-// Says where a record has what a column had of its row.
+// Says where in a record the values of a column are.
 class RecordLayout {
  public:
   explicit RecordLayout(const std::vector<std::shared_ptr<RowColumn>>& columns);
@@ -41,10 +41,10 @@ class RecordLayout {
 
   bool IsOf(const std::vector<std::shared_ptr<RowColumn>>& columns) const;
 
-  // Returns a column's offset in a record; 0 if a record has nothing of it.
+  // Returns a column's offset in a record; 0 if a record doesn't have the column.
   int64_t OffsetOf(const RowColumn& column) const;
 
-  // Calls visit(column, offset) for each column that is still there.
+  // Calls visit(column, offset) for each column that still exists.
   void ForEach(const std::function<void(RowColumn*, int64_t)>& visit) const;
 
  private:
@@ -55,7 +55,7 @@ class RecordLayout {
 
 class RowFile {
  public:
-  // Is called with the number of an entry among those that were asked for, and its record.
+  // Called with the number of an entry among the requested ones, and its record.
   using Receive = std::function<void(int64_t i, const char* record, const RecordLayout& layout)>;
 
   // At most `capacity` keys; records of at most `segment_bytes`.
@@ -82,8 +82,8 @@ class RowFile {
     return entry < static_cast<int64_t>(notes_.size()) ? notes_[entry] : 0;
   }
 
-  // Makes records of new keys, as many as have room together: `taken`, at least one. The caller
-  // fills them, from *records on; their keys are there. `notes` may be null.
+  // Makes records of new keys, as many as there is room for: `taken`, at least one. The caller
+  // fills them, from *records on; their keys are written already. `notes` may be null.
   tensorflow::Status Append(const int64_t* keys, const int64_t* notes, int64_t n,
                             const std::shared_ptr<const RecordLayout>& layout, char** records,
                             int64_t* taken);
@@ -94,7 +94,7 @@ class RowFile {
   // Removes `n` entries, given in ascending order and each once.
   void Remove(const int64_t* entries, int64_t n);
 
-  // Moves records until not more than about half of the file is dead. They get the given layout.
+  // Moves records until no more than about half of the file is dead. They get the given layout.
   tensorflow::Status Compact(const std::shared_ptr<const RecordLayout>& layout);
 
   // Removes all entries, and makes the file empty.
@@ -102,7 +102,7 @@ class RowFile {
 
  private:
   struct Segment {
-    std::shared_ptr<const RecordLayout> layout;  // Null: there is nothing in it.
+    std::shared_ptr<const RecordLayout> layout;  // Null: the segment is empty.
     int64_t records = 0, live = 0;
   };
 

@@ -29,7 +29,7 @@ enum RowKind {
   kScaledTruncatedNormal = 5,  // z a
 };
 
-// Draws `count` rows of `keys` into `out`. It returns 0, or writes words into `message`, of `size`
+// Draws `count` rows of `keys` into `out`. Returns 0, or writes a text into `message`, of `size`
 // bytes, and returns 1 if there was no memory, 2 if it failed otherwise.
 using RowFunction = int (*)(int64_t number, const int64_t* keys, int64_t count, void* out,
                             char* message, int64_t size);
@@ -47,7 +47,7 @@ class RowGenerator {
   double a = 0, b = 0;
   std::vector<char> row;  // For kSameRow, in the table's type.
   RowFunction function = nullptr;
-  int64_t number = 0;  // The store's, by which `function` finds what it needs.
+  int64_t number = 0;  // The store's, by which `function` finds its data.
   // Elements that `function` draws at once.
   int64_t block = 1 << 16;
   std::shared_ptr<const std::vector<QuantileCubic>> cubics;

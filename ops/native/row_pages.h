@@ -1,7 +1,7 @@
-// Takes memory for the rows of a variable from the system, of just the size that they need.
+// Takes exactly as much memory for the rows of a variable from the system as they need.
 //
-// TensorFlow's allocator takes a region of the next power of two for it, and fills a table with an
-// entry for each 256 bytes of that: 1/32 of the region, up to 1/16 of the rows.
+// TensorFlow's allocator takes a region of the next power of two, and fills a table with an entry
+// for each 256 bytes of that: 1/32 of the region, up to 1/16 of the rows.
 
 #ifndef COLLECTIVE_NATIVE_ROW_PAGES_H_
 #define COLLECTIVE_NATIVE_ROW_PAGES_H_
@@ -20,7 +20,7 @@ constexpr size_t kHugePage = 2 << 20;
 
 class RowPages : public tensorflow::TensorBuffer {
  public:
-  // Takes over memory that was mapped.
+  // Takes over mapped memory.
   RowPages(void* address, size_t size) : TensorBuffer(address), size_(size) {}
   ~RowPages() override { munmap(data(), size_); }
   size_t size() const override { return size_; }
@@ -32,7 +32,7 @@ class RowPages : public tensorflow::TensorBuffer {
   size_t size_;
 };
 
-// Taking memory by small pages takes longer than reading what goes into it.
+// Taking memory in small pages takes longer than reading the rows that go into it.
 inline void AskForHugePages(void* memory, size_t size) {
 #ifdef MADV_HUGEPAGE
   const auto begin = reinterpret_cast<uintptr_t>(memory);

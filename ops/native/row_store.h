@@ -1,28 +1,29 @@
-// Keeps what a session knows of a dynamic table in the host's memory: its keys, and how far the
-// memory of its rows and slots has values. Operations and Python work on the same objects, and find
-// them by the number that the table's variable holds.
+// Keeps what a session knows about a dynamic table in host memory: its keys, and how many of its
+// rows and slots have values. Operations and Python work on the same objects, and find them by the
+// number that the table's variable holds.
 //
 //     keys ──► KeyMap ──► rows, found or numbered ──► initial values of new rows ──► their numbers
 //
-// The memory itself is the variables': a `RowColumn` knows its address. Code that writes into it
-// keeps the variable meanwhile.
+// The memory itself belongs to the variables: a `RowColumn` knows its address. Code that writes
+// into it keeps the variable alive meanwhile.
 //
-// Every function of a store takes the store's lock, and of a column the column's. The locks are
-// held inside this library only, and given back by every return. A store that has Python draw first
-// values waits for the interpreter while it holds its lock: nobody may wait for a lock of this file
-// while holding the interpreter (ctypes releases it before it calls, operations don't have it). No
-// lock is taken while another one of a store is held; a store's is taken before that of a column.
+// Every function of a store takes the store's lock, and every function of a column the column's.
+// The locks are held only inside this library, and released by every return. A store that has
+// Python draw initial values waits for the interpreter while it holds its lock: so no thread may
+// wait for a lock of this file while it holds the interpreter (ctypes releases it before it calls;
+// operations don't have it). No lock is taken while another store's lock is held; a store's lock is
+// taken before that of a column.
 //
-// What is kept, and for how long, has its place in `RowStore::Find`:
-//   - admission: `Admit` counts keys that have no rows, between finding keys and inserting those
-//     that get one. Rows that a lookup doesn't see are negative (see wire.h);
-//   - last use: a RowColumn of its own, written after the insertion for all rows that were found;
+// What is recorded around `RowStore::Find`, and when:
+//   - admission: `Admit` counts keys without rows, after it has found keys and before it inserts
+//     those that get a row. Rows that a lookup doesn't see are negative (see wire.h);
+//   - last use: a separate RowColumn, written after the insertion for all found rows;
 //   - bounded capacity: after a step, by `Remove`;
 //   - rows in a file: before keys are found, those in the file come back, and have rows as others;
 //     after a step, `MoveToFile` (rows_in_file.cc).
 //
-// `Remove` and `MoveToFile` keep rows dense: the last ones move, in all columns, to where rows
-// went. So they must not come between a lookup and its update, which know rows by their numbers.
+// `Remove` and `MoveToFile` keep rows dense: in all columns, the last rows move to where rows were
+// removed. So they must not run between a lookup and its update, which know rows by their numbers.
 
 #ifndef COLLECTIVE_NATIVE_ROW_STORE_H_
 #define COLLECTIVE_NATIVE_ROW_STORE_H_
@@ -45,7 +46,7 @@
 
 namespace collective {
 
-// Knows the memory that holds one row for each of a table's: its values, or a slot.
+// Knows the memory that holds one row for each row of a table: its values, or a slot.
 class RowColumn {
  public:
   explicit RowColumn(int64_t row_bytes) : row_bytes_(row_bytes) {}
@@ -58,20 +59,20 @@ class RowColumn {
   int64_t filled() const { return filled_.load(std::memory_order_acquire); }
   void SetFilled(int64_t filled) { filled_.store(filled, std::memory_order_release); }
 
-  // Sets what rows start from. Without it they start from zeros, which fresh memory is.
+  // Sets the values with which rows start. Otherwise they start with zeros, like fresh memory.
   void SetFirst(const char* row);
 
   // Gives rows up to `count` their initial value, unless they have it.
   void InitializeRows(int64_t count);
 
-  // Moves `n` rows, and makes those after `after`, of `before`, rows that never had values.
+  // Moves `n` rows, and resets the rows after `after`, up to `before`, to rows without values.
   void CloseGaps(const int64_t* from, const int64_t* to, int64_t n, int64_t before, int64_t after);
 
-  // Copies `n` rows to places that are `stride` bytes apart. Rows that have no value yet are copied
-  // with their first one.
+  // Copies `n` rows to places that are `stride` bytes apart. Rows without values are copied with
+  // their initial values.
   void CopyRows(const int64_t* rows, int64_t n, char* to, int64_t stride);
 
-  // Copies what a row starts from.
+  // Copies the initial values of a row.
   void CopyFirst(char* to);
 
   char* at(int64_t row) const { return address() + row * row_bytes_; }
@@ -89,7 +90,7 @@ class RowColumn {
 
 class RowStore {
  public:
-  // The row of a key that is in the file, where `Locate` says where keys are.
+  // The row that `Locate` returns for a key in the file.
   static constexpr int64_t kInFile = int64_t{1} << 62;
 
   RowStore(std::string name, std::string advice, uint64_t capacity, tensorflow::DataType dtype,
@@ -105,18 +106,18 @@ class RowStore {
   // Reserves memory; it must succeed before anything else is called.
   bool Start() { return keys_.Start(); }
 
-  // Finds the rows of keys. New ones are inserted, and their rows drawn; or have row 0. Rows that
-  // could not be drawn earlier are drawn now.
+  // Finds the rows of keys. New keys are inserted, and their rows drawn; or they have row 0. Rows
+  // that could not be drawn earlier are drawn now.
   tensorflow::Status Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows);
 
-  // Finds the rows of keys as `Find` does, of a store with an admission.
+  // Finds the rows of keys like `Find`, in a store with an admission.
   //
   // Args:
-  //   counts: how often each key came.
-  //   run: a number of the session's run, which all calls of the run have in common.
+  //   counts: how often each key occurred.
+  //   run: a number of the session's run, the same in all calls of the run.
   //   step: the global step to which the run leads.
-  //   added: how often each row was found to have come: 0 where a key came without a row. For a new
-  //     row that is how often its key came until now.
+  //   added: by how much each row's count grows: 0 for a key without a row. For a new row it is
+  //     how often its key has occurred so far.
   tensorflow::Status Admit(const int64_t* keys, const int64_t* counts, int64_t n, bool training,
                            int64_t run, int64_t step, int64_t* rows, int64_t* added);
 
@@ -130,7 +131,7 @@ class RowStore {
   // Adds to the counts of keys that have no rows.
   tensorflow::Status AddCounts(const int64_t* keys, const int64_t* counts, int64_t n);
 
-  // Makes keys ones that never came; all of them if `keys` is null. They keep their rows.
+  // Forgets the counts of keys; of all keys if `keys` is null. They keep their rows.
   void Forget(const int64_t* keys, int64_t n);
 
   // Calls `use` with the counter of keys without rows, which is null if nothing counts them.
@@ -140,7 +141,7 @@ class RowStore {
     return use(admission_ == nullptr ? nullptr : admission_->counter());
   }
 
-  // Gives keys these values, whether new or not. Of a key that is given twice the last ones stay.
+  // Gives keys, new or not, these values. If a key is given twice, the last values count.
   tensorflow::Status Put(const int64_t* keys, int64_t n, const char* values, int64_t* rows);
 
   // Removes `n` rows, given in ascending order and each once, from the keys, the values, and
@@ -148,8 +149,8 @@ class RowStore {
   tensorflow::Status Remove(const int64_t* rows, int64_t n,
                             const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves);
 
-  // Returns the number of rows, also of those in the file. A key whose row has no values yet has
-  // none.
+  // Returns the number of rows, including those in the file. A key whose row has no values yet
+  // doesn't count.
   int64_t count();
 
   // Returns the number of rows in memory.
@@ -158,28 +159,28 @@ class RowStore {
   const KeyMap& keys() const { return keys_; }
   const std::shared_ptr<RowColumn>& values() const { return values_; }
 
-  // Has `MoveToFile` keep so many bytes of rows and slots in memory; the others go to a file of its
-  // own in a folder. It is called before there are rows.
+  // Makes `MoveToFile` keep this many bytes of rows and slots in memory; the others go to a
+  // separate file in a folder. Call it before there are rows.
   tensorflow::Status KeepInFile(const std::string& folder, int64_t memory_bytes);
 
   // Notes the slots whose rows count as memory of the table.
   void NoteSlots(const std::vector<std::shared_ptr<RowColumn>>& slots);
 
-  // Moves the rows that were used longest ago to the file, with what they have in `slots`, if there
-  // are more than there is to be memory for. After an error all rows are still there.
+  // Moves the least recently used rows to the file, with their values in `slots`, if there are more
+  // than memory is meant for. After an error all rows still exist.
   //
   // Args:
   //   noted: one of `slots`, of int64, which is also noted in memory: `Notes` has it. Or null.
   tensorflow::Status MoveToFile(const std::vector<std::shared_ptr<RowColumn>>& slots,
                                 RowColumn* noted);
 
-  // Writes what was noted of keys that are in the file, and 0 of others.
+  // Writes the notes of keys that are in the file, and 0 for others.
   void Notes(const int64_t* keys, int64_t n, int64_t* notes);
 
   // Finds where keys are: their rows in memory, 0 for unknown ones, or kInFile.
   void Locate(const int64_t* keys, int64_t n, int64_t* rows);
 
-  // Copies what some columns have of keys, wherever they are, and zeros for unknown ones:
+  // Copies the values of keys in some columns, wherever they are, and zeros for unknown keys:
   // to[c] has room for `n` rows of columns[c]. Nothing moves.
   tensorflow::Status Read(const int64_t* keys, int64_t n,
                           const std::vector<std::shared_ptr<RowColumn>>& columns, char* const* to);
@@ -190,14 +191,14 @@ class RowStore {
   // Removes all keys that are in the file.
   void ClearFile();
 
-  // The keys in the file; null if it has none. They are read between steps.
+  // The keys in the file; null if there is no file. They are read between steps.
   const RowFile* file() const;
 
-  // Announces from now on what happens to keys and rows to those who listen to a shard, that of the
-  // values; see row_changes.h.
+  // Announces from now on changes of keys and rows to the listeners of a shard, that of the values;
+  // see row_changes.h.
   void Watch(std::shared_ptr<WatchedShard> shard);
 
-  // Tells whether there are more rows in memory than should be; returns how many stores have.
+  // Tells whether more rows are in memory than should be; returns the number of such stores.
   bool is_overfull();
   static int64_t CountOverfull();
 
@@ -230,20 +231,20 @@ class RowStore {
   const std::shared_ptr<RowColumn> values_;
   const RowGenerator generator_;
   std::unique_ptr<Admission> admission_;  // Null: every key gets a row.
-  // Of the run that trained last: its number, and the rows that it admitted, ascending. A range is
-  // of the rows after its first number, to its second.
+  // For the last training run: its number, and the rows that it admitted, ascending. A range holds
+  // the rows after its first number, up to its second.
   int64_t run_ = -1;
   std::vector<std::pair<int64_t, int64_t>> admitted_in_run_;
   std::atomic<int64_t> refused_{0};
-  std::shared_ptr<WatchedShard> watched_;  // Null: nobody ever listened.
+  std::shared_ptr<WatchedShard> watched_;  // Null: there was never a listener.
   std::shared_ptr<InFile> in_file_;        // Null: all rows are in memory.
 };
 
-// Return the store or column with this number; null if it is gone. Who holds the pointer keeps it.
+// Return the store or column with this number; null if it is gone. The pointer keeps it alive.
 std::shared_ptr<RowStore> FindStore(int64_t number);
 std::shared_ptr<RowColumn> FindColumn(int64_t number);
 
-// Says that there is none.
+// Says that there is no such store or column.
 tensorflow::Status MemoryIsGone();
 
 }  // namespace collective

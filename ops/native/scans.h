@@ -17,7 +17,7 @@ uint64_t BitwiseOr(const int64_t* values, int64_t n);
 bool AreWithin(const int32_t* values, int64_t n, int64_t count);
 bool AreWithin(const int64_t* values, int64_t n, int64_t count);
 
-// Returns how many are smaller than the one before, or the first than 0.
+// Returns how many are smaller than the one before (the first: smaller than 0).
 int64_t CountFalls(const int64_t* values, int64_t n);
 
 // Returns how many different values there are, if they ascend and none is negative; else -1.

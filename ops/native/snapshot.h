@@ -1,20 +1,20 @@
 // Keeps the rows of a table as they are at one moment, while training changes them and a thread
 // writes them to a file.
 //
-//     training ──► BeforeWrite ──► rows that nobody has read yet are copied (copy on write)
+//     training ──► BeforeWrite ──► rows that haven't been read yet are copied (copy on write)
 //     the file's thread ──► Read ──► rows from where they are, or from their copies, each once
 //
-// Nothing is copied at the moment itself. A row is copied only if it changes before it was read,
-// and each copy's room is free again once the row was read. Copies have a bounded room, which the
-// tables of a save share; where there is none left, training waits until the thread has read on.
+// Nothing is copied at the moment itself. A row is copied only if it changes before it is read, and
+// each copy's room is free again once the row has been read. Copies have bounded room, which the
+// tables of a save share; if none is left, training waits until the thread has read more.
 //
 // Copies are of single rows: training touches rows all over a table, so with larger pieces the
 // first step would copy nearly all of it.
 //
-// `Read` copies rows without a lock, and then looks which of them have been copied before they
-// changed: it takes these from their copies. Only that takes the lock, which a thread that is about
-// to change rows holds meanwhile: they hardly ever wait for a thread that isn't running, however
-// low the priority of the file's thread.
+// `Read` copies rows without a lock, and then checks which of them were copied before they changed:
+// it takes these from their copies. Only that step takes the lock, which a thread that is about to
+// change rows also holds: such a thread hardly ever waits for one that isn't running, however low
+// the priority of the file's thread.
 
 #ifndef COLLECTIVE_NATIVE_SNAPSHOT_H_
 #define COLLECTIVE_NATIVE_SNAPSHOT_H_
@@ -32,19 +32,19 @@
 
 namespace collective {
 
-// Is the room that the copies of one save may take.
+// The room that the copies of one save may take.
 class CopyRoom {
  public:
-  // Who waits for room gives the save up if for `patience` seconds nothing was read.
+  // A thread that waits for room gives the save up if nothing was read for `patience` seconds.
   CopyRoom(int64_t bytes, double patience) : bytes_(bytes), patience_(patience) {}
 
   bool Take(int64_t bytes);
   void Give(int64_t bytes) { used_ -= bytes; }
 
-  // Notes that the thread goes on.
+  // Notes that the reading thread makes progress.
   void NoteProgress() { ++progress_; }
 
-  // Lets nobody wait any more: what is copied from now on is of no use.
+  // Ends all waiting: copies from now on are of no use.
   void GiveUp() { given_up_ = true; }
   bool given_up() const { return given_up_; }
 
@@ -62,11 +62,11 @@ class CopyRoom {
   std::atomic<bool> given_up_{false};
 };
 
-// Is one variable's part of a snapshot: the memory of a table's rows or of a slot's.
+// One variable's part of a snapshot: the memory of a table's rows, or of a slot's.
 class ColumnSnapshot {
  public:
-  // Takes rows [0, rows) of `memory`, which it keeps. `changes`: they may change before they are
-  // read. Else nobody calls `Keep`.
+  // Takes rows [0, rows) of `memory`, which it keeps. `changes`: whether they may change before
+  // they are read. If not, nothing calls `Keep`.
   ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room,
                  bool changes);
   ~ColumnSnapshot();
@@ -74,25 +74,26 @@ class ColumnSnapshot {
   // Copies the rows that were neither read nor copied: `n` of them, or all if `rows` is null.
   void Keep(const int64_t* rows, int64_t n);
 
-  // Writes `n` rows as they were to `out`. Each row is read once, if they change. Returns false if
+  // Writes `n` rows as they were to `out`. Rows that may change are read only once. Returns false
+  // if
   // the save was given up.
   bool Read(const int64_t* rows, int64_t n, char* out);
 
   int64_t row_bytes() const { return row_bytes_; }
 
  private:
-  // 64 rows that follow each other.
+  // 64 consecutive rows.
   struct Neighbours {
     std::atomic<uint64_t> done{0};  // A bit for each row that was read or copied.
     int32_t first = -1;             // The first of their copies, which are a list.
   };
   struct Copy {
     int32_t next;
-    int32_t place;  // Of its row among its neighbours.
+    int32_t place;  // The place of its row among its neighbours.
   };
 
   // Marks rows[first] to rows[last - 1] as read, and takes those that have changed from their
-  // copies. Returns whether that has made room.
+  // copies. Returns whether that has freed room.
   bool TakeCopies(const int64_t* rows, int64_t first, int64_t last, char* out);
   bool KeepRow(int64_t row, std::unique_lock<std::mutex>* lock);
   int32_t FreeCopy();             // -1 if there is no room.
@@ -121,8 +122,8 @@ class ColumnSnapshot {
   std::vector<int32_t> free_;
 };
 
-// Is a snapshot of the variables whose rows move together: a dynamic table with its slots; of a
-// static table each is one of its own.
+// A snapshot of variables whose rows move together: a dynamic table with its slots. For a static
+// table, the table and each slot have their own snapshots.
 class Snapshot : public WriteListener {
  public:
   explicit Snapshot(std::shared_ptr<CopyRoom> room) : room_(std::move(room)) {}
@@ -135,7 +136,7 @@ class Snapshot : public WriteListener {
 
   static void Listen(const std::shared_ptr<Snapshot>& snapshot);
 
-  // Ends it: nothing is copied any more, and all memory is given back.
+  // Ends it: nothing is copied any more, and all memory is released.
   void End();
 
   void BeforeWrite(const WatchedShard& shard, const RowWrite& write) override;
@@ -146,7 +147,7 @@ class Snapshot : public WriteListener {
   std::vector<std::shared_ptr<ColumnSnapshot>> ColumnsOf(int64_t shard, bool all);
 
   const std::shared_ptr<CopyRoom> room_;
-  std::mutex mutex_;  // Of the lists, not of what is in them.
+  std::mutex mutex_;  // Protects the lists, not their elements.
   std::vector<int64_t> numbers_;
   std::vector<std::shared_ptr<WatchedShard>> shards_;
   std::vector<std::shared_ptr<ColumnSnapshot>> columns_;

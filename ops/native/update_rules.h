@@ -1,9 +1,9 @@
-// Says how a row of a table, and the rows of its slots, follow their gradient: one rule for each
+// Defines how a gradient changes a row of a table and the rows of its slots: one rule for each
 // optimizer.
 //
-// A rule is made of `kNumbers` numbers, and updates one row: g is its gradient, w the row of the
-// table, the others are those of its `kSlots` slots. With kRowWise a slot has one number a row. The
-// calculations have TensorFlow's order, so that the results are TensorFlow's.
+// A rule has `kNumbers` numbers, and updates one row: g is its gradient, w the row of the table;
+// the other rows are those of its `kSlots` slots. With kRowWise a slot has one number per row. The
+// calculations are in TensorFlow's order, so that the results are TensorFlow's.
 
 #ifndef COLLECTIVE_NATIVE_UPDATE_RULES_H_
 #define COLLECTIVE_NATIVE_UPDATE_RULES_H_

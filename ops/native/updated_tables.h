@@ -1,5 +1,5 @@
 // Finds, locks and checks tables with their slots, whose rows a rule updates in place; and reads
-// what all such operations are given, on the host.
+// the inputs that all such operations have in host memory.
 
 #ifndef COLLECTIVE_NATIVE_UPDATED_TABLES_H_
 #define COLLECTIVE_NATIVE_UPDATED_TABLES_H_
@@ -25,12 +25,12 @@ struct RowRange {
 // Holds tables with their slots, locked against writers of whole variables.
 class UpdatedTables {
  public:
-  // Of a table, and its slots.
+  // The variable of a table or of a slot.
   using Handles = absl::InlinedVector<const tensorflow::ResourceHandle*, 4>;
 
   // Args:
   //   slots: how many each table has.
-  //   row_wise: a slot has one number a row, not the table's dimension.
+  //   row_wise: whether a slot has one number per row instead of the table's dimension.
   UpdatedTables(int slots, bool row_wise) : slots_(slots), row_wise_(row_wise) {}
 
   tensorflow::Status Lock(tensorflow::OpKernelContext* context,
@@ -62,7 +62,7 @@ class UpdatedTables {
 
   int64_t dim(int64_t t) const { return Of(t, 0).dim_size(1); }
 
-  // Finds the rows that there are: all of them, or rows 1 to `used` if that isn't negative.
+  // Finds the existing rows: all of them, or rows 1 to `used` if that isn't negative.
   tensorflow::Status Range(int64_t t, int64_t used, RowRange* range) const {
     const int64_t last = Of(t, 0).dim_size(0);
     *range = {0, last};
@@ -84,7 +84,7 @@ class UpdatedTables {
     return *variables_[t * (1 + slots_) + i]->tensor();
   }
 
-  // Finds a variable, and makes its memory its own.
+  // Finds a variable, and gives it its own memory.
   static tensorflow::Status Prepare(tensorflow::OpKernelContext* context,
                                     const tensorflow::ResourceHandle& handle, Variable* variable) {
     if (!LookupResource(context, handle, variable).ok()) {
@@ -102,10 +102,10 @@ class UpdatedTables {
   const int slots_;
   const bool row_wise_;
   std::vector<Variable> variables_;     // Of each table it, and its slots.
-  std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
+  std::unique_ptr<SharedLocks> locks_;  // They are released before the variables.
 };
 
-// Tells who listens which rows of a table and its slots are about to change.
+// Tells listeners which rows of a table and its slots are about to change.
 inline void AnnounceUpdate(tensorflow::OpKernelContext* context,
                            const UpdatedTables::Handles& handles, const RowWrite& write) {
   for (const tensorflow::ResourceHandle* handle : handles) AnnounceWrite(context, *handle, write);

@@ -19,14 +19,14 @@
 
 namespace collective {
 
-// A matrix of floats, which is held elsewhere.
+// A matrix of floats whose memory is held elsewhere.
 struct Table {
   const float* values = nullptr;
   int64_t rows = 0, dim = 0;
 };
 
-// Starts to load what a look-up of the variables of handles reads. It lies all over memory, so that
-// a loop over hundreds of them would wait for each in its turn.
+// Starts to load the memory that a look-up of the handles' variables reads. It is scattered over
+// memory, so that a loop over hundreds of them would wait for each in turn.
 inline void PrefetchHandles(const tensorflow::OpInputList& handles) {
   constexpr size_t kLine = 64;
   for (int t = 0; t < handles.size(); ++t) {
@@ -104,7 +104,7 @@ class LockedVariables {
   }
 
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
-  std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
+  std::unique_ptr<SharedLocks> locks_;  // They are released before the variables.
 };
 
 // Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like everything
@@ -132,8 +132,8 @@ inline tensorflow::Status CopyToNew(tensorflow::OpKernelContext* context,
   return Copy(context, from, to);
 }
 
-// Makes the variable's memory its own, and marks it as one that is updated in place: a read of all
-// of it gets a copy from now on. TensorFlow's own sparse updates begin so, too.
+// Gives the variable its own memory, and marks it as updated in place: from now on a read of the
+// whole variable gets a copy. TensorFlow's own sparse updates begin the same way.
 inline tensorflow::Status EnsureOwned(tensorflow::OpKernelContext* context,
                                       tensorflow::Var* variable) {
   if (variable->copy_on_read_mode.load()) return tensorflow::OkStatus();

@@ -23,16 +23,16 @@ struct Rows {
 template <class Index>
 void CopyRows(Rows<Index> rows, int64_t n, int64_t dim, float* out);
 
-// Says when a row of the result is written for the first time: its old content doesn't count then.
+// Says when a row of the result is written for the first time: then its old content is ignored.
 enum class First {
   kNever,  // The content always counts.
-  kRuns,   // Where `to` differs from the one before: equal ones stand together.
+  kRuns,   // Where `to` differs from the one before: equal ones are adjacent.
   kFlags,  // Where kNew is set in `to`.
 };
 constexpr uint32_t kNew = uint32_t{1} << 31;
 
 // out[to[k]] += scale * factors[k] * (row k of `in`), for k in [0, n) and in this order; `factors`
-// may be null. Memory is announced ahead for `to`, with kRuns for `in.at`: the other one of them
+// may be null. Memory is prefetched for `to`, with kRuns for `in.at`: the other one of the two
 // should be ascending.
 template <class From, class To>
 struct Sums {
@@ -56,7 +56,7 @@ void AddRows(const float* in, int64_t n, float scale, const To* to, int64_t to_s
 template <class Index, class Other>
 void Products(Rows<Index> rows, Rows<Other> others, int64_t n, int64_t dim, float* products);
 
-// Divides row at[i] of `out` by divisors[i]; it becomes 0 where that is 0.
+// Divides row at[i] of `out` by divisors[i]; the row becomes 0 if that is 0.
 void DivideRows(float* out, const int64_t* at, const float* divisors, int64_t n, int64_t dim);
 
 void Scale(float* values, int64_t n, float scale);

@@ -17,7 +17,7 @@ constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;  // Elements of anything c
 enum Kind { kStatic = 0, kDynamic = 1 };
 enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
 
-// Tells which rank owns a key of a table of this kind, and where the owner keeps it.
+// Tells which rank owns a key of a table of this kind, and where the owner stores it.
 class Owners {
  public:
   Owners(int kind, int ranks)
@@ -65,14 +65,14 @@ class Owners {
 };
 
 // Rows of a dynamic table that a lookup doesn't see are negative: it reads row 0.
-constexpr int64_t kNoRow = -1;  // The key has none: nothing is updated.
+constexpr int64_t kNoRow = -1;  // The key has no row: nothing is updated.
 
 template <class Row>
 constexpr bool IsUnseen(Row row) {
   return row < 0;
 }
 
-// Converts between a row, from 1, and one that later runs see: this one updates it.
+// Converts between a row, from 1, and its number for a run that updates it but doesn't see it yet.
 constexpr int64_t SeenLater(int64_t row) { return -1 - row; }
 
 struct Section {
@@ -80,7 +80,7 @@ struct Section {
   int kind = kStatic;
   int64_t dim = 0;
   bool pooled = false, weighted = false;
-  bool counted = false;  // Keys come with how often they were asked for (not pooled only).
+  bool counted = false;  // Keys come with their counts (unpooled sections only).
   float max_norm = 0;
 
   // Returns how many words the section takes in a message.
@@ -124,22 +124,22 @@ struct ReceivedMessage {
 struct Layout {
   int ranks = 0;
   int tables = 0;
-  std::vector<bool> counted;  // [T], whether it matters how often keys were asked for.
+  std::vector<bool> counted;  // [T], whether the table counts how often keys are asked for.
   std::vector<Section> sections;
 
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-  // Finds the words of each of several messages that stand one after the other.
+  // Finds the words of each of several concatenated messages.
   tensorflow::Status Lengths(const tensorflow::Tensor& message, tensorflow::Tensor* lengths) const;
   // A rank with a split of 0 asks for nothing.
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                            ReceivedMessage* received) const;
 
-  // Parses what the rank `rank` asks for, `length` words, as a message of its own.
+  // Parses the request of rank `rank`, `length` words, as a separate message.
   tensorflow::Status ParseOne(int rank, const int64_t* words, int64_t length,
                               ReceivedMessage* received) const;
 
   // Parses a message that is elsewhere: `headers` are copies of its 2 S words for each rank, one
-  // after the other. The lengths of bags are not looked at.
+  // after the other. The lengths of bags are not read.
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                            const int64_t* headers, ReceivedMessage* received) const;
 

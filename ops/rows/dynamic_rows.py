@@ -63,7 +63,7 @@ def admit(
         step: int64 scalar, the global step to which the run leads.
 
     Returns:
-        (the rows, how often the key of each row has occurred: 0 if there is no row).
+        (the rows, by how much the count of each row grows: 0 if there is no row).
 
     Raises:
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows or counts.

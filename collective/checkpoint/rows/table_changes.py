@@ -3,7 +3,7 @@
     writes are announced ──► a ChangeSet for each table (`collective.ops.rows.row_changes`)
     begin ──► what has changed since, by keys ──► done: the consumer has it; or undo
 
-Some tables can't be followed and count as changed completely: everything before the first `begin`,
+What can't be followed counts as changed completely: everything before the first `begin`,
 dynamic tables on a GPU, and tables written by an operation that a session had seen before writes
 were to be announced.
 """
