@@ -51,7 +51,7 @@ class Dataset:
         Args:
             filenames: a path, a list of paths, or a tensor or dataset of paths.
             fields: the columns, by name or as `Field`; None: all columns of the first file. A
-              column with a default value may be missing in the files.
+                column with a default value may be missing in the files.
             partition_count, partition_index: reads only the row groups i with i mod count = index.
             to_dense: whether to pad lists; a dict says so per column.
             num_parallel_reads, num_parallel_parser_calls: no effect.

@@ -164,8 +164,8 @@ def scope(sharding: bool = False, **options: Any) -> Iterator[Any]:
     Args:
         sharding: whether to shard the variables that are made inside.
         options: those of `hb.context.options`. Tuning options have no effect. If ranks have
-          different numbers of batches, `data_sync_drop_remainder=False` is an error once the first
-          rank is out of data.
+            different numbers of batches, `data_sync_drop_remainder=False` is an error once the
+            first rank is out of data.
 
     Raises:
         NotImplementedError: an option would change numbers, or is unknown.

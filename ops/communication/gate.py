@@ -245,7 +245,7 @@ class GraphGates:
 
         Args:
             exchanges: maps the operation that each exchange is to provide to the operations that
-              the exchange waits for.
+                the exchange waits for.
         """
         levels = self._known_levels()
         return [graph_analysis.level(op, levels, exchanges) for op in exchanges]

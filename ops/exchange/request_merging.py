@@ -88,7 +88,7 @@ def first(
 
     Args:
         rows: [R] float32, for each message and section one row per bag; the rows of a key are
-          equal.
+            equal.
         merged: the requests, merged by owner.
         sections: S of them.
         owners: O.

@@ -157,7 +157,7 @@ class Device(abc.ABC):
             work: what to time. It runs again if the device did not have enough to do at the same
                 time.
             waits: whether the host waits for the device within `work`: then it runs once, and is
-              not `idle` for that.
+                not `idle` for that.
         """
 
     @abc.abstractmethod

@@ -130,8 +130,7 @@ def rows(
         keys: [K] int64 on the device.
         sizes: how many of the keys belong to each map, one map after the other.
         steps: if given, new keys are inserted (otherwise they have row 0), and the step to which
-          the use of each map's keys leads is noted; 0 for a use that doesn't count. each map's keys
-          leads; 0 for none that counts.
+            the use of each map's keys leads is noted; 0 for a use that doesn't count.
 
     Raises:
         FullMapError: a map has no rows left for all new keys; the first of them have got theirs.

@@ -45,8 +45,8 @@ class Distinct(NamedTuple):
 
     Attributes:
         keys: [K] int64, of which the first U are defined, U the sum of `counts`: rank 0's keys
-          first, then rank 1's, …; each owner's keys by section, each section's by first appearance.
-          That is the order of ops/exchange/embedding_bag.py.
+            first, then rank 1's, …; each owner's keys by section, each section's by first
+            appearance. That is the order of ops/exchange/embedding_bag.py.
         counts: [N, S] int32, how many keys of each section each rank owns.
         inverse: [K] int32, the position of each of the K keys among the U.
     """
@@ -98,7 +98,7 @@ def distinct(
 
     Args:
         keys: [K] int64, any values, including the extreme ones. A static table's key belongs to
-          rank key mod N, a dynamic table's key to mix(key) mod N.
+            rank key mod N, a dynamic table's key to mix(key) mod N.
         segments: M of them with K keys. Keys are equal only within a section.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`; 1 to de-duplicate the keys that an owner received.

@@ -271,7 +271,7 @@ class FullError(MemoryError):
 
     Attributes:
         inserted: what was found and made nevertheless: `rows` and `new_rows` are 0 for keys that
-          got no row. The values of the new rows must be initialised as always.
+            got no row. The values of the new rows must be initialised as always.
     """
 
     def __init__(self, message: str, inserted: Inserted):

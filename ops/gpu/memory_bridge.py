@@ -45,7 +45,7 @@ class MemoryBridge(abc.ABC):
         placed: the device of the kernels' operations, as for `tf.device`.
         kind: the type of that device, '' for any.
         label: selects, of the kernels that TensorFlow knows for compiled operations, those that
-          launch kernels; '' if there is only one.
+            launch kernels; '' if there is only one.
         kernels: one object for all calls, with its own memory.
     """
 

@@ -41,9 +41,9 @@ class Occurrences(NamedTuple):
         counters: [2] uint32, how many rows have more than `LONG` occurrences, and how many pieces
             these rows have.
         longs: [K // LONG, 3] uint32, for each such row (row, its first piece, its number of
-          pieces), in any order.
+            pieces), in any order.
         pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, its first place
-          in `order`, its end).
+            in `order`, its end).
     """
 
     offsets: Any

@@ -32,7 +32,7 @@ class Partition(NamedTuple):
 
     Attributes:
         keys: [K] int64: rank 0's keys first, then rank 1's, …; each owner's keys by section, then
-          in their original order.
+            in their original order.
         counts: [N, S] int32, how many keys of each section each rank owns.
         positions: [K] int32, the new position of each key.
     """
@@ -114,7 +114,7 @@ def partition(
 
     Args:
         keys: [K] int64, any values. A static table's key belongs to rank key mod N, a dynamic
-          table's key to mix(key) mod N.
+            table's key to mix(key) mod N.
         segments: M of them with K keys.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`.
@@ -150,7 +150,6 @@ def local_rows(
 
     For a static table it is key div N, rounded down; for a dynamic one the key itself. Bytes moved:
     8 K read, 8 K written.
-    read, 8 K written.
 
     Args:
         keys, segments, kinds, ranks, workspace: as for `partition`. All keys belong to this rank;

@@ -70,7 +70,7 @@ class Ids(NamedTuple):
 
     Attributes:
         positions: [K] int32 or int64, the row of each id among its look-up's rows; a position
-          outside of them means a row of zeros.
+            outside of them means a row of zeros.
         offsets: [B + 1] int32, ascending from 0 to K, the first id of each sample.
         weights: [K] float32, or None if no look-up is weighted.
     """

@@ -25,7 +25,7 @@ class Segments:
         offsets: [M + 1] int64, ascending from 0: segment m has the keys from offsets[m] to before
             offsets[m + 1].
         sections: [M] int64, the section, or table, of each segment. Several may belong to the same
-          one.
+            one.
     """
 
     offsets: np.ndarray

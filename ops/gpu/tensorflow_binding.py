@@ -251,7 +251,7 @@ class DeviceOperations:
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
             used: T int64 scalars: rows 1 to this one exist, or all rows if it is -1. Empty: all
-              rows of all tables exist.
+                rows of all tables exist.
             bounds: for each table the bound of the elements of rows that have a gradient, after
                 the update; infinity for none. Empty: no bounds.
         """
@@ -287,7 +287,7 @@ class DeviceOperations:
         Args:
             rule, numbers, tables, slots, used, bounds: as for `collective_update`, of U tables.
             gradient, rows, headers: the inputs of `collective_reduce_rows`; rows of the U tables
-              only.
+                only.
             message: the message and its splits.
             attributes: the layout of the message, `scale`, and `updated`, the numbers of the U
                 tables.

@@ -24,7 +24,7 @@ class GraphState:
         gate_by_collective: the gate for which each collective waits, by the collective's name.
         gradient_wire_types: the types in which gradients of rows travel, by the casts' names.
         flat_gradients: the operation that sends a gradient of rows to their owners, by the
-          operation through which the rows came (`collective.strategies.two_level_exchange`).
+            operation through which the rows came (`collective.strategies.two_level_exchange`).
         distinct_indices: the names of indices that have no row twice.
         pool_gradients: the members of a group whose gradients an operation sums, by the operation.
         training_flag: bool scalar, True in runs that update something

@@ -1,9 +1,8 @@
 // Holds a run's gradients back until other rows that the run reads have arrived.
 //
 // A lookup that is fetched together with an update of its table returns the rows as they were
-// before. If the gradients depend on these rows, that holds anyway. For other rows of a run, Python
-// gives
-// the names (CollectiveAwaitRows, which is executed before the run's collectives may start): this
+// before. If the gradients depend on these rows, that holds anyway. Python names the other rows of
+// a run (CollectiveAwaitRows, which is executed before the run's collectives may start): this
 // rank sends no gradients before those rows have arrived. An owner updates its rows once it has all
 // ranks' gradients; by then every rank has the rows that it asked for.
 

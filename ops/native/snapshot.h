@@ -75,8 +75,7 @@ class ColumnSnapshot {
   void Keep(const int64_t* rows, int64_t n);
 
   // Writes `n` rows as they were to `out`. Rows that may change are read only once. Returns false
-  // if
-  // the save was given up.
+  // if the save was given up.
   bool Read(const int64_t* rows, int64_t n, char* out);
 
   int64_t row_bytes() const { return row_bytes_; }

@@ -203,8 +203,8 @@ class RestoreOperation:
         Args:
             files: paths.
             slices: [S, 8] int64: the number of a slice's file, its place, bytes and checksum; its
-              first row that the variable has, and the distance to the next one; the variable's row
-              for the first one, and the distance to the row for the next.
+                first row that the variable has, and the distance to the next one; the variable's
+                row for the first one, and the distance to the row for the next.
             shape: the variable's shape.
             verifies: whether to only read and check the slices, and leave the variable unchanged.
         """

@@ -63,7 +63,7 @@ class KeyMap:
 
     Args:
         capacity: the most rows, below 2**32 - 1. Address space is reserved for them; memory is
-          taken as keys are inserted.
+            taken as keys are inserted.
 
     Raises:
         ImportError: the compiled map isn't built.
@@ -114,8 +114,7 @@ class KeyMap:
 
         Raises:
             MemoryError: the map is full, or can't grow. The keys before the first one without a
-            place
-                have been inserted.
+                place have been inserted.
         """
         keys = np.ascontiguousarray(keys, np.int64)
         rows = np.empty(keys.shape, np.int64)

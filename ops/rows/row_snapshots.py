@@ -46,7 +46,7 @@ class CopyRoom:
     Args:
         size: bytes.
         patience: a run that waits for room gives the save up after this many seconds without a
-          read.
+            read.
     """
 
     def __init__(self, size: int, patience: float):

@@ -38,7 +38,7 @@ class Publication:
     Attributes:
         meta: the path to which `Commit.meta`, the graph's description, is moved; or None.
         state: the path to which `Commit.state`, the file that names the latest checkpoint, is
-          moved; or None.
+            moved; or None.
         superseded: the prefixes of checkpoints to delete.
         meta_suffix: the suffix of their graphs' descriptions.
     """
@@ -72,8 +72,7 @@ class Commit:
 
     Limits: a move is atomic if the file system renames atomically. POSIX does. Object stores copy
     instead: a kill while one of their files is copied over an older one may damage this one file.
-      Only
-    one job at a time may save under a base name in a folder (`ownership`).
+    Only one job at a time may save under a base name in a folder (`ownership`).
 
     An increment is committed like a checkpoint. A checkpoint that replaces an older one of the same
     name, or is deleted, takes the older one's increments with it.

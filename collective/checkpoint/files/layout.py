@@ -20,7 +20,7 @@ class StoredTable:
 
     Attributes:
         name: the Saver's name for it: the variable's name, unless the Saver's `var_list` renames
-          it.
+            it.
         kind: 'static' or 'dynamic'.
         rows: V; None if dynamic.
         dim: D, the number of values in a row.
@@ -29,8 +29,8 @@ class StoredTable:
         parts: how many rows each part has.
         slot_of: the name of the table, if this is a slot.
         keys: the name of a dynamic table's keys: `<keys>/part_<r>`, int64 and ascending; rows are
-          in the order of their keys. In an increment static tables and their slots have keys, too:
-          the numbers of the changed rows.
+            in the order of their keys. In an increment static tables and their slots have keys,
+            too: the numbers of the changed rows.
         whole: in an increment, whether each part has all rows of its rank. Then keys of that rank
             that aren't among them have been removed.
         removed: in an increment of a dynamic table, how many removed keys each part lists in

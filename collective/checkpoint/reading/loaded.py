@@ -75,8 +75,8 @@ class LoadedTable:
         Args:
             keys: a number, or any array of integers; strings for a table of string keys.
             default: the value of every element for a missing key. None (default): a missing key is
-              an error. (In evaluation and serving a dynamic table uses 0, or its policy's
-              `default_value_no_permission`.)
+                an error. (In evaluation and serving a dynamic table uses 0, or its policy's
+                `default_value_no_permission`.)
 
         Returns:
             [*, D], `*` being the shape of `keys`.

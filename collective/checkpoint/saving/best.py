@@ -37,7 +37,7 @@ class KeepBest:
         mode: 'max' if a higher value is better, 'min' if a lower one is.
         count: how many are kept.
         evaluation: for an Estimator, the name of the evaluations that count; None: those without
-          one.
+            one.
 
     Raises:
         ValueError: an attribute has an invalid value.

@@ -37,7 +37,7 @@ class RunningChain:
         saver: the Saver that saved the base.
         shards: its tables and slots.
         base: the path as given by the user; a folder's checkpoints with the same path belong
-          together.
+            together.
         prefix: the prefix of the whole checkpoint.
         follower: knows what has changed since the last save.
         number: the number of the last increment; 0 if there is none.

@@ -45,7 +45,7 @@ def bar(
         label: the label on the left.
         parts: from left to right.
         scale: the value that takes the whole width. A longer bar also takes the whole width, and
-          fades out.
+            fades out.
         text: formats values.
         kind: a further class of the row.
     """
