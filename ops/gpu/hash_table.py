@@ -167,8 +167,7 @@ class HashTable:
 
         Raises:
             MemoryError: the device has no room for the new slots in addition to the old ones;
-            nothing
-                has changed.
+                nothing has changed.
         """
         if slots > _MOST_SLOTS:
             raise MemoryError(

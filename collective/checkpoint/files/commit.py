@@ -100,7 +100,7 @@ class Commit:
         tf.io.gfile.mkdir(self.staging)
         try:
             _write(os.path.join(self.staging, RECORD), "")
-        except Exception:  # nobody has an object yet that could undo it
+        except Exception:  # no object exists yet that could undo it
             tf.io.gfile.rmtree(self.staging)
             raise
 

@@ -1,10 +1,10 @@
 """Checks that kernels are right, and measures how fast they are; `python -m
 collective.ops.gpu_check` runs all of it.
 
-A kernel family has a module here, named in `FAMILIES`, and so has the `step` that all of them make,
-with
+A kernel family has a module here, named in `FAMILIES`, and so has the `step` that all of them make.
+Each module has
 
-    CHECKS          functions (device, scale, rng) that raise AssertionError where a kernel and its
+    CHECKS          functions (device, scale, rng) that raise AssertionError if a kernel and its
     reference differ
     measurements    a function (device, scale, rng) that makes inputs and yields what is to be timed
 """
@@ -34,13 +34,13 @@ FAMILIES = (
 
 
 class Scale(NamedTuple):
-    """Says how large inputs are.
+    """Says how large the inputs are.
 
     Attributes:
         keys: the most keys that a check uses.
-        elements: of the largest table that a check uses.
-        measured_keys: of one measurement.
-        measured_bytes: of the tables and buffers of a measurement: several times the L2.
+        elements: the number of elements of the largest table that a check uses.
+        measured_keys: the number of keys in one measurement.
+        measured_bytes: the size of a measurement's tables and buffers: several times the L2.
     """
 
     keys: int
@@ -57,15 +57,15 @@ Check = Callable[[Device, Scale, np.random.Generator], None]
 
 
 class Measurement(NamedTuple):
-    """Is timed for one row of the report.
+    """Describes what is timed for one row of the report.
 
     Attributes:
-        kernel: which, and on what.
-        runs: what is timed, by turns: the same with other inputs.
-        bytes: what one of them must move: useful bytes only.
-        dim, dtype: of rows, where there are rows.
-        keys: how many one of them works on.
-        waits: the host waits for the device in each, and that counts.
+        kernel: the kernel, and its input.
+        runs: functions that are timed in turn: the same with different inputs.
+        bytes: the useful bytes that one run must move.
+        dim, dtype: those of the rows, if there are rows.
+        keys: the number of keys in one run.
+        waits: whether the host waits for the device in each run, which counts.
     """
 
     kernel: str
@@ -78,14 +78,14 @@ class Measurement(NamedTuple):
 
 
 class Family(Protocol):
-    """Has the checks and the measurements of a kernel family: a module."""
+    """A module with the checks and the measurements of a kernel family."""
 
     CHECKS: Sequence[Check]
 
     def measurements(
         self, device: Device, scale: Scale, rng: np.random.Generator
     ) -> Iterator[Measurement]:
-        """Yields what is to be timed; the inputs of one are dropped before the next is made."""
+        """Yields what is to be timed; its inputs are dropped before the next ones are made."""
 
 
 def family(name: str) -> Family:

@@ -47,8 +47,8 @@ def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def repeated(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """De-duplicates batches of changing sizes, which find nothing of those before, also where the
-    scratch table's words run out.
+    """De-duplicates batches of changing sizes, which must find nothing of earlier batches, even
+    when the scratch table's words run out.
     """
     workspace = Workspace(device)
     for number, size in enumerate((1000, 300, 1500, 1, 2000, 2000)):
@@ -86,7 +86,7 @@ def _timed(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures batches of the DLRM workload, uniform and skewed, and as many keys as a check has,
+    """Measures batches of the DLRM workload, uniform and skewed, and as many keys as a check uses,
     on 8 ranks.
     """
     size = min(TABLES * BATCH, scale.measured_keys) // TABLES * TABLES

@@ -97,6 +97,6 @@ def _timed(device: Device, scale: Scale, rng: np.random.Generator, dim: int) -> 
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures rows at random of four large tables."""
+    """Measures random rows of four large tables."""
     for dim in (4, 16, 32, 64, 128, 1024):
         yield _timed(device, scale, rng, dim)

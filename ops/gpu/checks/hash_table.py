@@ -21,7 +21,7 @@ from collective.ops.gpu.workspace import Workspace
 
 
 class _Both:
-    """Tells and asks tables and their references the same."""
+    """Gives tables and their references the same calls."""
 
     def __init__(self, device: Device, tables: int, slots: int = 1, most_rows: int = MOST_ROWS):
         self.workspace, self.device = Workspace(device), device
@@ -40,7 +40,7 @@ class _Both:
         )
 
     def insert(self, keys: np.ndarray, segments: Segments, step: int, what: str) -> None:
-        """Inserts keys; a table's step is the one before that of the next table."""
+        """Inserts keys; each table's step is one less than the next table's."""
         steps = [step + t for t in range(len(self.tables))]
         got = kernels.find_or_insert(
             self.tables, on(self.device, keys), segments, steps, self.workspace
@@ -57,7 +57,7 @@ class _Both:
         assert_same(self.device, got.rows, wanted.rows, f"rows of {what}")
 
     def remove(self, t: int, keys: np.ndarray) -> None:
-        """Removes those of `keys` that are there; the keys of the last rows get theirs."""
+        """Removes existing keys among `keys`; the keys of the last rows get their rows."""
         table, known = self.tables[t], self.references[t]
         at, there = known.found(np.unique(keys))
         gone, left = known.keys[at[there]], known.count() - int(there.sum())
@@ -90,8 +90,8 @@ class _Both:
 
 
 def colliding(keys: int, last: bool = False) -> np.ndarray:
-    """Draws different keys that all begin to look in the first sector, or the last, of however
-    many: the inverse of the hash.
+    """Draws different keys whose searches all begin in the first sector, or the last, for any
+    number of sectors: the inverse of the hash.
     """
     x, word = np.arange(1, keys + 1, dtype=np.uint64), 2**64
     x = ~x if last else x
@@ -102,7 +102,7 @@ def colliding(keys: int, last: bool = False) -> np.ndarray:
 
 def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Looks up, inserts and looks up keys of three tables that begin with one slot; the last batch
-    has half of them again.
+    repeats half of them.
     """
     for name, keys in key_cases(scale.keys // 4, rng):
         both, segments = _Both(device, 3), list(segment_cases(len(keys), 3, rng))[-1]
@@ -122,7 +122,7 @@ def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Inserts as many keys as a check has, all new at once: rows are their positions; then one new
     key as many times.
     """
-    # odd: they all differ
+    # Odd, so that all keys differ.
     keys = np.arange(scale.keys) * (2 * int(rng.integers(2**40, 2**62)) + 1)
     table, workspace, segments = (
         HashTable("large", device),
@@ -165,8 +165,8 @@ def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Looks up, inserts into, cleans and grows tables by turns, with extreme keys; their last uses
-    are told, and set, too.
+    """Looks up in, inserts into, cleans and grows tables in turn, with extreme keys; also reads and
+    sets their last uses.
     """
     both, size = _Both(device, 2), min(scale.keys // 8, 2**20)
     for step in range(1, 12):
@@ -190,8 +190,8 @@ def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def full(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Inserts more keys than there are rows: the first of them have rows, and with room for more
-    the others get theirs.
+    """Inserts more keys than there are rows: the first of them get rows, and the others get theirs
+    once there is more room.
     """
     size = scale.keys // 4
     both = _Both(device, 1, most_rows=size // 2)
@@ -236,8 +236,8 @@ def _filled(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures a table of 10**8 slots, three quarters of which are taken, with batches of keys that
-    are there or are not.
+    """Measures a table of 10**8 slots, three quarters of which are in use, with batches of existing
+    and of missing keys.
     """
     slots, load = min(10**8, scale.measured_bytes // 32), 0.75
     size, workspace = min(scale.measured_keys // 4, slots // 25), Workspace(device)
@@ -256,7 +256,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     known, unknown = batches(0, there), batches(there, 2 * there)
     yield Measurement("find, all there", runs(kernels.find, known), 48 * size, keys=size)
     yield Measurement("find, none there", runs(kernels.find, unknown), 48 * size, keys=size)
-    # The host asks how full the table is before it takes in as many keys as could be new.
+    # The host reads how full the table is before it inserts as many keys as could be new.
     yield Measurement(
         "find or insert, all there",
         runs(kernels.find_or_insert, known, steps=[1]),
@@ -277,7 +277,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
         keys=there,
     )
     del known, unknown, later
-    # Every run brings keys that were never there, and the load goes from 5/8 to 3/4 at most, though
+    # Every run inserts keys that are new, and the load goes from 5/8 to at most 3/4, even though
     # some runs are repeated.
     few = max(min(size, slots // 8 // 90), 1)
     filled, key = _filled(device, slots, 0.625, rng, workspace)

@@ -1,7 +1,7 @@
-"""Runs the checks of kernel families side by side, each family in a process of its own.
+"""Runs the checks of kernel families in parallel, each family in a separate process.
 
-NumPy's references take most of the time of a check, on one core each. A process that a fault of the
-GPU ends takes no other family along.
+NumPy's references take most of the time of a check, on one core each. If a fault of the GPU ends a
+process, no other family is affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_EVERY = 0.05  # seconds
 
 
 class Running(NamedTuple):
-    """Holds the checks of one family that run, and where their output goes."""
+    """Holds the running checks of one family, and the file of their output."""
 
     family: str
     process: subprocess.Popen[bytes]
@@ -31,16 +31,16 @@ class Running(NamedTuple):
 def check(
     families: Sequence[str], most: int, arguments: Sequence[str], program: Sequence[str] = ()
 ) -> int:
-    """Runs the families' checks, at most so many at once; returns how many families failed.
+    """Runs the families' checks, at most `most` at a time; returns how many families failed.
 
-    What a family said is printed once it has ended; of those that this process doesn't live to see
-    the end of (TERM, Ctrl-C), which are ended with it, what they said so far.
+    A family's output is printed once it has ended. If this process ends first (TERM, Ctrl-C), it
+    ends the running families, and prints their output so far.
 
     Args:
         families: their names.
-        most: how many run at once.
-        arguments: of gpu_check, in addition to the family.
-        program: what runs them; `collective gpu-check` without it.
+        most: how many families run at a time.
+        arguments: arguments for gpu_check, in addition to the family.
+        program: the program that runs them; by default `collective gpu-check`.
     """
     command = [*(program or (sys.executable, "-u", "-m", "collective.ops.gpu_check"))]
     waiting, running, failed = list(families), list[Running](), 0
@@ -87,7 +87,7 @@ def _ending(code: int) -> str:
 
 @contextmanager
 def _ended_by_term() -> Iterator[None]:
-    """Lets TERM (from timeout(1), for example) end this process by way of its `finally`."""
+    """Lets TERM (from timeout(1), for example) end this process through its `finally` blocks."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)

@@ -1,8 +1,8 @@
-"""Makes the whole sparse step by PyTorch's own operations, at their best: all tables in one matrix,
-one call of each operation.
+"""Makes the whole sparse step with PyTorch's own operations, at their best: all tables in one
+matrix, and one call of each operation.
 
-They run on PyTorch's default stream, which is CuPy's default one, too: events of one time the
-other.
+They run on PyTorch's default stream, which is also CuPy's default stream: events of one library
+time the other.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collective.ops.gpu.device import Device
 
 
 def imported(device: Device) -> Any:
-    """Imports `torch`; returns None if there is none that can use the device's arrays, as one
-    without CUDA can't use a GPU's.
+    """Imports `torch`; returns None if it is missing or can't use the device's arrays, as a
+    PyTorch without CUDA can't use a GPU's.
     """
     try:
         torch = importlib.import_module("torch")
         torch.from_dlpack(device.zeros(1, np.float32))
-    except Exception:  # whatever is wrong with it, the kernels can be measured
+    except Exception:  # whatever is wrong with it, the kernels can still be measured
         return None
     return torch
 
 
 class Step:
-    """Makes one step after the other on the same tables, whose memory it shares.
+    """Makes one step after another on the same tables, whose memory it shares.
 
     Args:
-        torch: of `imported`.
-        weights, slots: [T, V, D] float32 of the device, Adagrad's.
+        torch: the result of `imported`.
+        weights, slots: [T, V, D] float32 on the device, weights and Adagrad's slots.
     """
 
     def __init__(self, torch: Any, weights: Any, slots: Any):
@@ -44,8 +44,8 @@ class Step:
         )
 
     def given(self, batch: Batch) -> Callable[[], Any]:
-        """Returns a function that makes the step with `batch`, which is on the device: it returns
-        [T B, D], the pooled rows, and updates.
+        """Returns a function that makes the step with `batch`, which is on the device. The function
+        returns [T B, D], the pooled rows, and updates the tables.
         """
         torch = self._torch
         ids, offsets, gradients = (

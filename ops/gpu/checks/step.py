@@ -1,5 +1,5 @@
-"""Checks and measurements of a whole sparse step: what a rank does in addition to the dense part,
-by the kernels of all families.
+"""Checks and measurements of a whole sparse step: everything that a rank does besides the dense
+part, by the kernels of all families.
 
 The DLRM workload: 26 tables of dimension 128, 65,536 samples, Adagrad, float32; ids are Zipf-like.
 Three measurements of each batch on one rank, with 1 id a sample and table and with 1 to 10 that are
@@ -31,8 +31,8 @@ and of the owner's part, with K keys of which U are distinct:
     update      4 K of the inverse index, 4 D K gradients, 8 U row numbers, 8 D U weights and slots
     read; 8 D U written
 
-Scratch, orders of occurrences, and a row that is read again for another sample are not counted:
-they are how it is done.
+Scratch memory, orders of occurrences, and a row that is read again for another sample don't count:
+they depend on the implementation.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def step(
     Args:
         tables: T of them.
         batch: on the device.
-        workspace: where the result lies until the next call with it.
-        counts: [T], the distinct ids of each table; if None, the host waits for them.
+        workspace: holds the result until the next call with it.
+        counts: [T], the number of distinct ids of each table; if None, the host waits for it.
     """
     device = workspace.device
     found = distinct(batch.ids, batch.segments, _KINDS, 1, workspace)
@@ -93,7 +93,7 @@ def step(
 
 
 def owned(tables: Sequence[Table], received: Received, workspace: Workspace) -> Any:
-    """Returns [K D] float32, the rows that are asked for, and updates the tables by their
+    """Returns [K D] float32, the requested rows, and updates the tables with their
     gradients.
     """
     device, asked = workspace.device, received.segments
@@ -202,7 +202,7 @@ def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def by_pytorch(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Makes `one_rank`'s steps by PyTorch, for comparison; nothing where there is no
+    """Makes `one_rank`'s steps with PyTorch, for comparison; does nothing without
     PyTorch.
     """
     torch = pytorch.imported(device)
@@ -223,7 +223,7 @@ CHECKS = (one_rank, owner, by_pytorch)
 
 
 def _bytes(ids: int, samples: int, rows: int) -> int:
-    """Counts the bytes of a step, as the page says."""
+    """Counts the bytes of a step, as in the module's docstring."""
     row = 4 * DIM
     return (
         (8 * ids + 4 * ids + 8 * rows)
@@ -234,7 +234,7 @@ def _bytes(ids: int, samples: int, rows: int) -> int:
 
 
 def _owner_bytes(keys: int, rows: int) -> int:
-    """Counts the bytes of the owner's part, as the page says."""
+    """Counts the bytes of the owner's part, as in the module's docstring."""
     row = 4 * DIM
     return (
         (8 + row) * keys
@@ -247,8 +247,8 @@ def _owner_bytes(keys: int, rows: int) -> int:
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures what the page says. All weights together are of `measured_bytes`, and so are the
-    slots.
+    """Measures what the module's docstring lists. All weights together have `measured_bytes`, and
+    so have the slots.
     """
     rows = max(scale.measured_bytes // (4 * DIM) // TABLES, 64)
     samples = min(SAMPLES, scale.measured_keys // TABLES)

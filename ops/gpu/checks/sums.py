@@ -1,4 +1,4 @@
-"""Checks and measurements of `collective.ops.gpu.sums`, and inputs for what is like it."""
+"""Checks and measurements of `collective.ops.gpu.sums`, and inputs for similar kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     """Holds gradients of rows, for the device and for the reference.
 
     Attributes:
-        segments, dims: of U rows.
+        segments, dims: the segments and dimensions of U rows.
         numbers: [K] int32, the row of each occurrence.
         terms: [K, 2] uint32 or None.
         gradients: one float32 matrix for each section.
@@ -82,7 +82,7 @@ def case(
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float, what: str) -> None:
-    """Raises AssertionError unless finite values are close to each other's size, and others are
+    """Raises AssertionError unless finite values are close, relative to their size, and others are
     equal.
     """
     finite = wanted[np.isfinite(wanted)]
@@ -112,7 +112,7 @@ def one_dimension(device: Device, scale: Scale, rng: np.random.Generator) -> Non
 
 
 def many_sections(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Sums sections of several dimensions in one launch, of which one is empty and one has a single
+    """Sums sections of several dimensions in one launch; one of them is empty and one has a single
     row.
     """
     workspace = Workspace(device)
@@ -149,8 +149,8 @@ def all_equal(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def edges(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Sums rows that occur as often as is not cut, and once more; an infinite factor of a row that
-    is missing makes nothing.
+    """Sums rows with the most occurrences that aren't cut, and with one more; an infinite factor
+    of a missing row has no effect.
     """
     numbers = rng.permutation(np.repeat(np.arange(5, dtype=np.int32), [64, 65, 512, 513, 1]))
     made = rng.integers(-9, 9, (len(numbers), 3)).astype(np.float32)
@@ -173,7 +173,7 @@ CHECKS = (one_dimension, many_sections, not_finite, all_equal, edges)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures gradients of samples, summed by row, of which each occurs about four times."""
+    """Measures gradients of samples, summed by row; each sample occurs about four times."""
     for dim in (16, 128):
         size = max(scale.measured_bytes // 8 // (4 * dim), 8)
         gradients: list[Any] = [device.zeros((size, dim), np.float32) for _ in range(2)]

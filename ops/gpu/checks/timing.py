@@ -23,9 +23,9 @@ class Times(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Is one row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares
-    bytes a second; `host` says what of the host's time is in it: '', 'waits' as the measurement
-    does, or 'idle' as the device should not have been.
+    """Describes one row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy`
+    compares bytes per second; `host` says what part of the host's time is included: '', 'waits' if
+    the measurement does, or 'idle' if the device was, which should not happen.
     """
 
     kernel: str
@@ -46,7 +46,7 @@ def times(
     repeats: int = REPEATS,
     waits: bool = False,
 ) -> Times:
-    """Times `repeats` runs by turns, after each has run once and allocated all that it needs."""
+    """Times `repeats` runs in turn, after each has run once and allocated all that it needs."""
     for run in runs:
         run()
     device.synchronize()
@@ -56,7 +56,7 @@ def times(
 
 
 def copy_bandwidth(device: Device, scale: Scale, repeats: int = REPEATS) -> float:
-    """Measures the bytes that a copy from device to device reads and writes in a second."""
+    """Measures how many bytes per second a copy from device to device reads and writes."""
     size = scale.measured_bytes // 4
     source, target = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
     return (

@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def tables_for(rule: Rule, shapes: list[tuple[int, int]], rng: np.random.Generator) -> list[Table]:
-    """Tables with slots as they are after some steps."""
+    """Makes tables with slots as they are after some steps."""
     made = []
     for shape in shapes:
         slots = []
@@ -93,8 +93,8 @@ def _agree(
 
 
 def every_rule(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Updates tables of several dimensions in one launch; rows rare and frequent, some of them not
-    of the table.
+    """Updates tables of several dimensions in one launch; rows are rare and frequent, and some are
+    outside of the table.
     """
     shapes, lengths, each = [(80, 16), (50, 3), (6, 160)], [50, 30, 3], [150, 90, 600]
     dims = [dim for _, dim in shapes]
@@ -120,8 +120,8 @@ def every_dimension(device: Device, scale: Scale, rng: np.random.Generator) -> N
 
 
 def hot_row(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Updates a row of which so much occurs that a block sums its pieces, and one that a warp sums,
-    next to a rare one.
+    """Updates a row with so many occurrences that a block sums its pieces, and a row that a warp
+    sums, next to a rare one.
     """
     numbers = rng.permutation(np.repeat([0, 1, 2], [9 * PIECE, 2 * PIECE, 1])).astype(np.int32)
     for rule in (Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.01, step=2)):
@@ -142,7 +142,7 @@ def not_finite(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def nothing(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Changes nothing without gradients, but by Adam that isn't lazy."""
+    """Changes nothing without gradients, except for Adam that isn't lazy."""
     gradients = [np.zeros((0, 4), np.float32)]
     for rule in (Adagrad(0.1), Adam(0.1)):
         one = Case(Segments.of([0, 4], [0, 1]), [4, 4], np.zeros(0, np.int32), None, gradients)
@@ -182,7 +182,7 @@ def _timed(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Measures distinct rows at random of one large table."""
+    """Measures distinct random rows of one large table."""
     rules = (SGD(0.1), Adagrad(0.1), Adam(0.1, lazy=True), Ftrl(0.1))
     for dim, rule in itertools.product((16, 128), rules):
         yield _timed(device, scale, rng, rule, dim)

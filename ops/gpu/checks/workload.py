@@ -20,11 +20,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Batch(NamedTuple):
-    """Holds what one rank looks up for B samples, and the gradients of what it gets. Arrays are of
-    NumPy or of a device.
+    """Holds one rank's look-ups for B samples, and the gradients of the results. Arrays are in
+    NumPy or on a device.
 
     Attributes:
-        lengths: T of them, how many ids are of each table.
+        lengths: T of them, how many ids each table has.
         ids: [K] int64, by table, then sample.
         offsets: [T B + 1] int32, the first id of each sample of each table.
         gradients: [T B, D] float32.
@@ -50,11 +50,12 @@ class Batch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Holds what the first of N ranks is asked for, and the gradients that it gets of it. Arrays
-    are of NumPy or of a device.
+    """Holds the requests that the first of N ranks gets, and the gradients that it receives. Arrays
+    are in NumPy or on a device.
 
     Attributes:
-        lengths: N T of them, how many keys are of each rank and, of one rank, of each table.
+        lengths: N T of them, how many keys come from each rank and, within one rank, for each
+          table.
         keys: [K] int64, in this order; those of one rank and table are distinct.
         gradients: [K, D] float32.
     """
@@ -75,7 +76,7 @@ class Received(NamedTuple):
 
 def drawn(size: int, rows: int, rng: np.random.Generator) -> np.ndarray:
     """Draws [`size`] int64 below `rows`: Zipf's distribution with exponent 1.2, hashed, so that
-    frequent ones lie anywhere.
+    frequent ones are spread everywhere.
     """
     return (
         (rng.zipf(1.2, size).astype(np.uint64) * _GOLDEN >> np.uint64(20)) % np.uint64(rows)

@@ -1,7 +1,7 @@
-// Finds the bags that a rank requests of pooled sections, by the kernels of ask_bags.cu.
+// Finds the bags that a rank requests from pooled sections, with the kernels of ask_bags.cu.
 //
-// DistinctKeys are ordered by owner, section, position, and those of pooled sections are kept as
-// often as they come.
+// DistinctKeys are ordered by owner, section, position; those of pooled sections are kept as often
+// as they occur.
 //
 //     run_starts     the keys of each owner and section: a run
 //     order_bags     samples and weights to their keys

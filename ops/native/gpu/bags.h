@@ -1,5 +1,5 @@
-// Describes the bags of a received message as lookups for the kernels of pool.cu, by a kernel of
-// bags.cu: it finds where each begins by the lengths that the message has.
+// Describes the bags of a received message as lookups for the kernels of pool.cu. A kernel of
+// bags.cu computes where each bag begins from the lengths in the message.
 
 #ifndef COLLECTIVE_NATIVE_GPU_BAGS_H_
 #define COLLECTIVE_NATIVE_GPU_BAGS_H_
@@ -33,7 +33,7 @@ struct PackedLookups {
   int64_t tiles;
 };
 
-// The bags of pieces, numbered through as they are added, and so are their ids: the keys.
+// The bags of pieces, numbered as they are added, and so are their ids: the keys.
 //
 // `Number` is the type of row numbers.
 template <class Number>
@@ -41,8 +41,8 @@ class Bags {
  public:
   explicit Bags(const std::vector<Table>& tables) : tables_(tables) {}
 
-  // Adds the bags of `piece`, whose keys have the row `numbers` of a table; those of an unpooled
-  // section have a key each. Their rows go to `out`, an address.
+  // Adds the bags of `piece`, whose keys have the row `numbers` of a table; in an unpooled section
+  // each bag has one key. Their rows go to `out`, an address.
   tensorflow::Status Add(const Section& section, const Piece& piece, const Number* numbers,
                          int64_t table, int64_t out) {
     if (piece.bags == 0 && piece.keys > 0) {
@@ -74,7 +74,7 @@ class Bags {
   int64_t keys() const { return keys_; }
   bool clips() const { return clips_; }
 
-  // Tells whether rows are taken as they are, by whole accesses: what the faster kernel can do.
+  // Tells whether rows are used unchanged, by whole accesses: then the faster kernel can be used.
   bool IsPlain() const {
     constexpr int64_t kWidthOfAccess = 4, kAccessBytes = kWidthOfAccess * kFloatBytes;
     for (size_t i = 0; i < lookups_.size(); ++i) {
@@ -87,7 +87,7 @@ class Bags {
     return true;
   }
 
-  // Packs what all kernels read.
+  // Packs the words that all kernels read.
   void Pack(Packed* packed) {
     bags_at_ = packed->Add(words_);
     std::vector<RunWords> runs;
@@ -109,8 +109,8 @@ class Bags {
   // Finds where bags begin. What was packed is `there`.
   //
   // Args:
-  //   wrong: an int32 on the device that becomes 1 if the lengths of a piece's bags aren't those of
-  //     its keys. Then nobody reads or writes anything but these keys. Null if nobody asks.
+  //   wrong: an int32 on the device that becomes 1 if the lengths of a piece's bags don't add up to
+  //     its keys. Then nothing but these keys is read or written. Null if not needed.
   tensorflow::Status FindOffsets(Stream* stream, const int64_t* there, void* wrong) {
     constexpr int64_t kMostThreads = 1024, kLengthsOfThread = 4;  // as in bags.cu
     TF_RETURN_IF_ERROR(stream->Scratch((bags_ + 1) * sizeof(int32_t), &offsets_));
@@ -127,7 +127,7 @@ class Bags {
     return Multiply(stream, there, nullptr, 0, squares_);
   }
 
-  // Multiplies each key's row with itself, or with the gradient of its bag if there are any.
+  // Multiplies each key's row by itself, or by the gradient of its bag if there are any.
   tensorflow::Status Multiply(Stream* stream, const int64_t* there, const int64_t* gradients,
                               int32_t gradient_count, void* products) const {
     const void* none = nullptr;
@@ -136,7 +136,7 @@ class Bags {
                           products);
   }
 
-  // Launches a kernel for lookups; `rest` is what it takes besides.
+  // Launches a kernel for lookups; `rest` are its other arguments.
   template <class... Rest>
   tensorflow::Status Launch(Stream* stream, Kernel kernel, const PackedLookups& lookups,
                             const int64_t* there, Rest... rest) const {

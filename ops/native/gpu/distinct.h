@@ -1,5 +1,5 @@
-// De-duplicates keys by section and orders them by owner, by the kernels of distinct.cu, whose
-// description is in ops/gpu/distinct.py. A section's keys may also all be kept.
+// De-duplicates keys by section and orders them by owner, with the kernels of distinct.cu, which
+// ops/gpu/distinct.py describes. All keys of a section may also be kept.
 
 #ifndef COLLECTIVE_NATIVE_GPU_DISTINCT_H_
 #define COLLECTIVE_NATIVE_GPU_DISTINCT_H_
@@ -20,12 +20,12 @@ constexpr int kMostRanks = 48 * 1024 / (4 * kWarps);  // that shared memory has 
 
 inline int64_t TilesOf(int64_t keys) { return (keys + kTile - 1) / kTile; }
 
-// Keys side by side that are of one section.
+// Adjacent keys that belong to one section.
 struct Segment {
   int64_t keys, section;
 };
 
-// Plans how blocks share keys: each takes a tile of one segment, and tiles are numbered by section,
+// Plans how blocks share keys: each takes a tile of one segment; tiles are numbered by section,
 // then position.
 class DistinctPlan {
  public:

@@ -1,8 +1,8 @@
 // Calls CUDA's driver, and holds the kernels that it launches.
 //
-// CuPy compiles kernels, caches them and keeps them loaded; it hands their handles over once
-// (`collective_gpu_kernel`). Operations launch them on TensorFlow's own stream by the functions of
-// a table: those of libcuda, or what stands in for it on a machine without a GPU
+// CuPy compiles kernels, caches them and keeps them loaded; it passes their handles on once
+// (`collective_gpu_kernel`). Operations launch them on TensorFlow's own stream through a table of
+// functions: those of libcuda, or replacements on a machine without a GPU
 // (`collective_gpu_driver`).
 
 #ifndef COLLECTIVE_NATIVE_GPU_DRIVER_H_

@@ -1,7 +1,7 @@
-// Sums the gradients of bags, as the ranks sent them, by row of each table: what
-// CollectiveReduceRows gives, and what the operation that updates rows by the sums begins with. The
-// kernels of distinct.cu, pool.cu, occurrences.cu and sums.cu; the host waits for how many distinct
-// rows each table has.
+// Sums the gradients of bags, as the ranks sent them, by row of each table: the results of
+// CollectiveReduceRows, and the first step of the operation that updates rows by the sums. It uses
+// the kernels of distinct.cu, pool.cu, occurrences.cu and sums.cu; the host waits only for the
+// number of distinct rows of each table.
 
 #ifndef COLLECTIVE_NATIVE_GPU_GRADIENT_SUMS_H_
 #define COLLECTIVE_NATIVE_GPU_GRADIENT_SUMS_H_
@@ -40,10 +40,10 @@ inline void AddPart(const void* from, void* to, int64_t count, int64_t before,
   parts->Add(words, CeilOfQuotient(count, kKeysOfTile));
 }
 
-// Sums for U of T tables: all, or those that an attribute `updated` numbers.
+// Sums for U of T tables: all tables, or those numbered in an attribute `updated`.
 class GradientSums {
  public:
-  // Holds what one run of an operation sums.
+  // Holds the sums of one run of an operation.
   struct Run {
     ReceivedMessage received;
     const tensorflow::Tensor* gradient = nullptr;
@@ -136,7 +136,7 @@ class GradientSums {
     return AddPieces(run);
   }
 
-  // Tells whether each row has one gradient: what a rank asks for in a section is distinct. Then
+  // Tells whether each row has one gradient: a rank's requests in a section are distinct. Then
   // there is nothing to sum.
   bool AreDistinct(const Run& run) const {
     for (int64_t u = 0; u < size(); ++u)
@@ -144,7 +144,7 @@ class GradientSums {
     return true;
   }
 
-  // Numbers the distinct rows. The host waits for how many there are.
+  // Numbers the distinct rows. The host waits for their number.
   tensorflow::Status Number(Stream* stream, Run* run) const {
     if (run->keys == 0) return tensorflow::OkStatus();
     // 1. Plan all of it, and upload the plan.
@@ -200,7 +200,7 @@ class GradientSums {
     return pooled_ ? MakeTerms(stream, terms, there, run) : tensorflow::OkStatus();
   }
 
-  // Packs what the kernels read that sum for `targets`, all distinct rows.
+  // Packs the words of the kernels that sum for `targets`, all distinct rows.
   tensorflow::Status Pack(Stream* stream, const Targets& targets, Run* run, Packed* packed) const {
     run->occurrences.emplace(run->keys, targets.rows());
     run->occurrences->AddTo(packed);

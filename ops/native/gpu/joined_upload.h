@@ -1,4 +1,4 @@
-// Uploads arrays of the host's memory in one piece, together with the words that kernels read.
+// Uploads arrays of host memory in one piece, together with the words that kernels read.
 
 #ifndef COLLECTIVE_NATIVE_GPU_JOINED_UPLOAD_H_
 #define COLLECTIVE_NATIVE_GPU_JOINED_UPLOAD_H_
@@ -16,11 +16,11 @@
 namespace collective {
 namespace gpu {
 
-// A copy out of pinned memory is the only one that the driver makes without stopping on the way. So
-// the host's threads write there what has to go.
+// Only a copy from pinned memory doesn't make the driver wait. So the host's threads write the data
+// there first.
 class JoinedUpload {
  public:
-  // Returns where the array will be, in words from where all of it is: right after the one before.
+  // Returns where the array will be, in words from the start of the upload: after the one before.
   int64_t Add(const tensorflow::Tensor& array) {
     const int64_t at = words_, bytes = static_cast<int64_t>(array.TotalBytes());
     const char* from = static_cast<const char*>(array.data());
@@ -31,14 +31,14 @@ class JoinedUpload {
     return at;
   }
 
-  // The same, but where a tensor may begin: it can be an output.
+  // The same, but aligned so that a tensor may begin there: it can be an output.
   int64_t AddTensor(const tensorflow::Tensor& array) {
     words_ = Aligned(words_);
     return Add(array);
   }
 
-  // Adds numbers of 32 bits in the place of `ids` samples [K] int64, which ascend from 0 to
-  // `count` - 1: with which id each sample begins, and K. They are fewer bytes to copy.
+  // Adds 32-bit numbers instead of the `ids` samples [K] int64, which ascend from 0 to
+  // `count` - 1: the id with which each sample begins, and K. That is fewer bytes to copy.
   int64_t AddOffsets(const tensorflow::Tensor& ids, int64_t count) {
     const int64_t at = words_, size = ids.NumElements();
     const char* from = static_cast<const char*>(ids.data());
@@ -57,7 +57,7 @@ class JoinedUpload {
     return CeilOfQuotient(word, kAligned) * kAligned;
   }
 
-  // Makes `uploaded` of the arrays and, after them, of the words of `packed`, which `*words` are.
+  // Makes `uploaded` from the arrays and, after them, the words of `packed`, which are `*words`.
   tensorflow::Status Launch(tensorflow::OpKernelContext* context, Stream* stream,
                             const Packed& packed, tensorflow::Tensor* uploaded,
                             const int64_t** words) const {
@@ -91,7 +91,7 @@ class JoinedUpload {
   static constexpr int64_t kWord = sizeof(int64_t);
   static constexpr int64_t kPiece = 256 * 1024;
 
-  // What one thread writes: some bytes of an array, or where some ids begin a sample.
+  // The work of one thread: some bytes of an array, or the beginnings of samples among some ids.
   struct Piece {
     int64_t to;  // in bytes
     const char* from;
@@ -101,8 +101,8 @@ class JoinedUpload {
     int64_t samples = -1;  // of these; -1: an array
   };
 
-  // Writes the offsets of samples that the ids of a piece begin; after the last id those of what
-  // is left. Returns whether its samples ascend.
+  // Writes the offsets of the samples that begin with a piece's ids; after the last id, those of
+  // the remaining samples. Returns whether its samples ascend.
   static bool WriteOffsets(const Piece& piece, int32_t* offsets) {
     const int64_t* samples = reinterpret_cast<const int64_t*>(piece.from);
     const int64_t end = piece.first + piece.size;

@@ -2,21 +2,21 @@
 //
 //     any thread      headers of all ranks are here ──Ready(ticket)──▶ calls, by ticket
 //     issuing thread  ◀──next ticket── (communicator, at the first) group of sends and receives
-//     watching thread each 100 ms: is a rank gone? has NCCL failed? ──▶ Break: abort, errors
+//     watching thread each 100 ms: has a rank ended? has NCCL failed? ──▶ Break: abort, errors
 //
-// Order: NCCL matches what ranks issue by place alone, so all must issue in one order; TensorFlow
-// starts collectives that are ready at once in any order. Before NCCL moves anything, ranks
-// exchange headers through the mailbox (nccl_carrier.cc), which say how much comes from whom. Rank
-// 0's header also has a ticket: how many collectives it started before. Each rank issues by
-// tickets. Nobody asks or answers for that, and it holds for branches, loops and runs in parallel
-// with each other as well. No rank waits in a circle: what comes before a collective on rank 0
-// needs nothing that comes after.
+// Order: NCCL matches collectives only by the order in which ranks issue them, so all ranks must
+// use the same order; TensorFlow starts collectives that are ready at the same time in any order.
+// Before NCCL moves anything, ranks exchange headers through the mailbox (nccl_carrier.cc), which
+// say how much comes from which rank. Rank 0's header also has a ticket: the number of collectives
+// that it has started before. Each rank issues in the order of tickets. That needs no further
+// messages, and also works for branches, loops and parallel runs. Ranks never wait in a circle:
+// what comes before a collective on rank 0 needs nothing that comes after it.
 //
-// Lost peers: a collective whose headers don't come fails as in shared memory. One that is under
-// way on the device would wait for ever: the communicator is aborted, which ends its kernels. What
-// the run gives then is worthless, so its caller asks for Problem() after it. A rank that
-// aborts says so in its page of the mailbox, since within a host NCCL doesn't tell its peers, who
-// have issued what this rank hasn't.
+// Lost peers: a collective whose headers don't arrive fails as in shared memory. A collective that
+// is in progress on the device would wait forever: so the communicator is aborted, which ends its
+// kernels. The results of the run are then worthless, so the caller asks for Problem() after it. A
+// rank that aborts says so in its page of the mailbox: within a host NCCL doesn't tell its peers,
+// which may have issued what this rank hasn't.
 
 #ifndef COLLECTIVE_NATIVE_GPU_NCCL_COMMUNICATOR_H_
 #define COLLECTIVE_NATIVE_GPU_NCCL_COMMUNICATOR_H_
@@ -70,7 +70,7 @@ struct Functions {
   int (*set_context)(void* context);
 };
 
-// What one rank moves in a collective; all of it is one group for NCCL.
+// What one rank moves in a collective; NCCL sees all of it as one group.
 struct Move {
   enum Kind { kSend, kRecv, kAllReduce, kBroadcast } kind;
   const void* from;
@@ -80,21 +80,21 @@ struct Move {
   int peer;  // Or the broadcast's root.
 };
 
-// A collective for which all ranks are there.
+// A collective for which all ranks are ready.
 struct Call {
   std::string name;
   void* stream;
   std::function<Status(std::vector<Move>*)>
-      plan;                                 // Makes room for what comes; none: to be skipped.
+      plan;                                 // Makes room for what arrives; none: skip it.
   std::function<void(const Status&)> done;  // Called once, when it was issued or failed.
   bool told = false;                        // That it failed, while it was connecting.
 };
 
 class Communicator {
  public:
-  // Returns the process's; null before it is open.
+  // Returns the process's communicator; null before it is open.
   static Communicator* Get();
-  // Opens it, once, with all functions. `on_host`: they move the host's memory, for tests.
+  // Opens it, once, with all functions. `on_host`: they move host memory, for tests.
   static std::string Open(const Functions& functions, bool on_host, int rank, int ranks);
 
   bool on_host() const { return on_host_; }
@@ -104,13 +104,13 @@ class Communicator {
 
   // Returns the next ticket, and at the first one the communicator's id. Rank 0 calls it.
   Status NextTicket(uint64_t* ticket, UniqueId* id);
-  // Takes note of the id, which comes with the first ticket.
+  // Takes the id, which comes with the first ticket.
   void Know(const UniqueId& id);
-  // Issues the call when those of all tickets before have been issued.
+  // Issues the call once those of all earlier tickets have been issued.
   void Ready(uint64_t ticket, Call call);
-  // Aborts the communicator, tells the peers, and fails whatever waits; once.
+  // Aborts the communicator, tells the peers, and fails all waiting calls; once.
   void Break(const Status& reason);
-  // Does the same at the end of the process, of which the peers need not hear: they have what this
+  // Does the same at the end of the process, but doesn't tell the peers: they have what this
   // rank has sent.
   void Leave();
   // Returns why the communicator was aborted; empty if it wasn't.
@@ -134,8 +134,8 @@ class Communicator {
   const bool on_host_;
   const int rank_, ranks_;
 
-  // Held while a group is put together, which waits for nobody: meanwhile nobody frees the
-  // communicator. Taken before `mutex_`.
+  // Held while a group is put together, which waits for nothing: until then the communicator can't
+  // be freed. Taken before `mutex_`.
   std::mutex grouping_;
 
   std::mutex mutex_;  // Of everything below.

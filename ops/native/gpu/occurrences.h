@@ -1,4 +1,4 @@
-// Orders occurrences by row, by which gradients are summed without atomics: a sort by counting, by
+// Orders occurrences by row, so that gradients are summed without atomics: a counting sort, with
 // the kernels of occurrences.cu and the scan of partition.cu.
 
 #ifndef COLLECTIVE_NATIVE_GPU_OCCURRENCES_H_
@@ -23,7 +23,7 @@ struct Digits {
   int passes, bits;
 
   // Finds those that move the fewest bytes: larger digits need fewer passes, but more counters, and
-  // what is written of one is shorter.
+  // write shorter runs for each value.
   static Digits Of(int64_t rows) {
     constexpr int kMostBits = 9;  // what shared memory has counters for
     // Of a key; of a digit of a tile, with what its keys miss of whole sectors.

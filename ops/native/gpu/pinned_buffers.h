@@ -1,7 +1,7 @@
-// Keeps what is uploaded in pinned memory until it has been copied.
+// Keeps uploaded data in pinned memory until it has been copied.
 //
-// From pageable memory the driver may wait for all that the stream has to do before. Pinned memory
-// is read while the host goes on: it must stay as it is until an event after the copy has come.
+// For a copy from pageable memory, the driver may wait for all earlier work of the stream. Pinned
+// memory is read while the host goes on: it must not change before an event after the copy.
 
 #ifndef COLLECTIVE_NATIVE_GPU_PINNED_BUFFERS_H_
 #define COLLECTIVE_NATIVE_GPU_PINNED_BUFFERS_H_
@@ -19,8 +19,8 @@
 namespace collective {
 namespace gpu {
 
-// Holds those of one device in a session. Nobody waits for one: where none has been copied, there
-// is one more, so that there are as many as were ever under way at once.
+// Holds the buffers of one device in a session. Nothing waits for a buffer: if none is free,
+// another one is made, so that there are as many as were ever in use at the same time.
 class PinnedBuffers : public tensorflow::ResourceBase {
  public:
   static tensorflow::Status Of(tensorflow::OpKernelContext* context,
@@ -48,7 +48,7 @@ class PinnedBuffers : public tensorflow::ResourceBase {
 
   std::string DebugString() const override { return "pinned memory that is copied to a GPU"; }
 
-  // Copies to the device by way of a buffer. `from` may be used again once it returns.
+  // Copies to the device through a buffer. `from` may be used again once it returns.
   tensorflow::Status Copy(tensorflow::OpKernelContext* context, const Driver* driver, void* stream,
                           const void* from, size_t bytes, void* to) {
     Buffer buffer = Take(driver);
