@@ -392,7 +392,7 @@ def _is_interrupt(message: Sequence[str]) -> bool:
 
 
 def _lines_behind_interrupt(rank_error: RankError) -> Sequence[str]:
-    """Returns what a rank wrote right after a KeyboardInterrupt; that is no message of it."""
+    """Returns what a rank wrote right after a KeyboardInterrupt, which itself has no message."""
     error = rank_error.error
     if not _is_interrupt(error.messages[-1]):
         return ()
