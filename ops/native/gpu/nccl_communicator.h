@@ -84,10 +84,9 @@ struct Move {
 struct Call {
   std::string name;
   void* stream;
-  std::function<Status(std::vector<Move>*)>
-      plan;                                 // Makes room for what arrives; none: skip it.
-  std::function<void(const Status&)> done;  // Called once, when it was issued or failed.
-  bool told = false;                        // That it failed, while it was connecting.
+  std::function<Status(std::vector<Move>*)> plan;  // Makes room for what arrives; none: skip it.
+  std::function<void(const Status&)> done;         // Called once, when it was issued or failed.
+  bool told = false;                               // That it failed, while it was connecting.
 };
 
 class Communicator {
