@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from collective.job import stack_signal
 from collective.job.progress_board import VARIABLE, Board, Label, Phase
-from collective.launch.progress import rank_stacks
 
 _NOTHING = Label("nothing yet")
 
@@ -48,7 +48,7 @@ class Progress:
         self._process = os.getpid()
         self._board, self._rank = _board(environment, self._process)
         if self._board is not None:
-            rank_stacks.answer(self._rank)
+            stack_signal.answer(self._rank)
 
     def enters(self, phase: Phase) -> None:
         """Posts that this rank enters `phase` of its current work."""

@@ -4,46 +4,28 @@
         ▲                                                          │
         └───────────────── reads it by /proc ──────────────────────┘
 
-Python's faulthandler writes the stacks from within the signal, whatever the rank is doing: it may
-sleep, wait in a TensorFlow operation, or hold the interpreter. A process that isn't prepared for
-the signal doesn't get it, because the signal's default action would end the process.
+A process that isn't prepared for the signal (`collective.job.stack_signal`) doesn't get it, because
+the signal's default action would end the process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator, Sequence
 
-from collective.job.progress_board import nameless_file
+from collective.job.stack_signal import NAME, SIGNAL
 from collective.launch.output.raised_error import is_of_script
 from collective.launch.processes import process_tree
 
-SIGNAL = signal.SIGRTMIN + 11
-_NAME = "collective.stacks"
 _PATIENCE = 1.0  # seconds in which a rank answers
 _QUIET = 0.05  # after this long without another byte, an answer is complete
 _MOST_BYTES = 1 << 16
 _MOST_FRAMES = 8
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_memory: int | None = None  # of this process, if it is a rank that answers
-
-
-def answer(rank: int) -> None:
-    """Has this process, a rank, write its stacks whenever the launcher asks for them."""
-    global _memory
-    # A script that uses the signal itself keeps it.
-    if _memory is not None or signal.getsignal(SIGNAL) != signal.SIG_DFL:
-        return
-    with contextlib.suppress(OSError, RuntimeError, ValueError):
-        memory = nameless_file(f"{_NAME}.{rank}")
-        faulthandler.register(SIGNAL, memory, all_threads=True)
-        _memory = memory
 
 
 def stack_of(rank: int) -> list[str]:
@@ -53,7 +35,7 @@ def stack_of(rank: int) -> list[str]:
       The frames of its main thread from the innermost one to the script's own line, which comes
       last; nothing if the rank doesn't answer.
     """
-    for pid, path in _ranks(f"/memfd:{_NAME}.{rank} "):
+    for pid, path in _ranks(f"/memfd:{NAME}.{rank} "):
         with contextlib.suppress(OSError), open(path, "rb") as memory:
             if not _is_ready(pid):
                 continue

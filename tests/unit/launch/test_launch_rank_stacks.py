@@ -14,9 +14,9 @@ from collective.launch.progress import rank_stacks
 
 PROGRAM = """
 import os, sys, threading, time
-from collective.launch.progress import rank_stacks
+from collective.job import stack_signal
 if "silent" not in sys.argv:
-    rank_stacks.answer(3)
+    stack_signal.answer(3)
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 
 def waits():

@@ -262,6 +262,20 @@ def test_no_module_is_a_cut_off():
     assert short == set(SHORT_MODULES)
 
 
+def test_only_commands_import_the_launcher():
+    """The library and the launcher share what `job/` has, and nothing else."""
+    importers = {
+        name
+        for name in package_modules()
+        if any(
+            within(other, ("collective.launch",))
+            for other in imported_modules(name, package_modules()[name])
+        )
+    }
+    outside = {name for name in importers if not within(name, ("collective.launch",))}
+    assert outside <= {"collective.__main__"}
+
+
 PRIVATE = ("tensorflow.python", "tensorflow.core", "tensorflow_estimator", "keras")
 MOST_PRIVATE = 12
 
