@@ -30,8 +30,8 @@ from collective.job.secret import new_secret
 from collective.launch.command_line.host_options import HostList, HostOptions
 from collective.launch.connection.channel import Channel
 from collective.launch.connection.rendezvous import (
-    Gathering,
     Guest,
+    HostRendezvous,
     Stopped,
     introduction,
     join,
@@ -89,7 +89,7 @@ def _run_first(
     signals: SignalPipe,
 ) -> int:
     address = listening_address(options.master, options.interface)
-    gathering = Gathering(
+    rendezvous = HostRendezvous(
         address,
         options.port,
         secret,
@@ -97,7 +97,7 @@ def _run_first(
         nodes=options.nodes,
         host_timeout=options.host_timeout,
     )
-    guests = gathering.wait(signals, options.start_timeout)
+    guests = rendezvous.wait(signals, options.start_timeout)
     own = [Host(os.uname().nodename, plan.devices)]
     return run_with_guests(plan, own, guests, address, choose_shown, signals)
 
@@ -202,7 +202,7 @@ def run_from_here(
         return Job(with_gloo_address(replace(plan, shown_ranks=choose_shown(plan.size)))).run()
     address = _address_towards(names, others, host_list.interface)
     secret = new_secret()
-    gathering = Gathering(
+    rendezvous = HostRendezvous(
         address, 0, secret.encode(), list(others), len(names), host_list.host_timeout
     )
     starter = HostStarter(host_list.ssh)
@@ -213,21 +213,21 @@ def run_from_here(
                 "secret": secret,
                 "environment": passed_environment(plan.launcher_environment),
                 "address": address,
-                "port": gathering.port,
+                "port": rendezvous.port,
                 "node": node,
                 "nodes": len(names),
                 "ranks": None if ranks is None else str(ranks),
                 "arguments": list(arguments),
             }
             starter.start(names[node], instructions)
-        guests = gathering.wait(signals, host_list.start_timeout, starter.problem)
+        guests = rendezvous.wait(signals, host_list.start_timeout, starter.problem)
         # Uses the names in the list, so that the user recognizes them in a report.
         guests = {node: replace(guest, name=names[node]) for node, guest in guests.items()}
         return run_with_guests(plan, own, guests, address, choose_shown, signals)
     except Stopped as stop:
         return stopped_before_start(stop.signum, plan)
     finally:
-        gathering.close()
+        rendezvous.close()
         starter.end()
 
 

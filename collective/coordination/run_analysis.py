@@ -264,8 +264,9 @@ def _shared_names(
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
     names = list(collectives_used)
-    used = {carrier.name for carrier in map(collectives.carrier_of, operations) if carrier}
-    names += [f"scope(carrier={carrier!r})" for carrier in sorted(used - {"horovod"})]
+    found = filter(None, map(collectives.carrier_of, operations))
+    chosen = {carrier.name for carrier in found if carrier.is_of_library}
+    names += [f"scope(carrier={name!r})" for name in sorted(chosen)]
     for op in operations:
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):

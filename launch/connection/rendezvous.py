@@ -64,7 +64,7 @@ class Guest:
     devices: tuple[str | None, ...]
 
 
-class Gathering:
+class HostRendezvous:
     """Waits, on the first host, for the others."""
 
     def __init__(

@@ -21,7 +21,7 @@ from collective.job.secret import job_secret
 from collective.launch.command_line.host_options import HostOptions
 from collective.launch.connection.channel import Channel, ChannelClosed
 from collective.launch.connection.frames import Refused
-from collective.launch.connection.rendezvous import Gathering, Stopped
+from collective.launch.connection.rendezvous import HostRendezvous, Stopped
 from collective.launch.processes.signals import SignalPipe, stop_signals
 from collective.version import __version__
 
@@ -49,10 +49,10 @@ def withdraw(options: HostOptions, environment: Mapping[str, str], reason: str) 
 def _tell_others(secret: bytes, options: HostOptions, reason: str) -> None:
     address = listening_address(options.master, options.interface)
     awaited = range(1, options.nodes)
-    gathering = Gathering(
+    rendezvous = HostRendezvous(
         address, options.port, secret, awaited, options.nodes, options.host_timeout
     )
-    gathering.refuse_all(SignalPipe(stop_signals(signal.SIGTERM)), reason)
+    rendezvous.refuse_all(SignalPipe(stop_signals(signal.SIGTERM)), reason)
 
 
 def _tell_first(secret: bytes, options: HostOptions, reason: str) -> None:

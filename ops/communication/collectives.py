@@ -45,7 +45,6 @@ from collective.tensorflow_internals.graphs import config
 # Begins the names of operations, besides collectives, that either all ranks or none must run.
 ALIKE = "collective/alike/"
 CARRIERS = {carrier.name: carrier for carrier in (HOROVOD, SHARED_MEMORY, NCCL, MIXED)}
-_SIMPLE = (HOROVOD, SHARED_MEMORY, NCCL)  # Each has its own operations.
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
@@ -60,11 +59,11 @@ def init() -> None:
             can't find each other.
     """
     process = membership.join()
-    if carriers.join(process, _words_of_all):
-        hierarchy.settle(process, _words_of_all, lambda: _probe(process))
+    if carriers.join(process, _allgather_words):
+        hierarchy.settle(process, _allgather_words, lambda: _probe(process))
 
 
-def _words_of_all(words: str) -> list[str]:
+def _allgather_words(words: str) -> list[str]:
     """Returns each rank's text; all ranks call it at the same time."""
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         data, size_of_data = tf.placeholder(tf.uint8, [None]), tf.placeholder(tf.int32, [1])
@@ -113,7 +112,7 @@ def carrier_of(op: tf.Operation) -> Carrier | None:
     """Returns the carrier of the collective `op`; None for any other operation."""
     if not graph_analysis.is_collective(op.type):
         return None
-    return next(carrier for carrier in _SIMPLE if str(op.type).startswith(carrier.prefix))
+    return next(carrier for carrier in CARRIERS.values() if str(op.type).startswith(carrier.prefix))
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
@@ -280,7 +279,7 @@ def _register_for_tapes() -> None:
     """Registers the gradients also under the operations' types, the only ones that tapes know."""
 
     def register(kind: str, gradient: Callable[..., Any]) -> None:
-        for carrier in _SIMPLE:
+        for carrier in CARRIERS.values():
             if carrier.is_of_library:
 
                 @tf.RegisterGradient(f"{carrier.prefix}{kind}")

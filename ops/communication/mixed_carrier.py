@@ -16,7 +16,7 @@ from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 class MixedCarrier(HorovodCarrier):
     """Splits an all-to-all in two parts; all other collectives go through Horovod."""
 
-    name = "mixed"
+    name = carriers.MIXED
 
     def alltoall(
         self, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase

@@ -57,7 +57,7 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
     """
     return (
         collectives.size() > 1
-        and carriers.in_force() == SHARED_MEMORY.name
+        and carriers.in_force() == carriers.SHARED_MEMORY
         and wire == Wire(tf.float32, tf.float32)
         and not any(counted)
         and all(kind == embedding_bag.STATIC for kind in kinds)

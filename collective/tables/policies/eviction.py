@@ -1,7 +1,7 @@
 """Evicts rows of dynamic tables whose policy says so.
 
-save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all step
-──► more rows than allowed ──► the least recently used rows ──► removed
+save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all
+step ──► more rows than allowed ──► the least recently used rows ──► removed
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collective.launch.command_line.host_options import HostOptions
 from collective.launch.connection import rendezvous as module
 from collective.launch.connection.channel import Channel
 from collective.launch.connection.rendezvous import (
-    Gathering,
+    HostRendezvous,
     Stopped,
     introduction,
     join,
@@ -64,7 +64,7 @@ def signals():
 
 
 def gathering(nodes=2, address="127.0.0.1"):
-    return Gathering(address, 0, SECRET, range(1, nodes), nodes, host_timeout=5.0)
+    return HostRendezvous(address, 0, SECRET, range(1, nodes), nodes, host_timeout=5.0)
 
 
 class Wait:
@@ -400,7 +400,7 @@ def test_a_host_waits_for_a_first_one_that_is_started_again(signals, capsys):
     host = threading.Thread(target=be_host)
     host.start()
     killed.end()
-    server = Gathering("127.0.0.1", killed.port, SECRET, [1], 2, host_timeout=5.0)
+    server = HostRendezvous("127.0.0.1", killed.port, SECRET, [1], 2, host_timeout=5.0)
     guests = Wait(server, signals).end()
     assert guests[1].name == "h2"
     make_world([Host("h1", (None,))], guests)
@@ -434,6 +434,6 @@ def test_a_taken_port_is_an_error():
     server = gathering()
     try:
         with pytest.raises(UsageError, match=f"--master-port {server.port} at 127.0.0.1 can't be"):
-            Gathering("127.0.0.1", server.port, SECRET, [1], 2, 5.0)
+            HostRendezvous("127.0.0.1", server.port, SECRET, [1], 2, 5.0)
     finally:
         server.close()
