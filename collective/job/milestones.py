@@ -12,18 +12,15 @@ like that of the progress board.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import zlib
 from dataclasses import dataclass
 
-from collective.job.progress_board import nameless_file
+from collective.job.nameless_memory import PAGE, OwnedMemory, PagedMemory
 
 VARIABLE = "COLLECTIVE_MILESTONES"  # the environment variable that holds the board's path
-_MAGIC = b"collective milestones 1\n"
 _ENDING = 64  # the offset of the launcher's mark in page 0
-_PAGE = 4096
 _STEPS = struct.Struct("<Q")
 _FIELDS = struct.Struct("<HxxIQQ")  # length of the path, pid, start, step
 _CHECKSUM = struct.Struct("<I")
@@ -56,32 +53,10 @@ class Milestones:
         return max(self.start + self.steps, self.step)
 
 
-class MilestoneBoard:
+class MilestoneBoard(PagedMemory):
     """Maps the memory; the launcher and the ranks use it."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Maps an open file, which the caller may close afterwards.
-
-        Raises:
-          ValueError: the file isn't a board.
-          OSError: it can't be mapped.
-        """
-        self._memory = mmap.mmap(descriptor, 0)
-        if self._memory[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it isn't a launcher's board")
-
-    @classmethod
-    def open(cls, path: str) -> MilestoneBoard:
-        """Opens the launcher's board at its `LauncherMilestones.path`.
-
-        Raises:
-          OSError, ValueError: there is no board.
-        """
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(descriptor)
-        finally:
-            os.close(descriptor)
+    name, magic = "collective.milestones", b"collective milestones 1\n"
 
     @property
     def is_ending(self) -> bool:
@@ -90,13 +65,13 @@ class MilestoneBoard:
 
     def post_steps(self, rank: int, steps: int) -> None:
         """Replaces the number of training runs of `rank`."""
-        _STEPS.pack_into(self._memory, (rank + 1) * _PAGE, steps)
+        _STEPS.pack_into(self._memory, (rank + 1) * PAGE, steps)
 
     def post(self, rank: int, milestones: Milestones) -> None:
         """Replaces the whole record of `rank`. A path that is too long loses its beginning."""
-        path = os.fsencode(milestones.checkpoint)[-(_PAGE - _PATH) :]
+        path = os.fsencode(milestones.checkpoint)[-(PAGE - _PATH) :]
         fields = _FIELDS.pack(len(path), milestones.pid, milestones.start, milestones.step)
-        start = (rank + 1) * _PAGE
+        start = (rank + 1) * PAGE
         checksum = _CHECKSUM.pack(zlib.crc32(fields + path))
         self._memory[start + _STEPS.size : start + _PATH + len(path)] = checksum + fields + path
         self.post_steps(rank, milestones.steps)
@@ -107,11 +82,11 @@ class MilestoneBoard:
         Raises:
           IndexError: the board has no page for the rank.
         """
-        start = (rank + 1) * _PAGE
-        if not _PAGE <= start < len(self._memory):
+        start = (rank + 1) * PAGE
+        if not PAGE <= start < len(self._memory):
             raise IndexError(f"no page for rank {rank}")
         for _ in range(_READ_ATTEMPTS):
-            page = self._memory[start : start + _PAGE]
+            page = self._memory[start : start + PAGE]
             length, pid, first, step = _FIELDS.unpack_from(page, _RECORD)
             (checksum,) = _CHECKSUM.unpack_from(page, _STEPS.size)
             if not pid:
@@ -122,30 +97,9 @@ class MilestoneBoard:
         return Milestones()
 
 
-class LauncherMilestones(MilestoneBoard):
-    """Creates the board in the launcher.
-
-    Attributes:
-      path: the path under which the ranks open it.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Makes room for `size` ranks.
-
-        Raises:
-          OSError: no memory or no descriptor is left.
-        """
-        self._descriptor = nameless_file("collective.milestones")
-        os.ftruncate(self._descriptor, (size + 1) * _PAGE)
-        os.pwrite(self._descriptor, _MAGIC, 0)
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        super().__init__(self._descriptor)
+class LauncherMilestones(OwnedMemory, MilestoneBoard):
+    """Creates the board in the launcher."""
 
     def mark_ending(self) -> None:
         """Tells the ranks that the job ends: from now on a signal doesn't ask them to save."""
         self._memory[_ENDING] = 1
-
-    def close(self) -> None:
-        """Releases the memory."""
-        self._memory.close()
-        os.close(self._descriptor)

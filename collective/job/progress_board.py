@@ -5,26 +5,20 @@
                      └  ...   ┘
 
 A rank posts in place: without a lock, input or output, in one or two microseconds. A checksum over
-the whole record shows a reader that it has read half of one record and half of the next. The memory
-has no name in any folder: ranks open it through the launcher's descriptor in /proc, and it is freed
-when the last process that has it ends, for whatever reason. (A file on a disk would sometimes make
-a rank wait while the kernel writes it back.)
+the whole record shows a reader that it has read half of one record and half of the next.
 """
 
 from __future__ import annotations
 
 import enum
-import mmap
-import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collective.job.nameless_memory import PAGE, OwnedMemory, PagedMemory
+
 VARIABLE = "COLLECTIVE_PROGRESS"  # the environment variable that holds the board's path
-_MAGIC = b"collective board 1\n"
-_PAGE = 4096
 _FIELDS = struct.Struct("<HBxIQQ")  # length of the text, phase, pid, passed, since
 _CHECKSUM = struct.Struct("<I")
 _TEXT = _CHECKSUM.size + _FIELDS.size  # the text's offset in a page
@@ -65,7 +59,7 @@ class Label:
         if len(activity) > _MOST_ACTIVITY_BYTES:
             activity = activity[:_MOST_ACTIVITY_BYTES] + b"..."
         text = activity + b"\n" + _join_names(collectives).encode("utf-8", "replace")
-        self.text = text[: _PAGE - _TEXT]
+        self.text = text[: PAGE - _TEXT]
         self.checksum = zlib.crc32(self.text)
 
 
@@ -91,32 +85,10 @@ class ProgressRecord:
     collectives: str = ""
 
 
-class Board:
+class Board(PagedMemory):
     """Maps the memory; the launcher and the ranks use it."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Maps an open file, which the caller may close afterwards.
-
-        Raises:
-          ValueError: the file isn't a board.
-          OSError: it can't be mapped.
-        """
-        self._memory = mmap.mmap(descriptor, 0)
-        if self._memory[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it isn't a launcher's board")
-
-    @classmethod
-    def open(cls, path: str) -> Board:
-        """Opens the launcher's board at its `LauncherBoard.path`.
-
-        Raises:
-          OSError, ValueError: there is no board.
-        """
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(descriptor)
-        finally:
-            os.close(descriptor)
+    name, magic = "collective.progress", b"collective board 1\n"
 
     def post(
         self, rank: int, record: tuple[int, Phase, int, int], label: Label, same: bool
@@ -130,7 +102,7 @@ class Board:
           same: whether the page has that label already.
         """
         pid, phase, passed, since = record
-        start = (rank + 1) * _PAGE
+        start = (rank + 1) * PAGE
         text_start = start + _TEXT
         fields = _FIELDS.pack(len(label.text), phase, pid, passed, since)
         if not same:
@@ -144,11 +116,11 @@ class Board:
         Raises:
           IndexError: the board has no page for the rank.
         """
-        start = (rank + 1) * _PAGE
-        if not _PAGE <= start < len(self._memory):
+        start = (rank + 1) * PAGE
+        if not PAGE <= start < len(self._memory):
             raise IndexError(f"no page for rank {rank}")
         for _ in range(_READ_ATTEMPTS):
-            page = self._memory[start : start + _PAGE]
+            page = self._memory[start : start + PAGE]
             length, phase, pid, passed, since = _FIELDS.unpack_from(page, _CHECKSUM.size)
             if not pid:
                 return None
@@ -160,37 +132,8 @@ class Board:
         return None
 
 
-class LauncherBoard(Board):
-    """Creates the board in the launcher.
-
-    Attributes:
-      path: the path under which the ranks open it.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Makes room for `size` ranks.
-
-        Raises:
-          OSError: no memory or no descriptor is left.
-        """
-        self._descriptor = nameless_file("collective.progress")
-        os.ftruncate(self._descriptor, (size + 1) * _PAGE)
-        os.pwrite(self._descriptor, _MAGIC, 0)
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        super().__init__(self._descriptor)
-
-    def close(self) -> None:
-        """Releases the memory."""
-        self._memory.close()
-        os.close(self._descriptor)
-
-
-def nameless_file(name: str) -> int:
-    """Makes memory that is in no folder, and returns its descriptor; `name` is only for display."""
-    if hasattr(os, "memfd_create"):  # missing if Python was built for a C library before 2.27
-        return os.memfd_create(name)
-    with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
-        return os.dup(file.fileno())
+class LauncherBoard(OwnedMemory, Board):
+    """Creates the board in the launcher."""
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import faulthandler
 import signal
 
-from collective.job.progress_board import nameless_file
+from collective.job.nameless_memory import nameless_file
 
 SIGNAL = signal.SIGRTMIN + 11
 NAME = "collective.stacks"

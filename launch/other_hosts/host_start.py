@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from collective.job.progress_board import nameless_file
+from collective.job.nameless_memory import nameless_file
 from collective.job.secret import FILE_VARIABLE, VARIABLE
 from collective.launch.command_line.host_options import SshOptions
 from collective.launch.connection.ssh import command_on_host, explanation

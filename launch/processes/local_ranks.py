@@ -11,7 +11,8 @@ from collections.abc import Callable
 from collective.job.errors import UsageError
 from collective.job.key_value_store import Entry, KeyValueStore, scope_members
 from collective.job.milestones import LauncherMilestones
-from collective.job.progress_board import LauncherBoard, nameless_file
+from collective.job.nameless_memory import nameless_file
+from collective.job.progress_board import LauncherBoard
 from collective.launch.output.logs import open_logs
 from collective.launch.planning.environment import rank_environment
 from collective.launch.planning.plan import LaunchPlan

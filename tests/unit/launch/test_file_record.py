@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collective.job.file_record import FileRecord
-from collective.job.progress_board import nameless_file
+from collective.job.nameless_memory import nameless_file
 
 
 @pytest.fixture
