@@ -9,7 +9,9 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 
-# All ranks warn and fail alike, when all have begun; rank 1 also warns of something of its own.
+# All ranks warn and fail alike, rank 1 also warns of something of its own. None ends before all
+# have written their errors: ranks are ended with the first that fails, and one that is ended
+# while it writes leaves half a traceback.
 ALIKE = """
     import warnings
     clock = f"2026-11-23 01:37:42.47918{rank}: "
@@ -28,10 +30,14 @@ ALIKE = """
     def train():
         raise ValueError("wrong\\non every rank")
 
-    tell(f"began{rank}", 1)
+    try:
+        train()
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+    tell(f"raised{rank}", 1)
     for other in range(4):
-        wait_for(f"began{other}")
-    train()
+        wait_for(f"raised{other}")
+    os._exit(1)
 """
 
 
@@ -53,7 +59,6 @@ def test_what_all_ranks_write_is_shown_once(launch, tmp_path, options, every):
     assert counts(console, "Unable to register") == [0 if every == 1 else 8]
     if every == 1:
         assert "[0] 2026-11-23" in console and "of every rank\n" in console
-        # Ranks are ended with the first that fails; who hadn't raised by then never does.
         assert counts(console, "Traceback", "ValueError: wrong") == [1, 1]
     assert report.endswith("    ValueError: wrong\n    on every rank\n")
     log = tmp_path.joinpath("logs", "rank.2", "stderr").read_text()
