@@ -33,7 +33,7 @@ def test_each_step_is_named_with_its_time(checkout: Checkout):
 
 
 def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(ready: Checkout):
-    """They follow folders on the path (tests/unit/test_types.py), but no import hook."""
+    """They follow folders on the path (tests/unit/packaging/test_types.py), but no import hook."""
     environment = ready.root / ".venv"
     (path_file,) = environment.glob("lib/python3.11/site-packages/*.pth")
     (package,) = Path(path_file.read_text().rstrip("\n")).iterdir()

@@ -24,24 +24,26 @@ NAMES = {
 _COLLECTIVE_STRATEGY = (
     "tensorflow.python.distribute.group_embedding_collective_strategy.CollectiveStrategy"
 )
-_RULE = "tests/unit/test_optimizers.py::test_rule"
-_ESTIMATOR = "tests/ranks/test_estimator_training.py::test_training_is_that_of_one_process"
+_RULE = "tests/unit/train/test_optimizers.py::test_rule"
+_ESTIMATOR = (
+    "tests/ranks/estimator/test_estimator_training.py::test_training_is_that_of_one_process"
+)
 _CONTRIB = "tests/unit/compat/test_contrib_numbers.py"
-_LOOKUPS = "tests/ranks/test_names_of_others.py"
+_LOOKUPS = "tests/ranks/compat/test_names_of_others.py"
 # Where the numbers of a name are compared, and by which word the test's file calls it.
 PROOFS = {
-    _COLLECTIVE_STRATEGY: ("tests/ranks/test_training.py::test_optimizers", "strategy"),
+    _COLLECTIVE_STRATEGY: ("tests/ranks/train/test_training.py::test_optimizers", "strategy"),
     "tf.feature_column.categorical_column_with_embedding": (
-        "tests/ranks/test_dynamic_columns.py"
+        "tests/ranks/tables/test_dynamic_columns.py"
         "::test_trained_as_the_identity_column_in_plain_tensorflow",
         "categorical_column_with_embedding",
     ),
     "tf.nn.group_embedding_lookup": (
-        "tests/ranks/test_group_embedding.py::test_sequences_and_dense_ids",
+        "tests/ranks/compat/test_group_embedding.py::test_sequences_and_dense_ids",
         "group_embedding_lookup",
     ),
     "tf.nn.group_embedding_lookup_sparse": (
-        "tests/ranks/test_group_embedding.py::test_pooled",
+        "tests/ranks/compat/test_group_embedding.py::test_pooled",
         "group_embedding_lookup_sparse",
     ),
     **{
@@ -104,11 +106,11 @@ PROOFS = {
     "tf.estimator.Estimator": (_ESTIMATOR, "estimator"),
     "hb.estimator.Estimator": (_ESTIMATOR, "estimator"),
     "hvd.DistributedOptimizer": (
-        "tests/ranks/test_horovod_wrappers.py::test_gradients_are_reduced_once",
+        "tests/ranks/train/test_horovod_wrappers.py::test_gradients_are_reduced_once",
         "DistributedOptimizer",
     ),
     "hvd.DistributedGradientTape": (
-        "tests/ranks/test_horovod_wrappers.py::test_tapes",
+        "tests/ranks/train/test_horovod_wrappers.py::test_tapes",
         "DistributedGradientTape",
     ),
 }

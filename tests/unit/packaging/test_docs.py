@@ -232,6 +232,19 @@ def test_figures_for_who_decides_are_measured_ones():
     } == set()
 
 
+def test_each_benchmark_is_in_the_list_of_them():
+    folder = ROOT / "benchmarks"
+    page = folder.joinpath("README.md").read_text(encoding="utf-8")
+    programs = {
+        file.name
+        for file in folder.glob("*.py")
+        if '__name__ == "__main__"' in file.read_text(encoding="utf-8")
+    }
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    listed = set(re.findall(r"`(\w+\.py)`", "\n".join(rows)))
+    assert listed == {name for name in programs if not name.endswith("_program.py")}
+
+
 @pytest.mark.parametrize("name", speed_pictures.PICTURED)
 def test_pictures_show_what_was_measured(name: str):
     drawn = (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Holds what scope() replaces in other libraries against what it was when it was replaced."""
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+from pathlib import Path
+
+from horovod.tensorflow import mpi_ops
+from keras.src.engine.base_layer import Layer
+
+from collective.interception.patches import PATCHES
+from collective.interception.patching import ReplacedValue
+from collective.job import training_apart
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "replaced.txt"
+
+
+def replaced():
+    """Returns one line for each: where it is, and the parameters by which it is called."""
+    lines = set()
+    for patch in PATCHES:
+        if isinstance(patch, ReplacedValue):
+            continue
+        owner, attribute = patch.owner, patch.attribute
+        place = (
+            f"{owner.__module__}.{owner.__qualname__}" if inspect.isclass(owner) else owner.__name__
+        )
+        if owner is mpi_ops.MPI_LIB:  # called by a number of its own
+            place = "horovod.tensorflow.mpi_ops.MPI_LIB"
+        if inspect.isclass(owner) and issubclass(owner, Layer) and attribute not in vars(owner):
+            owner = (
+                Layer  # After a first layer in a graph, Keras inherits from that of TensorFlow 1.
+            )
+        original = getattr(owner, attribute, None)
+        try:
+            parameters = [
+                str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
+                for p in inspect.signature(original, follow_wrapped=False).parameters.values()
+            ]
+        except (TypeError, ValueError):
+            parameters = ["is not there" if original is None else "…"]
+        lines.add(f"{place}.{attribute}({', '.join(parameters)})")
+    return sorted(lines | set(replaced_before_scopes()))
+
+
+def replaced_before_scopes():
+    for row in (*training_apart.REPLACED, *training_apart.REPLACED_RUNS):
+        try:
+            owner = importlib.import_module(row.module)
+        except ModuleNotFoundError:
+            assert row.module.startswith(
+                "tf_keras."
+            )  # which stands in for keras, in later releases
+            continue
+        original = functools.reduce(getattr, row.name.split("."), owner)
+        parameters = inspect.signature(original, follow_wrapped=False).parameters.values()
+        names = ", ".join(
+            str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
+            for p in parameters
+        )
+        yield f"{row.module}.{row.name}({names})"
+
+
+def test_what_is_replaced_has_not_changed():
+    """If this fails after an upgrade: read the function in the new release, mend its replacement in
+    collective/interception/patches.py, and put the new line into tests/golden/replaced.txt.
+    """
+    known, now = GOLDEN.read_text(encoding="utf-8").splitlines(), replaced()
+    gone, new = sorted(set(known) - set(now)), sorted(set(now) - set(known))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("tensorflow-cpu", "tensorflow", "horovod")
+        if _installed(name)
+    )
+    assert not gone and not new, (
+        f"with {versions}: collective/interception/patches.py was written for "
+        f"{gone}, and finds {new}. Read the "
+        "new release, mend the replacement, then "
+        "tests/golden/replaced.txt."
+    )
+
+
+def _installed(name):
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
