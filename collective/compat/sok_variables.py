@@ -343,6 +343,18 @@ class DynamicVariable(DynamicTable):
     def key_map(self, indices: Any) -> Any:
         return indices
 
+    def check_is_looked_up(self) -> None:
+        """Refuses TensorFlow's lookups of 'localized:k' on several ranks: SOK's are rank k's."""
+        if self.target_gpu >= 0 and collectives.size() > 1:
+            raise NotImplementedError(
+                f"TensorFlow's lookups of '{self.op.name}', made by "
+                f"sok.DynamicVariable(mode={self.mode!r}), are not supported on several ranks: "
+                f"SparseOperationKit has all its rows on rank {self.target_gpu}, which looks them "
+                "up alone. Here its rows are on all ranks, which look them up together. Remove "
+                f"`if hvd.rank() == {self.target_gpu}` around the lookup, and use "
+                "sok.lookup_sparse or sok.all2all_dense_embedding."
+            )
+
     @property
     def size(self) -> tf.Tensor:
         """Returns [rows on this rank, D], int32 [2]."""

@@ -69,6 +69,24 @@ def test_a_localized_variable_is_one_ranks(strategy, rank, size):
             sok("Variable", WHOLE, mode=f"localized:{size}")
 
 
+def test_a_localized_dynamic_variable_is_looked_up_by_all_ranks(strategy, rank, size):
+    """In SOK one rank alone may call TensorFlow's lookups; here it lacks most rows."""
+    owner = size - 1
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = sok("DynamicVariable", D, initializer="13", mode=f"localized:{owner}")
+        assert v.target_gpu == owner
+        rows = sok("all2all_dense_embedding", v, tf.range(V))
+        with started() as session:
+            assert (session.run(rows) == 13).all()
+        for look_up in (tf.nn.embedding_lookup, tf.gather):
+            if size == 1:
+                look_up(v, [0])
+                continue
+            wanted = f"rows on rank {owner}, .*Remove `if hvd.rank.. == {owner}`.*sok.lookup_sparse"
+            with pytest.raises(NotImplementedError, match=wanted):
+                look_up(v, [0])
+
+
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
 def test_every_lookup_gives_keys_their_rows(strategy, rank, size, var_type):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
