@@ -6,7 +6,8 @@ import dataclasses
 import threading
 from typing import Any, Callable, Generic, TypeVar
 
-from collective.options import EmbeddingOptions, ScopeOptions, names
+from collective.options import EmbeddingOptions, ScopeOptions
+from collective.options.declaration import names
 
 Strategy = TypeVar("Strategy")
 

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective import options, strategies
+from collective import strategies
 from collective.checkpoint.saving import best
 from collective.coordination import run_analysis
 from collective.estimator import input_sharding
 from collective.interception import scope_activation
 from collective.ops.communication import collectives, membership
 from collective.ops.graph import graph_analysis
-from collective.options import (
-    INHERIT,
-    Carrier,
-    CheckpointFailure,
-    DenseCompression,
-    DType,
-    EmbeddingOptions,
-    GradientReduction,
-    Hierarchical,
-    MissingSlots,
-    PlanOutput,
-    ScopeOptions,
-    WarmStartSource,
-    WireType,
-)
+from collective.options import EmbeddingOptions, ScopeOptions, declaration, scopes
+from collective.options.declaration import INHERIT, names
+from collective.options.methods import takes, takes_foreign
+from collective.options.scopes import CheckpointFailure
 from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
@@ -85,32 +73,8 @@ class CollectiveStrategy:
         """Returns this rank's number on its host."""
         return membership.local_rank()
 
-    @options.takes_foreign(*options.names(ScopeOptions))
-    def scope(
-        self,
-        *,
-        embedding_gradients: GradientReduction = INHERIT,
-        missing_slots: MissingSlots = INHERIT,
-        grouping: bool = INHERIT,
-        wire_dtype: WireType | DType | None = INHERIT,
-        gradient_wire_dtype: WireType | DType | None = INHERIT,
-        plan: PlanOutput = INHERIT,
-        profile: str | os.PathLike[str] | None = INHERIT,
-        profile_steps: tuple[int, int] = INHERIT,
-        profile_every: int = INHERIT,
-        local_steps: int = INHERIT,
-        dense_compression: DenseCompression = INHERIT,
-        prefetch_keys: bool = INHERIT,
-        check: bool | int = INHERIT,
-        deterministic: bool = INHERIT,
-        carrier: Carrier | None = INHERIT,
-        hierarchical: Hierarchical = INHERIT,
-        warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
-        save_code: bool = INHERIT,
-        checkpoint_blocking: bool = INHERIT,
-        checkpoint_buffer: int | float = INHERIT,
-        checkpoint_on_error: CheckpointFailure = INHERIT,
-    ) -> Scope[CollectiveStrategy]:
+    @takes(ScopeOptions)
+    def scope(self, given: dict[str, Any]) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are combined over all ranks, sessions agree on every run, replicated
@@ -126,113 +90,7 @@ class CollectiveStrategy:
         only predicts, summaries, Horovod's own functions. A variable that is made or assigned
         eagerly belongs to this rank alone.
 
-        Args:
-            embedding_gradients: How to combine the ranks' gradients of a table: 'mean' (default) or
-                'sum'. Use 'sum' for settings that were tuned with HybridBackend or
-                SparseOperationKit, which take the sum.
-            missing_slots: What to do if a restored checkpoint lacks an optimizer's slots and
-                scalars, because another optimizer wrote it: raise an error ('error', default), or
-                initialize them ('fresh').
-            grouping: Whether lookups share exchanges. Default True; with False each has its own.
-                The numbers are the same.
-            wire_dtype: Type in which rows of float32 tables are sent: tf.float16 or tf.bfloat16, to
-                which they are rounded, or None (default), which is exact. It needs grouped lookups.
-            gradient_wire_dtype: Type in which the gradients of these rows are sent, in the same
-                way.
-            plan: What rank 0 prints on stderr: what a slow start is doing and, on several ranks,
-                the plan (see `plan()`) when the first training run of a graph starts. 'print', the
-                default, summarises a plan of many tables in 40 lines; 'full' lists everything;
-                'quiet' prints neither.
-            profile: Folder for measurements of where the time of training steps goes (see
-                `collective.profiling`). None (default): nothing is measured. Every rank creates the
-                folder when the first run is measured.
-            profile_steps: (first, last), the training runs of this process to trace; the first run
-                is 1. Default (11, 20). After the last one, rank 0 prints how the step's time splits
-                up and writes it as a page, report.html; every rank writes its trace.
-            profile_every: Also measures one training run in every so many, for TensorBoard's
-                scalars and for the page's charts of the whole job: milliseconds per step, rows of
-                dynamic tables. Default 0: none.
-            local_steps: k, the number of batches per update. Default 1. With k > 1, a run of the
-                train_op adds its gradients to those of previous runs, and every k-th run applies
-                their mean. This is the update of one batch k times as large, for any optimizer of
-                `tf.compat.v1.train`; what a script does to gradients (such as clipping) applies to
-                the mean. `global_step` counts updates, so `max_steps`, learning-rate schedules and
-                hooks by steps behave as with the large batch. (TensorFlow's step counter may remark
-                that it stands still in between.) Everything else in a run happens every time: batch
-                normalisation uses one batch, moving averages are updated for each. A checkpoint
-                holds the state after the last update, without incomplete sums: those of the last
-                batches, before the data end or a session is left, are dropped. Saving changes
-                nothing; restoring into the session restarts the sum. Optimizers that share
-                gradients (clipped by one norm) are run together.
-            dense_compression: 16-bit type in which gradients of replicated variables are sent,
-                rounded once on each way and added in float32: 'fp16' or 'bf16'; 'none' (default) is
-                exact. With 'fp16', a gradient beyond 65504 becomes infinite.
-            prefetch_keys: Whether to de-duplicate and exchange the keys of a batch while the
-                previous batch computes. Default False. Keys don't depend on weights, so the numbers
-                are the same. It is for models whose ids come from one tf.data iterator; the plan
-                says whether it is on, and if not, why. The iterator then runs one batch ahead of
-                training, and a session waits for that batch when it is left. It is off while an
-                Estimator evaluates or predicts; other evaluations with the same iterator need equal
-                numbers of batches on all ranks, or are an error on all ranks.
-            check: k: after every k-th training run of a session, the ranks compare checksums of the
-                bits of all replicated variables. True means 100; default False. A difference is a
-                `ReplicaError` on every rank, which names the variables. Variables are read one
-                after another. Variables that belong to one rank are skipped: local variables, and
-                those with `VariableSynchronization.ON_READ`.
-            deterministic: Whether two launches of a program, on one machine and number of ranks,
-                give the same bits. Default False. It turns on
-                `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order,
-                and an operation without such a kernel is an error. Sums over three or more ranks
-                are formed in the order of the ranks, by two exchanges instead of one. Set it before
-                the graph is built. Random operations (dropout, `shuffle`, one-shot iterators) need
-                a seed, or TensorFlow raises a RuntimeError: `tf.set_random_seed`, and `seed=… +
-                strategy.rank()` if ranks should draw different numbers. Initial values of Keras's
-                layers and of `tf.layers`, which TensorFlow draws by Python's `random`, also come
-                from `tf.set_random_seed`, and need it. The program itself is responsible for random
-                numbers of NumPy (which functions of `tf.keras.backend` also use for seeds) and of
-                Python; its own threads and queues; variables that a run reads and writes without an
-                order between the two, as TensorFlow warns about sessions; and its own reductions by
-                Horovod, unless HOROVOD_FUSION_THRESHOLD is 0.
-            carrier: What carries the exchanges that are built inside. 'horovod'; 'shared_memory',
-                by which CPU ranks of one host exchange without sockets and without asking each
-                other first, or Horovod if that isn't possible (the plan says why); 'nccl', between
-                the GPUs of one host without Horovod, or a RuntimeError that says why it isn't
-                possible; 'auto', shared memory if possible. None (default) follows the environment
-                variable COLLECTIVE_CARRIER, and is 'auto' without it. The ranks' agreement before a
-                run always follows the variable; with 'horovod' there, everything does. The numbers
-                are the same, except for the last bits of dense gradients of three or more ranks,
-                which shared memory adds in the order of the ranks.
-            hierarchical: Whether the ranks of each host merge the keys, rows and gradients that
-                they exchange with other hosts: True (if possible), 'auto' (default: if memory was 8
-                times as fast as the network when the ranks started), or False. The plan says which,
-                and why. The numbers are the same, except for the last bits of sums of gradients.
-                With deterministic=True only rows are merged, and all bits are the same.
-            warm_start: Checkpoints from which variables start: paths, or
-                `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
-                list. Default None. It takes effect when a `MonitoredTrainingSession`, an Estimator
-                or anything else that uses TensorFlow's SessionManager starts without a checkpoint
-                in its checkpoint_dir; such a checkpoint takes precedence. Each variable starts from
-                the first checkpoint of the list that has it: static and dynamic tables, and
-                ordinary variables, but not the global step. Optimizers' slots need `slots=True`.
-                Rank 0 prints what was taken, what started fresh, and what was left over.
-            save_code: Whether to save the script, the code and configurations below its folder,
-                versions, the command line and these options next to a job's first checkpoint: see
-                `collective.checkpoint.load_code`. Default False.
-            checkpoint_blocking: Whether a save returns only when it is written (True, the default),
-                or as soon as the ranks have recorded what belongs to it (False). It is then written
-                during training, and holds exactly its step. The next save, the end of the session
-                and `collective.checkpoint.wait()` wait for it, and raise its error. Variables that
-                can't be tracked are written at once: tables on a GPU or with rows in files, and all
-                tables if the option was set after the graph's first run.
-            checkpoint_buffer: Limit of a rank's memory for such a save: bytes, or a share of its
-                tables and slots (default 0.1), but at least 64 MB. It holds rows on their way to a
-                file, and rows that training changes before they are read; if it is full, training
-                waits. Other variables and keys of dynamic tables are copied in addition to it.
-            checkpoint_on_error: What happens to training when storage fails a save of a monitored
-                session or Estimator (full, gone, read-only, unreachable): it continues with a
-                warning ('continue', the default), or stops ('stop') with a
-                `collective.checkpoint.CheckpointStorageError` on all ranks. The next save tries
-                again. A session's last save, and the script's own `Saver.save`, always raise it.
+        {options}
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -240,35 +98,10 @@ class CollectiveStrategy:
             TypeError: an option is unknown.
             ValueError: an option has an invalid value.
         """
-        given = options.given(
-            embedding_gradients=embedding_gradients,
-            missing_slots=missing_slots,
-            grouping=grouping,
-            wire_dtype=wire_dtype,
-            gradient_wire_dtype=gradient_wire_dtype,
-            plan=plan,
-            profile=profile,
-            profile_steps=profile_steps,
-            profile_every=profile_every,
-            local_steps=local_steps,
-            dense_compression=dense_compression,
-            prefetch_keys=prefetch_keys,
-            check=check,
-            deterministic=deterministic,
-            carrier=carrier,
-            hierarchical=hierarchical,
-            warm_start=warm_start,
-            save_code=save_code,
-            checkpoint_blocking=checkpoint_blocking,
-            checkpoint_buffer=checkpoint_buffer,
-            checkpoint_on_error=checkpoint_on_error,
-        )
-        # Checked here, where the script can see which call is wrong.
-        ScopeOptions(**given)
-        options.warn_of_idle(given, SCOPES.options.profile)
+        scopes.warn_of_idle(given, SCOPES.options.profile)
         return Scope(self, lambda: SCOPES.enter(given), SCOPES.leave)
 
-    @options.takes_foreign(*options.names(EmbeddingOptions))
+    @takes_foreign(*names(EmbeddingOptions))
     def embedding_scope(
         self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
     ) -> Scope[CollectiveStrategy]:
@@ -298,7 +131,7 @@ class CollectiveStrategy:
         """
         if policy is not INHERIT:
             policy = policy_of(policy, "embedding_scope(): policy", stacklevel=4)
-        given = options.given(min_rows=min_rows, policy=policy)
+        given = declaration.given(min_rows=min_rows, policy=policy)
         EmbeddingOptions(**given)
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 
@@ -360,7 +193,7 @@ class CollectiveStrategy:
         """
         return input_sharding.shard(dataset)
 
-    @options.takes_foreign("shard_input", "keep_best", *options.OF_SAVES)
+    @takes_foreign("shard_input", "keep_best", *scopes.OF_SAVES)
     def estimator(
         self,
         model_fn: Any,
@@ -423,8 +256,8 @@ class CollectiveStrategy:
         from collective.estimator.estimator import Estimator
 
         values = (save_code, checkpoint_blocking, checkpoint_buffer, checkpoint_on_error)
-        given = options.given(**dict(zip(options.OF_SAVES, values)))
-        options.check_given("estimator", given)
+        given = declaration.given(**dict(zip(scopes.OF_SAVES, values)))
+        scopes.check_given("estimator", given)
         inherited = {**SCOPES.given, **given}
         return Estimator(
             lambda: Scope(self, lambda: SCOPES.enter(inherited), SCOPES.leave),

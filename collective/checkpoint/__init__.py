@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from collective.options import WarmStart
+from collective.options.scopes import WarmStart
 
 if TYPE_CHECKING:
     from collective.checkpoint.files.storage import CheckpointStorageError

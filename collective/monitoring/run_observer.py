@@ -16,7 +16,8 @@ from collective.monitoring import (
     input_check,
     storage_limit,
 )
-from collective.options import PlanOutput, ScopeOptions
+from collective.options import ScopeOptions
+from collective.options.scopes import PlanOutput
 from collective.plan import builder
 from collective.profiling import profiler
 from collective.profiling.profiler import Original, Profiler

@@ -33,7 +33,7 @@ from collective.ops.communication.gate import Gate, gates_of
 from collective.ops.counting import counted
 from collective.ops.graph import graph_analysis
 from collective.ops.graph.graph_state import state_of
-from collective.options import PlanOutput
+from collective.options.scopes import PlanOutput
 from collective.plan import step_estimate, step_work
 from collective.plan.data import (
     ExchangePlan,

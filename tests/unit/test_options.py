@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import CollectiveStrategy, checkpoint, options
-from collective.options import INHERIT, EmbeddingOptions, ScopeOptions, WarmStart
+from collective import CollectiveStrategy, checkpoint
+from collective.options import EmbeddingOptions, ScopeOptions, declaration, methods, scopes
+from collective.options.declaration import INHERIT
+from collective.options.scopes import WarmStart
 
 GOOD: dict[str, list[Any]] = {
     "embedding_gradients": ["mean", "sum"],
@@ -67,7 +70,7 @@ def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 
 def test_every_option_is_tried():
-    assert set(GOOD) == set(BAD) == set(options.names(ScopeOptions))
+    assert set(GOOD) == set(BAD) == set(declaration.names(ScopeOptions))
 
 
 @pytest.mark.parametrize("name, value", cases(GOOD))
@@ -111,7 +114,7 @@ def test_how_often_replicas_are_compared(check: Any, runs: int):
 
 
 def test_inherited_options_are_left_out():
-    given = options.given(local_steps=2, profile=None, grouping=INHERIT, check=False)
+    given = declaration.given(local_steps=2, profile=None, grouping=INHERIT, check=False)
     assert given == {"local_steps": 2, "profile": None, "check": False}
     assert repr(INHERIT) == "<inherited>"
 
@@ -119,22 +122,22 @@ def test_inherited_options_are_left_out():
 def test_options_of_other_libraries_are_warned_of_once():
     others = {"use_hashtable": True, "emb_backend": "x", "comm_default": 1}
     with pytest.warns(UserWarning) as record:
-        options.tolerate_foreign("scope", ["check"], others)
+        methods.tolerate_foreign("scope", ["check"], others)
     (warning,) = record
     assert str(warning.message).startswith(
         "scope(): comm_default, emb_backend, use_hashtable tune another library and have "
     )
 
 
-@pytest.mark.parametrize("name", [*options.FOREIGN_PREFIXES, *sorted(options.FOREIGN)])
+@pytest.mark.parametrize("name", [*methods.FOREIGN_PREFIXES, *sorted(methods.FOREIGN)])
 def test_every_option_of_another_library_is_tolerated(name: str):
     with pytest.warns(UserWarning, match=f"embedding_scope.. *: {name} .* no effect"):
-        options.tolerate_foreign("embedding_scope", ["min_rows"], {name: 1})
+        methods.tolerate_foreign("embedding_scope", ["min_rows"], {name: 1})
 
 
 def test_one_option_of_another_library_is_singular():
     with pytest.warns(UserWarning, match="emb_backend tunes another library and has no.* leave it"):
-        options.tolerate_foreign("scope", ["check"], {"emb_backend": "x"})
+        methods.tolerate_foreign("scope", ["check"], {"emb_backend": "x"})
 
 
 def test_options_of_a_profile_need_a_folder():
@@ -151,19 +154,53 @@ def test_options_of_a_profile_need_a_folder():
             ({"profile_every": 3}, "folder"),
             ({"local_steps": 3}, None),
         ):
-            options.warn_of_idle(given, around)
+            scopes.warn_of_idle(given, around)
 
 
 def test_an_unknown_option_is_refused():
     with pytest.raises(TypeError) as raised:
-        options.tolerate_foreign("scope", ["check", "plan"], {"chekc": 1, "emb_backend": "x"})
-    assert str(raised.value) == "scope() has no option chekc. Its options: check, plan."
+        methods.tolerate_foreign("scope", ["check", "plan"], {"chekc": 1, "emb_backend": "x"})
+    assert str(raised.value) == (
+        "scope() has no option chekc. Did you mean check? Its options: check, plan."
+    )
+    with pytest.raises(TypeError, match="no option palan, x, z. Did you mean plan. Its options: "):
+        methods.tolerate_foreign("scope", ["check", "plan"], dict.fromkeys(("palan", "z", "x")))
+    with pytest.raises(TypeError, match=r"no option unheard_of\. Its options: check, plan\.$"):
+        methods.tolerate_foreign("scope", ["check", "plan"], {"unheard_of": 1})
+
+
+def test_options_go_by_name():
+    with pytest.raises(TypeError, match=r"by name, as in scope\(.*=…\), not 'sum', 2\.$"):
+        CollectiveStrategy().scope("sum", 2)  # type: ignore[misc, arg-type]
+
+
+def test_the_signature_of_scope_has_all_options():
+    """`help` and editors show each option by name, with its type; what isn't given is inherited."""
+    itself, *options = inspect.signature(CollectiveStrategy.scope).parameters.values()
+    assert itself.name == "self"
+    assert {option.name for option in options} == set(GOOD)
+    assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {repr(option.default) for option in options} == {"<inherited>"}
+    assert all(option.annotation is not inspect.Parameter.empty for option in options)
+
+
+def test_the_documentation_of_scope_has_all_options():
+    """`help` tells the default and the text of each."""
+    text = inspect.getdoc(CollectiveStrategy.scope)
+    assert text
+    words = " ".join(text.split())
+    for field in dataclasses.fields(ScopeOptions):
+        described = " ".join(field.metadata["text"].split())
+        assert len(described) > 40
+        assert f" {field.name} (default {field.default!r}): {described} " in words
+    assert "{options}" not in text and "Options of checkpoints.\n\nArgs:\n" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_no_other_option_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        options.tolerate_foreign("scope", ["check"], {})
+        methods.tolerate_foreign("scope", ["check"], {})
 
 
 def test_the_call_that_was_given_an_option_is_named():

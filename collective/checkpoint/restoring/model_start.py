@@ -26,7 +26,7 @@ from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.graph.sessions import run_unpatched
-from collective.options import WarmStart
+from collective.options.scopes import WarmStart
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import served_table

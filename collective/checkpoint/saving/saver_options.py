@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective import options
 from collective.ops import native_library
-from collective.options import INHERIT, CheckpointFailure, ScopeOptions
+from collective.options import ScopeOptions
+from collective.options.declaration import INHERIT, given
+from collective.options.scopes import CheckpointFailure, check_given
 from collective.scope import SCOPES
 from collective.tables.updates import write_announcements
 
@@ -43,13 +44,13 @@ class Saver(tf.train.Saver):
         checkpoint_on_error: CheckpointFailure = INHERIT,
         **more: Any,
     ):
-        self._collective_options = options.given(
+        self._collective_options = given(
             save_code=save_code,
             checkpoint_blocking=checkpoint_blocking,
             checkpoint_buffer=checkpoint_buffer,
             checkpoint_on_error=checkpoint_on_error,
         )
-        options.check_given("Saver", self._collective_options)
+        check_given("Saver", self._collective_options)
         super().__init__(*arguments, **more)
         goes_beside = self._collective_options.get("checkpoint_blocking") is False
         if goes_beside and not tf.executing_eagerly() and native_library.missing() is None:
