@@ -142,6 +142,7 @@ setup(
     package_dir=package_dir,
     package_data={
         "collective": ["py.typed"],
+        "collective.profiling.report": ["templates/*.jinja2"],
         "collective.ops": ["native/**/*.cc", "native/**/*.h"],
         "collective.ops.gpu": ["*.cu", "*.cuh"],
     },

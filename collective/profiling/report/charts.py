@@ -1,12 +1,10 @@
-"""Draws bars, columns and lines in HTML and SVG, without scripts or external files."""
+"""Computes what the templates draw: bars, columns, lines and tables, without scripts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
-
-from collective.profiling.report.markup import Markup, element
 
 # If there are more columns, neighbours are combined: each shows the largest of its ranks.
 MOST_COLUMNS = 128
@@ -17,11 +15,48 @@ LEAST_LABELLED = 0.09
 
 
 class Part(NamedTuple):
-    """Describes a part of a bar: its colour, name and value."""
+    """Describes a part of a bar.
+
+    Attributes:
+        kind: the class that colours it.
+        title: its name and value.
+        percent: its share of the whole width.
+        words: the text in it; None if it is too narrow.
+    """
 
     kind: str
-    name: str
-    value: float
+    title: str
+    percent: float
+    words: str | None
+
+
+class Bar(NamedTuple):
+    """Describes a row: a label, a bar of parts from left to right, and their sum as text.
+
+    Attributes:
+        kind: further classes of the row.
+    """
+
+    label: str
+    parts: list[Part]
+    value: str
+    kind: str
+
+
+class Columns(NamedTuple):
+    """Describes a column for each rank, and a line at their mean.
+
+    Attributes:
+        columns: (title, percent of the height) of each.
+        mean: the same of the line.
+        labels: the texts below.
+        kind: "few" if they have the values, "each" if they are the ranks, else "ends".
+    """
+
+    columns: list[tuple[str, float]]
+    mean: tuple[str, float]
+    labels: list[str]
+    kind: str
 
 
 class Line(NamedTuple):
@@ -31,165 +66,125 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
+class LineChart(NamedTuple):
+    """Describes lines over steps, from zero.
+
+    Attributes:
+        name: the names of all lines.
+        polylines: the points of each, in a field of 1000 by 100.
+        heights: the texts beside the field, from the top.
+        first, last: the first and last step, as text.
+    """
+
+    name: str
+    polylines: list[str]
+    heights: list[str]
+    first: str
+    last: str
+
+
+class Swatched(NamedTuple):
+    """Describes a cell of a table that shows a phase and its colour."""
+
+    kind: str
+    name: str
+
+
+class Table(NamedTuple):
+    """Describes a table whose first `left` columns are aligned left, and the others right."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    left: int = 1
+    kind: str = ""
+
+
 def kind_of(name: str) -> str:
     """Returns the class that colours a phase."""
     return "of-" + name.replace(" ", "-")
 
 
 def bar(
-    label: str, parts: Sequence[Part], scale: float, text: Callable[[float], str], kind: str = ""
-) -> Markup:
-    """Draws one row: a label, a bar of parts, and their sum.
+    label: str,
+    values: Mapping[str, float],
+    scale: float,
+    text: Callable[[float], str],
+    kind: str = "",
+) -> Bar:
+    """Computes a bar.
 
     Args:
         label: the label on the left.
-        parts: from left to right.
+        values: by phase, from left to right.
         scale: the value that takes the whole width. A longer bar also takes the whole width, and
             fades out.
         text: formats values.
         kind: a further class of the row.
     """
-    total, drawn = sum(part.value for part in parts), []
+    total = sum(values.values())
     if total > 1.0001 * scale > 0:
-        scale, kind = total, f"{kind} beyond"
-    for part in parts:
-        share = part.value / scale if scale > 0 else 0.0
-        if share > 0:
-            words = text(part.value) if share >= LEAST_LABELLED else None
-            drawn.append(
-                element(
-                    "span",
-                    words and element("span", words),
-                    class_=f"part {part.kind}",
-                    style=f"width:{share * 100:.3f}%",
-                    title=f"{part.name}: {text(part.value)}",
-                )
-            )
-    return element(
-        "div",
-        element("span", label, class_="label", title=label),
-        element("span", drawn, class_="track"),
-        element("span", text(total), class_="value"),
-        class_=f"bar {kind}".strip(),
-    )
+        scale, kind = total, f"{kind} beyond".strip()
+    shares = {name: value / scale if scale > 0 else 0.0 for name, value in values.items()}
+    parts = [
+        Part(
+            kind_of(name),
+            f"{name}: {text(values[name])}",
+            share * 100,
+            text(values[name]) if share >= LEAST_LABELLED else None,
+        )
+        for name, share in shares.items()
+        if share > 0
+    ]
+    return Bar(label, parts, text(total), kind)
 
 
-def legend(kinds: Sequence[tuple[str, str]]) -> Markup:
-    """Draws the colours: (class, name) of each."""
-    items = [element("li", element("span", class_=f"swatch {kind}"), name) for kind, name in kinds]
-    return element("ul", items, class_="legend")
-
-
-def columns(values: Sequence[float], scale: float, text: Callable[[float], str]) -> Markup:
-    """Draws a column for each rank, and a line at their mean.
+def columns(values: Sequence[float], scale: float, text: Callable[[float], str]) -> Columns:
+    """Computes a column for each rank.
 
     Args:
         values: by rank.
         scale: the value that takes the whole height.
         text: formats values.
     """
-    width = math.ceil(len(values) / MOST_COLUMNS) or 1
+
+    def percent(value: float) -> float:
+        return value / scale * 100 if scale > 0 else 0.0
+
+    count = len(values)
+    width = math.ceil(count / MOST_COLUMNS) or 1
     drawn = []
-    for first in range(0, len(values), width):
+    for first in range(0, count, width):
         several = values[first : first + width]
         last = first + len(several) - 1
         of = f"rank {first}" if last == first else f"ranks {first} to {last}, at most"
-        height = max(several) / scale * 100 if scale > 0 else 0
-        drawn.append(
-            element(
-                "span",
-                element("span", style=f"height:{height:.2f}%"),
-                title=f"{of}: {text(max(several))}",
-            )
-        )
-    mean = sum(values) / len(values)
-    at = mean / scale * 100 if scale > 0 else 0
-    line = element("i", style=f"bottom:{at:.2f}%", title=f"mean: {text(mean)}")
-    few = len(values) <= MOST_VALUES
-    if few:
+        drawn.append((f"{of}: {text(max(several))}", percent(max(several))))
+    mean = sum(values) / count
+    line = (f"mean: {text(mean)}", percent(mean))
+    if count <= MOST_VALUES:
         labels = [f"rank {rank}: {text(value)}" for rank, value in enumerate(values)]
-    elif len(values) <= MOST_LABELS:
-        labels = [str(rank) for rank in range(len(values))]
-    else:
-        labels = ["rank 0", f"rank {len(values) - 1}"]
-    kind = "ends" if len(values) > MOST_LABELS else "each"
-    return element(
-        "div",
-        element("div", drawn, line, class_="columns"),
-        element("div", [element("span", label) for label in labels], class_=kind),
-        class_="column-chart few" if few else "column-chart",
-    )
+        return Columns(drawn, line, labels, "few")
+    if count <= MOST_LABELS:
+        return Columns(drawn, line, [str(rank) for rank in range(count)], "each")
+    return Columns(drawn, line, ["rank 0", f"rank {count - 1}"], "ends")
 
 
-def lines(
-    drawn: Sequence[Line],
-    most: float,
-    text: Callable[[float], str],
-    x_name: str,
-    x_range: tuple[float, float],
-) -> Markup:
-    """Draws lines over steps, from zero.
+def lines(drawn: Sequence[Line], most: float, text: Callable[[float], str]) -> LineChart:
+    """Computes lines over steps.
 
     Args:
-        drawn: the lines, at most eleven of which have their own colours.
+        drawn: the lines, at most eleven of which have their own colours. The first one has the
+            range of steps.
         most: the value at the top.
         text: formats values.
-        x_name: says what runs to the right.
-        x_range: the first and last x.
     """
-    (left, right), polylines = x_range, []
-    for i, line in enumerate(drawn):
+    left, right = drawn[0].points[0][0], drawn[0].points[-1][0]
+    polylines = []
+    for line in drawn:
         points = []
         for x, y in line.points:
             across = (x - left) / (right - left) * 1000 if right > left else 500
             points.append(f"{across:.1f},{100 - (y / most * 100 if most > 0 else 0):.2f}")
-        polylines.append(
-            element(
-                "polyline",
-                points=" ".join(points if len(points) > 1 else points * 2),
-                class_=f"line-{i}",
-            )
-        )
-    svg = element(
-        "svg",
-        polylines,
-        viewBox="0 0 1000 100",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=", ".join(line.name for line in drawn),
-    )
-    heights = [element("span", text(most * share)) for share in (1, 0.5, 0)]
-    return element(
-        "div",
-        element("div", heights, class_="heights"),
-        element("div", svg, class_="plot"),
-        element(
-            "div",
-            element("span", f"{x_name} {left:,.0f}"),
-            element("span", f"{right:,.0f}"),
-            class_="ends",
-        ),
-        class_="line-chart",
-    )
-
-
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1, kind: str = ""
-) -> Markup:
-    """Draws a table whose first `left` columns are aligned left, and the others right."""
-
-    def cells(name: str, row: Sequence[object]) -> list[Markup]:
-        return [
-            element(name, cell, class_=None if i < left else "number") for i, cell in enumerate(row)
-        ]
-
-    body = [element("tr", cells("td", row)) for row in rows]
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", element("tr", cells("th", head))),
-            element("tbody", body),
-        ),
-        class_=f"scroll {kind}".strip(),
-    )
+        polylines.append(" ".join(points if len(points) > 1 else points * 2))
+    name = ", ".join(line.name for line in drawn)
+    heights = [text(most * share) for share in (1, 0.5, 0)]
+    return LineChart(name, polylines, heights, f"{left:,.0f}", f"{right:,.0f}")

@@ -1,43 +1,65 @@
-"""Draws what was built: the tables with their memory, and the exchanges of a step."""
+"""Computes what was built: the tables with their memory, and the exchanges of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from collective.ops.counting import counted
 from collective.plan.formatting import in_bytes
-from collective.profiling.report import charts
-from collective.profiling.report.markup import Markup, element
+from collective.profiling.report.charts import Table
 from collective.profiling.report.profile import Profile
 from collective.profiling.report.selection import largest
 
-Table = Mapping[str, Any]
+
+class Listed(NamedTuple):
+    """Holds a list of which the page shows the largest entries, and all after a click.
+
+    Attributes:
+        number: how many there are, in words.
+        largest: the largest, the sum of the rest and of all; None if all are shown after a click.
+        all: all of them; None if the largest are all.
+    """
+
+    number: str
+    largest: Table | None
+    all: Table | None
 
 
-def plan(profile: Profile) -> Markup:
-    """Draws the plan: its largest tables and exchanges; a click shows all."""
+class PlanSection(NamedTuple):
+    """Holds what a plan shows. `alone` has the lookups with an exchange of their own."""
+
+    summary: str
+    tables: Listed | None
+    exchanges: Listed | None
+    alone: Listed | None
+    notes: Mapping[str, str]
+
+
+def plan_section(profile: Profile) -> PlanSection | None:
+    """Returns what is shown of a profile's plan; None if it has none."""
     if profile.plan is None:
-        return element("p", "Not in this profile: an earlier release wrote it.", class_="soft")
+        return None
     of_plan = profile.plan
-    sentence = (
+    summary = (
         f"Backend {of_plan['backend']}, {counted(of_plan['ranks'], 'rank')}, "
         f"{counted(len(of_plan['tables']), 'table')} in {counted(len(of_plan['groups']), 'group')}"
         f", {counted(len(of_plan['exchanges']), 'exchange')} a step."
     )
-    drawn = [element("p", sentence), _tables(profile), _exchanges(of_plan), _alone(of_plan)]
-    drawn += [
-        element("p", element("strong", f"{name}: "), note)
-        for name, note in of_plan.get("notes", {}).items()
-    ]
-    return element("div", drawn)
+    return PlanSection(
+        summary,
+        _tables(profile, of_plan),
+        _exchanges(of_plan),
+        _alone(of_plan),
+        of_plan.get("notes", {}),
+    )
 
 
 # ---- Tables
 
 
-def _tables(profile: Profile) -> Markup | None:
-    tables = {table["name"]: table for table in (profile.plan or {})["tables"]}
+def _tables(profile: Profile, of_plan: Mapping[str, Any]) -> Listed | None:
+    tables = {table["name"]: table for table in of_plan["tables"]}
     if not tables:
         return None
     sizes = {name: _bytes(profile, table) for name, table in tables.items()}
@@ -50,20 +72,15 @@ def _tables(profile: Profile) -> Markup | None:
         rows.append([label, *[""] * 5, in_bytes(rest), ""])
     total = counted(len(tables), "table") if len(tables) > 1 else "total"
     rows.append([total, *[""] * 5, in_bytes(sum(sizes.values())), ""])
-    drawn = [charts.table(head, rows)]
-    if chosen.others:
-        every = [_table_row(profile, tables[name], sizes[name]) for name in sorted(tables)]
-        drawn.append(
-            element(
-                "details",
-                element("summary", f"All {counted(len(tables), 'table')}, by name"),
-                charts.table(head, every),
-            )
-        )
-    return element("div", element("h3", "Tables, the largest first"), drawn)
+    every = [_table_row(profile, tables[name], sizes[name]) for name in sorted(tables)]
+    return Listed(
+        counted(len(tables), "table"),
+        Table(head, rows),
+        Table(head, every) if chosen.others else None,
+    )
 
 
-def _table_row(profile: Profile, table: Table, size: float) -> list[object]:
+def _table_row(profile: Profile, table: Mapping[str, Any], size: float) -> list[object]:
     rows = "dynamic" if table["rows"] is None else f"{table['rows']:,}"
     counts = profile.dynamic_rows.get(table["name"])
     if counts:
@@ -80,7 +97,7 @@ def _table_row(profile: Profile, table: Table, size: float) -> list[object]:
     ]
 
 
-def _bytes(profile: Profile, table: Table) -> float:
+def _bytes(profile: Profile, table: Mapping[str, Any]) -> float:
     """Returns the bytes of a table and its slots on all ranks, as far as they are known."""
     counts = profile.dynamic_rows.get(table["name"])
     if counts is not None:
@@ -91,7 +108,7 @@ def _bytes(profile: Profile, table: Table) -> float:
 # ---- Exchanges
 
 
-def _exchanges(of_plan: Mapping[str, Any]) -> Markup | None:
+def _exchanges(of_plan: Mapping[str, Any]) -> Listed | None:
     exchanges = {exchange["name"]: exchange for exchange in of_plan["exchanges"]}
     if not exchanges:
         return None
@@ -99,16 +116,16 @@ def _exchanges(of_plan: Mapping[str, Any]) -> Markup | None:
     chosen = largest(sizes)
     head = ["exchange of", "in", "by", "tables", "lookups", "type", "received on rank 0"]
     rows = [_exchange_row(exchanges[name]) for name in chosen.names]
-    drawn = []
     if chosen.others:
         rest = sum(sizes[name] for name in chosen.others)
         label = counted(len(chosen.others), "other exchange")
         rows.append([label, *[""] * 5, in_bytes(rest)])
-        every = [_exchange_row(exchange) for exchange in exchanges.values()]
-        summary = element("summary", f"All {counted(len(exchanges), 'exchange')}")
-        drawn.append(element("details", summary, charts.table(head, every, left=3)))
-    heading = element("h3", "Exchanges of a step, the largest first")
-    return element("div", heading, charts.table(head, rows, left=3), drawn)
+    every = [_exchange_row(exchange) for exchange in exchanges.values()]
+    return Listed(
+        counted(len(exchanges), "exchange"),
+        Table(head, rows, left=3),
+        Table(head, every, left=3) if chosen.others else None,
+    )
 
 
 def _exchange_row(exchange: Mapping[str, Any]) -> list[object]:
@@ -133,12 +150,11 @@ def _received(exchange: Mapping[str, Any]) -> float | None:
     return None if size is None else float(size)
 
 
-def _alone(of_plan: Mapping[str, Any]) -> Markup | None:
+def _alone(of_plan: Mapping[str, Any]) -> Listed | None:
     lookups = of_plan["alone"]
     if not lookups:
         return None
     rows = [[lookup["lookup"] or "a lookup", lookup["table"], lookup["why"]] for lookup in lookups]
-    listed = charts.table(["lookup", "table", "why"], rows, left=3)
     have = "has an exchange of its own" if len(rows) == 1 else "have exchanges of their own"
-    sentence = f"{counted(len(rows), 'lookup')} {have}"
-    return element("details", element("summary", sentence), listed)
+    summary = f"{counted(len(rows), 'lookup')} {have}"
+    return Listed(summary, None, Table(["lookup", "table", "why"], rows, left=3))

@@ -1,61 +1,63 @@
-"""Draws the time of a step: a bar for each rank, a table of phases, the course of the job."""
+"""Computes the time of a step: a bar for each rank, a table of phases, the course of the job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from collective.ops.counting import counted
 from collective.plan.formatting import in_bytes
 from collective.profiling.report import charts
-from collective.profiling.report.charts import Line, Part, kind_of
+from collective.profiling.report.charts import Bar, Line, LineChart, Swatched, Table, kind_of
 from collective.profiling.report.findings import mean_phases
-from collective.profiling.report.markup import Markup, element
 from collective.profiling.report.phases import MEANINGS, ORDER, WAITING, by_phase
 from collective.profiling.report.profile import Profile
 from collective.profiling.report.selection import shown_ranks
+
+
+class StepBars(NamedTuple):
+    """Holds the bars of a step.
+
+    Attributes:
+        bars: the mean over ranks, and each rank; only the mean if there are many ranks.
+        least, most: of many ranks, those that wait least and most.
+        every: of many ranks, all.
+    """
+
+    bars: list[Bar]
+    least: Sequence[Bar] = ()
+    most: Sequence[Bar] = ()
+    every: Sequence[Bar] = ()
 
 
 def in_ms(ms: float) -> str:
     return f"{ms:,.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
 
 
-def bars(profile: Profile, scale: float) -> Markup:
-    """Draws the mean over ranks, and the ranks. `scale` is in milliseconds."""
+def step_bars(profile: Profile, scale: float) -> StepBars | None:
+    """Returns the bars; None if no trace could be read. `scale` is in milliseconds."""
     phases_by_rank = [by_phase(phases) for phases in profile.phases]
     if not any(phases_by_rank):
-        return element("p", "No trace of these steps could be read.", class_="soft")
-    if len(phases_by_rank) == 1:
-        return _bar("rank 0", phases_by_rank[0], scale)
-    waits = [phases.get(WAITING, 0.0) for phases in phases_by_rank]
-    shown = shown_ranks(waits)
-    drawn = [_bar("mean", mean_phases(profile), scale, "mean")]
-    if len(shown) < len(waits):
-        half = len(shown) // 2
-        drawn.append(element("h3", f"The {half} ranks that wait least: others wait for them"))
-        drawn += [_bar(f"rank {r}", phases_by_rank[r], scale) for r in shown[:half]]
-        drawn.append(element("h3", f"The {half} ranks that wait most"))
-        drawn += [_bar(f"rank {r}", phases_by_rank[r], scale) for r in shown[half:]]
-        every = [_bar(f"rank {r}", phases, scale) for r, phases in enumerate(phases_by_rank)]
-        summary = element("summary", f"All {counted(len(waits), 'rank')}")
-        drawn.append(element("details", summary, every))
-    else:
-        drawn += [_bar(f"rank {r}", phases_by_rank[r], scale) for r in shown]
-    return element("div", drawn)
+        return None
+    every = [charts.bar(f"rank {r}", p, scale, in_ms) for r, p in enumerate(phases_by_rank)]
+    if len(every) == 1:
+        return StepBars(every)
+    mean = charts.bar("mean", mean_phases(profile), scale, in_ms, "mean")
+    shown = shown_ranks([phases.get(WAITING, 0.0) for phases in phases_by_rank])
+    if len(shown) == len(every):
+        return StepBars([mean, *every])
+    half = len(shown) // 2
+    least, most = [every[r] for r in shown[:half]], [every[r] for r in shown[half:]]
+    return StepBars([mean], least, most, every)
 
 
-def _bar(label: str, phases: dict[str, float], scale: float, kind: str = "") -> Markup:
-    parts = [Part(kind_of(name), name, ms) for name, ms in phases.items()]
-    return charts.bar(label, parts, scale, in_ms, kind)
-
-
-def phase_legend(profiles: Sequence[Profile]) -> Markup:
-    """Draws the colours of the phases that occur."""
+def phase_legend(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
+    """Returns (class, name) of the phases that occur."""
     present = {name for profile in profiles for name in mean_phases(profile)}
-    return charts.legend([(kind_of(name), name) for name in ORDER if name in present])
+    return [(kind_of(name), name) for name in ORDER if name in present]
 
 
-def phase_table(profile: Profile) -> Markup:
-    """Draws each phase with its meaning, milliseconds and bytes."""
+def phase_table(profile: Profile) -> Table:
+    """Returns each phase with its meaning, milliseconds and bytes."""
     phases_by_rank = [by_phase(phases) for phases in profile.phases]
     received = mean_received(profile)
     several = len(phases_by_rank) > 1
@@ -63,7 +65,7 @@ def phase_table(profile: Profile) -> Markup:
     head += ["least", "most"] * several + ["received"]
     rows = []
     for name, ms in mean_phases(profile).items():
-        row: list[object] = [_swatched(name), MEANINGS[name], f"{ms:.2f}"]
+        row: list[object] = [Swatched(kind_of(name), name), MEANINGS[name], f"{ms:.2f}"]
         row.append(f"{ms / profile.mean_ms:.1%}" if profile.mean_ms else "")
         if several:
             of_ranks = [phases.get(name, 0.0) for phases in phases_by_rank]
@@ -72,11 +74,11 @@ def phase_table(profile: Profile) -> Markup:
     whole: list[object] = ["step", "", f"{profile.mean_ms:.2f}", ""]
     whole += [f"{min(profile.ms):.2f}", f"{max(profile.ms):.2f}"] * several
     rows.append([*whole, in_bytes(profile.bytes_per_step) if received else ""])
-    return charts.table(head, rows, left=2, kind="wordy")
+    return Table(head, rows, left=2, kind="wordy")
 
 
-def compared_phases(before: Profile, after: Profile, names: Sequence[str]) -> Markup:
-    """Draws the phases of two profiles in one table.
+def compared_phases(before: Profile, after: Profile, names: Sequence[str]) -> Table:
+    """Returns the phases of two profiles in one table.
 
     Args:
         before, after: the profiles.
@@ -91,14 +93,10 @@ def compared_phases(before: Profile, after: Profile, names: Sequence[str]) -> Ma
             continue
         difference = (new or 0.0) - (old or 0.0)
         cells = ["" if ms is None else f"{ms:.2f}" for ms in (old, new)]
-        label = "step" if phase == "step" else _swatched(phase)
+        label = "step" if phase == "step" else Swatched(kind_of(phase), phase)
         rows.append([label, MEANINGS.get(phase, ""), *cells, f"{difference:+.2f}"])
     head = ["phase", "what it is", f"{names[0]}, ms", f"{names[1]}, ms", "difference"]
-    return charts.table(head, rows, left=2, kind="wordy")
-
-
-def _swatched(phase: str) -> Markup:
-    return element("span", element("span", class_=f"swatch {kind_of(phase)}"), phase)
+    return Table(head, rows, left=2, kind="wordy")
 
 
 def mean_received(profile: Profile) -> dict[str, float]:
@@ -110,19 +108,17 @@ def mean_received(profile: Profile) -> dict[str, float]:
     return by_phase(sums)
 
 
-def course(profile: Profile, most: float) -> Markup | None:
-    """Draws the milliseconds of a step over the job; None if only the profiled steps are known.
+def course(profile: Profile, most: float) -> LineChart | None:
+    """Returns the milliseconds of a step over the job; None if only the profiled steps are known.
 
     Args:
         profile: the profile.
         most: milliseconds at the top.
     """
-    history = profile.history
-    steps, ms = history.get("step", []), history.get("ms", [])
     if not goes_on(profile):
         return None
-    line = Line("milliseconds a step", list(zip(steps, ms)))
-    return charts.lines([line], most, in_ms, "step", (steps[0], steps[-1]))
+    points = list(zip(profile.history["step"], profile.history["ms"]))
+    return charts.lines([Line("milliseconds a step", points)], most, in_ms)
 
 
 def goes_on(profile: Profile) -> bool:

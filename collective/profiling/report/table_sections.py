@@ -1,21 +1,59 @@
-"""Draws what tables cost: bytes on the wire, the balance of their owners, rows over time."""
+"""Computes what tables cost: bytes on the wire, the balance of their owners, rows over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from collective.ops.communication.collective_names import GRADIENTS, KEYS, ROWS
 from collective.ops.counting import counted
 from collective.plan.formatting import imbalance, in_bytes
 from collective.profiling.report import charts
-from collective.profiling.report.charts import Line, Part, kind_of
-from collective.profiling.report.markup import Markup, element
+from collective.profiling.report.charts import Bar, Columns, Line, LineChart, Table, kind_of
 from collective.profiling.report.phases import EXCHANGES
 from collective.profiling.report.profile import Profile
 from collective.profiling.report.selection import largest
 from collective.profiling.report.step_section import mean_received
 
 OF_TABLES = (KEYS, ROWS, GRADIENTS)
+
+
+class BytesByTable(NamedTuple):
+    """Holds the bars of the bytes.
+
+    Attributes:
+        bars: of the largest tables, of the rest, and of all else.
+        tells_tables_apart: whether bytes are known by table.
+        fades_out: whether a bar is longer than there is room for.
+    """
+
+    bars: list[Bar]
+    tells_tables_apart: bool
+    fades_out: bool
+
+
+class Owners(NamedTuple):
+    """Holds the balance of ranks; None where nothing is known."""
+
+    keys: Columns | None
+    key_imbalance: str
+    uneven_tables: Table | None
+    memory: Columns | None
+    memory_imbalance: str
+
+
+class RowsOverTime(NamedTuple):
+    """Holds a chart of rows.
+
+    Attributes:
+        chart: the chart of the largest tables.
+        legend: (class, text) of each line.
+        rest: the text for all other tables, whose line would dwarf the largest.
+    """
+
+    chart: LineChart
+    legend: list[tuple[str, str]]
+    rest: str | None
 
 
 def in_count(count: float) -> str:
@@ -35,35 +73,23 @@ def bytes_scale(profile: Profile) -> float:
     return max(sizes, default=profile.bytes_per_step)
 
 
-def bytes_by_table(profile: Profile, scale: float) -> Markup:
-    """Draws a bar for each of the largest tables, one for the rest, and one for all else.
+def bytes_by_table(profile: Profile, scale: float) -> BytesByTable:
+    """Returns a bar for each of the largest tables, one for the rest, and one for all else.
 
     Args:
         profile: the profile.
         scale: bytes of the longest bar; the bar of the rest may be longer, and fades out.
     """
-    if profile.size == 1:
-        return _soft("With one rank nothing travels.")
-    drawn, rows = [], _byte_rows(profile)
-    if not profile.table_bytes:
-        drawn.append(
-            _soft(
-                "This profile doesn't tell tables apart: there is no lookup in it, or an earlier "
-                "release has written it."
-            )
-        )
-    for label, parts in rows:
-        of_kinds = [Part(kind_of(name), name, size) for name, size in parts.items()]
-        drawn.append(charts.bar(label, of_kinds, scale, in_bytes))
-    if any(sum(parts.values()) > scale for _, parts in rows):
-        drawn.append(_soft("A bar that fades out is longer than there is room for."))
-    return element("div", drawn, class_="by-table")
+    rows = _byte_rows(profile)
+    bars = [charts.bar(label, sizes, scale, in_bytes) for label, sizes in rows]
+    fades_out = any(sum(sizes.values()) > scale for _, sizes in rows)
+    return BytesByTable(bars, bool(profile.table_bytes), fades_out)
 
 
-def byte_legend(profiles: Sequence[Profile]) -> Markup:
-    """Draws the colours of the phases in which bytes were exchanged."""
+def byte_legend(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
+    """Returns (class, name) of the phases in which bytes were exchanged."""
     present = {phase for profile in profiles for phase in mean_received(profile)}
-    return charts.legend([(kind_of(name), name) for name in EXCHANGES if name in present])
+    return [(kind_of(name), name) for name in EXCHANGES if name in present]
 
 
 def _byte_rows(profile: Profile) -> list[tuple[str, dict[str, float]]]:
@@ -94,31 +120,24 @@ def _ordered(by_phase: dict[str, float]) -> dict[str, float]:
 # ---- Owners
 
 
-def owners(profile: Profile, most_keys: float, most_bytes: float) -> Markup:
-    """Draws, for each rank, the keys that it is asked for and the memory of its shards.
+def owners(profile: Profile, most_keys: float, most_bytes: float) -> Owners:
+    """Returns, for each rank, the keys that it is asked for and the memory of its shards.
 
     Args:
         profile: the profile.
         most_keys, most_bytes: the values that take the whole height.
     """
-    if profile.size == 1:
-        return _soft("One rank owns everything.")
-    drawn: list[Markup] = []
     keys, memory = profile.keys_by_owner, profile.bytes_by_rank
-    if keys and sum(keys):
-        head = f"Keys a step that each rank is asked for: max/mean {ratio(imbalance(keys))}"
-        if profile.alone:
-            head = "Keys a step that rank 0 is asked for"
-        drawn += [element("h3", head), charts.columns(keys, most_keys, in_count)]
-        if not profile.alone:
-            drawn.append(_uneven_tables(profile))
-    if memory and sum(memory):
-        head = f"Memory of tables and slots on each rank: max/mean {ratio(imbalance(memory))}"
-        drawn += [element("h3", head), charts.columns(memory, most_bytes, in_bytes)]
-    return element("div", drawn) if drawn else _soft("No lookup was counted in these steps.")
+    return Owners(
+        charts.columns(keys, most_keys, in_count) if sum(keys) else None,
+        ratio(imbalance(keys)),
+        _uneven_tables(profile) if sum(keys) and not profile.alone else None,
+        charts.columns(memory, most_bytes, in_bytes) if sum(memory) else None,
+        ratio(imbalance(memory)),
+    )
 
 
-def _uneven_tables(profile: Profile) -> Markup:
+def _uneven_tables(profile: Profile) -> Table:
     """Lists the tables by how far the keys of their largest owner exceed the mean."""
     surplus = {
         name: max(keys) - sum(keys) / len(keys) for name, keys in profile.keys_per_owner.items()
@@ -135,7 +154,7 @@ def _uneven_tables(profile: Profile) -> Markup:
         label = counted(len(rest), "other table")
         rows.append([label, in_count(sum(keys)), in_count(max(keys)), "", ratio(imbalance(keys))])
     head = ["table", "keys a step", "of them, largest owner", "which", "max/mean"]
-    return charts.table(head, rows)
+    return Table(head, rows)
 
 
 # ---- Rows
@@ -146,8 +165,8 @@ def rows_scale(profile: Profile) -> float:
     return max((rows for line in _row_lines(profile) for _, rows in line.points), default=0.0)
 
 
-def rows_over_time(profile: Profile, most: float) -> Markup:
-    """Draws the rows of dynamic tables over steps.
+def rows_over_time(profile: Profile, most: float) -> RowsOverTime | None:
+    """Returns the rows of dynamic tables over steps; None if none were counted.
 
     Args:
         profile: the profile.
@@ -155,13 +174,11 @@ def rows_over_time(profile: Profile, most: float) -> Markup:
     """
     drawn = _row_lines(profile)
     if not drawn:
-        return _soft("No dynamic table was counted.")
-    steps = profile.history["step"]
-    kinds = [(f"line-{i}", _described(line)) for i, line in enumerate(drawn)]
-    chart = charts.lines(drawn, most, in_count, "step", (steps[0], steps[-1]))
+        return None
+    legend = [(f"line-{i}", _described(line)) for i, line in enumerate(drawn)]
     rest = _rest_of_rows(profile)
-    return element(
-        "div", chart, charts.legend(kinds), rest and _soft(f"Not drawn: {_described(rest)}.")
+    return RowsOverTime(
+        charts.lines(drawn, most, in_count), legend, None if rest is None else _described(rest)
     )
 
 
@@ -191,7 +208,3 @@ def _described(line: Line) -> str:
     if last_step > first_step:
         text += f", {(last - first) / (last_step - first_step):+,.1f} a step"
     return text
-
-
-def _soft(sentence: str) -> Markup:
-    return element("p", sentence, class_="soft")

@@ -59,7 +59,7 @@ def files_of(checkout: Path) -> list[str]:
     names.append("collective/py.typed")
     for directory, _, files in os.walk(checkout / "collective"):  # links not followed
         for file in files:
-            if file.endswith(".py"):
+            if file.endswith((".py", ".jinja2")):
                 names.append(str((Path(directory) / file).relative_to(checkout)))
     for folder in SUBPACKAGES:
         for path in (checkout / folder).rglob("*"):

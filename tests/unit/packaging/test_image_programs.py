@@ -265,6 +265,7 @@ def test_what_training_needs_is_kept(unneeded: set[str]):
     assert not unneeded & {
         "cloudpickle",
         "horovod",
+        "jinja2",
         "keras",
         "numpy",
         "packaging",

@@ -14,7 +14,6 @@ import pytest
 from collective.profiling.history import History, Point
 from collective.profiling.report import __main__ as command
 from collective.profiling.report import charts, findings, page, profile, selection
-from collective.profiling.report.markup import element, escape, join
 from collective.profiling.report.phases import by_phase
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -446,14 +445,6 @@ def test_collectives_belong_to_their_phases():
     ) == {"rows": 5, "other": 4, "rest of the run": 1}
 
 
-def test_markup():
-    assert element("a", "<", [1, None, element("b", "&")], class_="x", data_y='"', z=None) == (
-        '<a class="x" data-y="&quot;">&lt;1<b>&amp;</b></a>'
-    )
-    assert element("meta", charset="utf-8") == '<meta charset="utf-8"/>'
-    assert (join(["a", ["<"]]), escape(3)) == ("a&lt;", "3")
-
-
 def test_the_largest_and_the_rest():
     sizes = {f"t{i}": float(i) for i in range(12)}
     assert selection.largest(sizes) == ([f"t{i}" for i in range(11, 1, -1)], ["t1", "t0"])
@@ -464,18 +455,18 @@ def test_the_largest_and_the_rest():
 
 
 def test_a_longer_bar_takes_the_whole_width():
-    drawn_bar = charts.bar(
-        "rest", [charts.Part("x", "x", 3.0), charts.Part("y", "y", 1.0)], 2.0, str
-    )
-    assert "width:75.000%" in drawn_bar and "beyond" in drawn_bar
+    row = charts.bar("rest", {"x": 3.0, "y": 1.0}, 2.0, str, "mean")
+    assert [(part.kind, part.percent) for part in row.parts] == [("of-x", 75.0), ("of-y", 25.0)]
+    assert row.kind == "mean beyond"
+    _, tree = drawn(record(tables=[f"table{i}" for i in range(40)]))
+    classes = [bar.get("class") for bar in section(tree, "Bytes by table").iter("div")]
+    assert classes.count("bar") == 11 and classes.count("bar beyond") == 1
 
 
 def test_more_columns_than_fit_show_the_largest():
-    drawn_columns = xml.fromstring(
-        charts.columns([float(i) for i in range(1024)], 1023, "{:.0f}".format)
-    )
-    titles = [each.get("title") for each in drawn_columns.iter("span") if each.get("title")]
-    assert len(titles) == 128 and titles[1] == "ranks 8 to 15, at most: 15"
+    chart = charts.columns([float(i) for i in range(1024)], 1023, "{:.0f}".format)
+    assert len(chart.columns) == 128
+    assert chart.columns[1] == ("ranks 8 to 15, at most: 15", pytest.approx(1500 / 1023))
 
 
 def test_points_are_thinned_evenly():
