@@ -109,15 +109,12 @@ Output
 Stderr, condensed
   Output that N ranks write identically is shown once. --verbose shows everything as it is written;
   --log-dir keeps everything in any case. Only the following is left out:
-  warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs) from
-               rank 0 only. Another rank's is shown if rank 0 hasn't written the same in the
-               previous minute and doesn't within 10 seconds, with the ranks' numbers.
-  errors       A traceback is held for up to 2 seconds, with what its rank writes after it. If
-               others raise the same (the class, and the script's line), it is shown once, "on
-               ranks 0-7 alike", with the other ranks' messages where they differ: 200 lines, at
-               least one of each message, and how many more there are. Lines within a second after
-               an error, without a pause, count as its message. A rank that raises the same error
-               again shows it again.
+  warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs): a
+               line that another rank has written in the previous minute.
+  errors       If another rank has raised the same in the previous minute (the class, and the
+               script's line), only those lines of the message are shown that are new, and then a
+               line that names the ranks. Lines within a second after an error, without a pause,
+               count as its message. A rank that raises the same error again shows it again.
   interrupts   After Ctrl-C, tracebacks with only KeyboardInterrupt and lost peers are replaced by a
                line that says where the ranks were.
   lost peers   If a rank has failed for its own reasons, tracebacks of others about its loss only

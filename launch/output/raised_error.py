@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.launch.output.stderr_lines import is_log_line, without_volatile
+from collective.launch.output.stderr_lines import is_log_line
 
 TRACEBACK = "Traceback (most recent call last):"
 WHILE_HANDLING = "During handling of the above exception, another exception occurred:"
@@ -73,7 +73,6 @@ _EMPTY_WORDS = re.compile(
     r"Node: '|\d+ successful operations\.$|\d+ derived errors ignored\.$"
     r"|Hint: If you want to see a list of allocated tensors when OOM happens"
 )
-_NODE_NAME = re.compile(r"\s*\[\[.*\]\]\s*$")
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,6 @@ class RaisedError:
     def without_stack(self) -> list[str]:
         """Returns the message, and where in the script it was raised."""
         return [*self.message, f"{_PLACE}{self.place}"] if self.place else list(self.message)
-
-    def essence(self) -> tuple[str, ...]:
-        """Returns the message in the form that is the same on every rank that raises this error."""
-        return tuple(without_volatile(line) for line in self.message if not _NODE_NAME.match(line))
 
 
 def tells_of_shared_files(error: RaisedError) -> bool:

@@ -35,7 +35,6 @@ _TERMINAL_PATIENCE = 0.2
 _FILE_PATIENCE = 1.0
 # A line that is longer than this many bytes is shown in parts.
 _LONGEST_LINE = 16 << 20
-_NOISE_BYTES = 200  # the beginning of a line shows whether it may be noise
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -339,7 +338,7 @@ class RankStream:
         self._pending += data
         too_long = len(self._pending) - complete > _LONGEST_LINE
         self._show(len(self._pending) if too_long else complete)
-        if not self._prefix and not may_begin_noise(bytes(self._pending[:_NOISE_BYTES])):
+        if not self._prefix and not may_begin_noise(self._pending):
             self.flush()
 
     def _show(self, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -58,7 +59,6 @@ def test_what_all_ranks_write_is_shown_once(launch, tmp_path, options, every):
     ]
     assert counts(console, "Unable to register") == [0 if every == 1 else 8]
     if every == 1:
-        assert "[0] 2026-11-23" in console and "of every rank\n" in console
         assert counts(console, "Traceback", "ValueError: wrong") == [1, 1]
     assert report.endswith("    ValueError: wrong\n    on every rank\n")
     log = tmp_path.joinpath("logs", "rank.2", "stderr").read_text()
@@ -84,8 +84,10 @@ def test_an_error_of_all_ranks_names_them(launch):
     code, _, stderr = launch("-np", 3, script)
     text = stderr.decode()
     assert code == 1
-    assert "collective launch: on ranks 0-2 alike; rank 0 wrote:\n[0] Traceback" in text
-    assert text.count("Traceback") == 1 and text.count("[0] ValueError: wrong\n") == 1
+    assert re.search(
+        r"launch: ranks \d, \d raised the same as rank \d: ValueError at .*, line", text
+    )
+    assert text.count("Traceback") == 1 and text.count("] ValueError: wrong\n") == 1
     assert "\n  error on its stderr:\n    ValueError: wrong\n" in text
     assert ".py, line " in text.partition("\n  raised at  ")[2].splitlines()[0]
 
