@@ -31,9 +31,9 @@ class Command(NamedTuple):
     """Describes a command.
 
     Attributes:
-      name: the word on the command line.
-      module: the module whose `main(arguments, prog)` runs it; it is imported only then.
-      summary: what the command does.
+        name: the word on the command line.
+        module: the module whose `main(arguments, prog)` runs it; it is imported only then.
+        summary: what the command does.
     """
 
     name: str

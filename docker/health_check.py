@@ -53,8 +53,8 @@ def complaint(records: Sequence[ProgressRecord | None], now: float) -> str:
     """Says for how long a job has stood still, and which ranks are in no run; "" if it moves.
 
     Args:
-      records: the record of each rank.
-      now: the time, in seconds of the machine's monotonic clock.
+        records: the record of each rank.
+        now: the time, in seconds of the machine's monotonic clock.
     """
     posted = [record for record in records if record is not None]
     if not any(record.phase.shared for record in posted):

@@ -67,8 +67,8 @@ def stop_ranks(server: int, proc: Path = Path("/proc")) -> None:
     """Tells the server's ranks to stop, and returns when they and their launchers have ended.
 
     Args:
-      server: the ssh server's process, below which they are.
-      proc: where processes are described.
+        server: the ssh server's process, below which they are.
+        proc: where processes are described.
     """
     ranks = [rank for rank in ranks_in(proc) if server in ancestors(rank, proc)]
     for rank in ranks:

@@ -62,7 +62,7 @@ def reached(requirements: dict[str, list[Requirement]], roots: list[Requirement]
     """Returns the names of the packages that the roots need, and theirs, and so on.
 
     Raises:
-      KeyError: a root is not installed.
+        KeyError: a root is not installed.
     """
     for root in roots:
         if canonicalize_name(root.name) not in requirements:

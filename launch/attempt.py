@@ -52,7 +52,7 @@ class Attempt:
     """Runs a planned job once.
 
     Attributes:
-      restart: how to continue after a failure; None if the job ends with this attempt.
+        restart: how to continue after a failure; None if the job ends with this attempt.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Attempt:
         """Starts nothing yet.
 
         Args:
-          plan: the job's plan.
-          signals: the launcher's signals.
-          policy: decides about restarts.
-          remote: the job's other hosts.
+            plan: the job's plan.
+            signals: the launcher's signals.
+            policy: decides about restarts.
+            remote: the job's other hosts.
         """
         self.restart: Restart | None = None
         self._plan = plan
@@ -83,7 +83,7 @@ class Attempt:
         """Runs the attempt and returns the launcher's exit code.
 
         Raises:
-          UsageError: the logs can't be written, or there are too many ranks for this system.
+            UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         self._start()
         while not (self._local_done and self._remote.done):
@@ -391,7 +391,7 @@ class Attempt:
         """Waits for the readers of the output, for as long as they take unless a signal says stop.
 
         Returns:
-          The signal, or None.
+            The signal, or None.
         """
         deadline = math.inf
         if self._exit_code is not None:

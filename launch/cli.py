@@ -160,7 +160,7 @@ def _print(text: str) -> int:
     """Prints what the user asked for; returns the exit code.
 
     Raises:
-      UsageError: the text can't be written.
+        UsageError: the text can't be written.
     """
     try:
         print(text, end="", flush=True)
@@ -176,7 +176,7 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
     """Reads the command line.
 
     Raises:
-      UsageError: the command line is invalid, or --emit is missing.
+        UsageError: the command line is invalid, or --emit is missing.
     """
     words, command = _split(arguments)
     parser = _parser(prog)
@@ -194,7 +194,7 @@ def emitted(options: LauncherOptions) -> str:
     """Returns the manifest that --emit asks for.
 
     Raises:
-      UsageError: the options ask for something that a scheduler doesn't offer.
+        UsageError: the options ask for something that a scheduler doesn't offer.
     """
     from collective.launch.manifests import cluster_job, manifest
 
@@ -267,12 +267,12 @@ def make_plan(
     """Decides everything about the job before it starts.
 
     Args:
-      options: as given.
-      environment: the launcher's environment.
-      listed: the hosts of -H or of a host file, if the job has such a list.
+        options: as given.
+        environment: the launcher's environment.
+        listed: the hosts of -H or of a host file, if the job has such a list.
 
     Raises:
-      UsageError: the options ask for something impossible.
+        UsageError: the options ask for something impossible.
     """
     command = _command(options)
     check_limits(options)
@@ -314,7 +314,7 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     """Returns the ranks that --tee names: "all", "none", or numbers and ranges like "0,2-3".
 
     Raises:
-      UsageError: the text isn't such a list, or names a rank that doesn't exist.
+        UsageError: the text isn't such a list, or names a rank that doesn't exist.
     """
     if text in ("all", "none"):
         return frozenset(range(size) if text == "all" else ())

@@ -31,9 +31,9 @@ class Job:
         """Starts nothing yet.
 
         Args:
-          plan: the job's plan.
-          signals: the launcher's signals, if it has used them to wait for other hosts.
-          remote: the other hosts, if there are any.
+            plan: the job's plan.
+            signals: the launcher's signals, if it has used them to wait for other hosts.
+            remote: the other hosts, if there are any.
         """
         self._plan = plan
         self._signals = signals or SignalPipe(stop_signals(plan.preempt_signal))
@@ -43,7 +43,7 @@ class Job:
         """Runs the job and returns the launcher's exit code.
 
         Raises:
-          UsageError: the logs can't be written, or there are too many ranks for this system.
+            UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         try:
             code = self._run_attempts()

@@ -37,14 +37,14 @@ class Failure:
     """Describes how an attempt failed.
 
     Attributes:
-      rank: the root cause; None if the job stalled.
-      code: its exit code, as a shell reports it.
-      error: the class of the error that it raised, "" if unknown.
-      last_step: the global step that was completed last.
-      checkpoint: the path of the newest checkpoint, "" if there is none.
-      checkpoint_step: the global step of that checkpoint.
-      has_trained: whether any rank has completed a step.
-      lost_host: the host whose loss was the failure, "" for none.
+        rank: the root cause; None if the job stalled.
+        code: its exit code, as a shell reports it.
+        error: the class of the error that it raised, "" if unknown.
+        last_step: the global step that was completed last.
+        checkpoint: the path of the newest checkpoint, "" if there is none.
+        checkpoint_step: the global step of that checkpoint.
+        has_trained: whether any rank has completed a step.
+        lost_host: the host whose loss was the failure, "" for none.
     """
 
     rank: int | None
@@ -79,9 +79,9 @@ def failure_of(
     """Returns the facts on which a restart depends.
 
     Args:
-      outcome: how the ranks ended.
-      milestones: each rank's milestones.
-      lost_host: a host that was lost, maybe after its ranks had already ended.
+        outcome: how the ranks ended.
+        milestones: each rank's milestones.
+        lost_host: a host that was lost, maybe after its ranks had already ended.
     """
     cause = outcome.root_cause()
     # The failed rank itself knows best how far it had come.
@@ -107,7 +107,7 @@ class RestartPolicy:
         """Begins without a previous failure.
 
         Args:
-          visible_gpus: returns the GPUs that the job may use now.
+            visible_gpus: returns the GPUs that the job may use now.
         """
         self._visible_gpus = visible_gpus
         self._previous: Failure | None = None
@@ -118,8 +118,8 @@ class RestartPolicy:
         """Decides how a job continues.
 
         Args:
-          failure: how the attempt failed.
-          plan: the attempt's plan.
+            failure: how the attempt failed.
+            plan: the attempt's plan.
         """
         if not plan.max_restarts:
             return Decision()

@@ -54,13 +54,13 @@ def run(
     """Runs this host's part of the job; returns the launcher's exit code.
 
     Args:
-      plan: the plan of this host's ranks alone.
-      options: say which host this is.
-      secret: the job's secret.
-      choose_shown: returns the ranks whose output is shown, given the number of ranks.
+        plan: the plan of this host's ranks alone.
+        options: say which host this is.
+        secret: the job's secret.
+        choose_shown: returns the ranks whose output is shown, given the number of ranks.
 
     Raises:
-      UsageError: the hosts don't find each other, or the job can't be started.
+        UsageError: the hosts don't find each other, or the job can't be started.
     """
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     try:
@@ -113,12 +113,12 @@ def run_with_guests(
     """Runs the job on the hosts that have connected; returns the launcher's exit code.
 
     Args:
-      plan: the plan of this host's ranks alone.
-      own: this host, the first; empty if the job is only started from here.
-      guests: the others, by their number.
-      address: this host's address, by which the others reach it.
-      choose_shown: returns the ranks whose output is shown, given the number of ranks.
-      signals: the launcher's signals.
+        plan: the plan of this host's ranks alone.
+        own: this host, the first; empty if the job is only started from here.
+        guests: the others, by their number.
+        address: this host's address, by which the others reach it.
+        choose_shown: returns the ranks whose output is shown, given the number of ranks.
+        signals: the launcher's signals.
     """
     hosts = make_world(own, guests)
     plan = _with_hosts(plan, hosts, 0 if own else -1, address)
@@ -153,12 +153,12 @@ def run_as_agent(
     """Follows the first host's orders; returns the launcher's exit code.
 
     Args:
-      plan: the plan of this host's ranks alone.
-      joined: the result of `join`.
-      signals: the launcher's signals.
+        plan: the plan of this host's ranks alone.
+        joined: the result of `join`.
+        signals: the launcher's signals.
 
     Raises:
-      UsageError: the ranks can't be started here.
+        UsageError: the ranks can't be started here.
     """
     channel, hosts, node = joined
     plan = replace(plan, terminal=False, columns=None)  # the first host shows the output
@@ -182,13 +182,13 @@ def run_from_here(
     """Starts the launchers of all hosts, and runs the job; returns the launcher's exit code.
 
     Args:
-      plan: the plan of this host's ranks alone, if the list begins with this host.
-      host_list: the hosts, their ranks, and how to start them.
-      arguments: this launcher's command line.
-      choose_shown: returns the ranks whose output is shown, given the number of ranks.
+        plan: the plan of this host's ranks alone, if the list begins with this host.
+        host_list: the hosts, their ranks, and how to start them.
+        arguments: this launcher's command line.
+        choose_shown: returns the ranks whose output is shown, given the number of ranks.
 
     Raises:
-      UsageError: a host can't be started, or the job can't be started.
+        UsageError: a host can't be started, or the job can't be started.
     """
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     names = [name for name, _ in host_list.hosts]

@@ -37,22 +37,22 @@ def run(
     """Runs a function on all workers at once, as it would run on the ranks of a launched job.
 
     Args:
-      fn: the function. Ray carries it to the workers (by cloudpickle), where this package has to be
-        installed; it builds its graph and its strategy itself.
-      args: its positional arguments.
-      kwargs: its named arguments.
-      num_workers: how many ranks, 1 or more.
-      cpus_per_worker: the cores that Ray keeps for each.
-      use_gpu: whether each has a GPU of its own, which is then the only one that it sees.
+        fn: the function. Ray carries it to the workers (by cloudpickle), where this package has to
+            be installed; it builds its graph and its strategy itself.
+        args: its positional arguments.
+        kwargs: its named arguments.
+        num_workers: how many ranks, 1 or more.
+        cpus_per_worker: the cores that Ray keeps for each.
+        use_gpu: whether each has a GPU of its own, which is then the only one that it sees.
 
     Returns:
-      What it returned on each rank, in their order.
+        What it returned on each rank, in their order.
 
     Raises:
-      ImportError: Ray or Horovod isn't installed here.
-      ValueError: there is no number of workers like that.
-      ray.exceptions.RayTaskError: it raised on a rank.
-      TimeoutError: the cluster hasn't got the workers' resources.
+        ImportError: Ray or Horovod isn't installed here.
+        ValueError: there is no number of workers like that.
+        ray.exceptions.RayTaskError: it raised on a rank.
+        TimeoutError: the cluster hasn't got the workers' resources.
     """
     if num_workers < 1 or cpus_per_worker < 1:
         raise ValueError(

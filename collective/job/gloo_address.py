@@ -40,7 +40,7 @@ def check_host_name(address: str) -> None:
     """Checks that Horovod by itself would listen at an address of this host.
 
     Raises:
-      UsageError: it wouldn't, and other hosts couldn't reach it.
+        UsageError: it wouldn't, and other hosts couldn't reach it.
     """
     name = socket.gethostname()
     found = addresses_of_name(name)

@@ -23,8 +23,8 @@ class Host:
     """Describes a host of a job.
 
     Attributes:
-      name: differs from the name of every other host of the job.
-      devices: for each of its ranks, the entry for CUDA_VISIBLE_DEVICES; None for a CPU rank.
+        name: differs from the name of every other host of the job.
+        devices: for each of its ranks, the entry for CUDA_VISIBLE_DEVICES; None for a CPU rank.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Placement:
     """Says where a rank is placed.
 
     Attributes:
-      node: the number of its host.
-      host: the name of its host.
-      local_rank, local_size: its number among the ranks of its host, and their number.
-      cross_rank, cross_size: the same among the ranks with its local rank.
+        node: the number of its host.
+        host: the name of its host.
+        local_rank, local_size: its number among the ranks of its host, and their number.
+        cross_rank, cross_size: the same among the ranks with its local rank.
     """
 
     node: int
@@ -87,7 +87,7 @@ def parse_hosts(text: str, option: str = "-H") -> list[tuple[str, int | None]]:
     """Returns the hosts in `h1:8,h2:8`, each with its number of ranks if that is given.
 
     Raises:
-      UsageError: the text has a different form.
+        UsageError: the text has a different form.
     """
     hosts = []
     for word in text.split(","):
@@ -105,7 +105,7 @@ def parse_hostfile(text: str, path: str) -> list[tuple[str, int | None]]:
     """Returns the hosts of a file in Open MPI's form, `h1 slots=8`, or with lines like `h1:8`.
 
     Raises:
-      UsageError: the text has a different form; the error names the line.
+        UsageError: the text has a different form; the error names the line.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -134,8 +134,8 @@ def named_twice(
     """Returns a sentence about a host that a list has under two names; "" if there is none.
 
     Args:
-      hosts: the list: names and numbers of ranks.
-      addresses: the addresses to which each name resolves; none if that isn't known.
+        hosts: the list: names and numbers of ranks.
+        addresses: the addresses to which each name resolves; none if that isn't known.
     """
     ranks = dict(hosts)
     owners: dict[str, str] = {}

@@ -69,9 +69,9 @@ class KeyValueStore(ThreadingHTTPServer):
     The port exists, and requests queue, from its creation; `serve` answers them.
 
     Attributes:
-      port: the port on which it listens.
-      address: its "address" for Horovod.
-      path: the beginning of every path that Horovod then requests.
+        port: the port on which it listens.
+        address: its "address" for Horovod.
+        path: the beginning of every path that Horovod then requests.
     """
 
     daemon_threads = True
@@ -88,12 +88,13 @@ class KeyValueStore(ThreadingHTTPServer):
         """Starts to listen.
 
         Args:
-          members: how many ranks each scope has, as `scope_members` returns them.
-          publish: called, from any thread, with what a rank did instead of doing it; the publisher
-            then calls `apply` on all hosts in the same order. None: it is done at once.
-          address: the address at which to listen.
-          port: the port; 0 lets the kernel choose.
-          token: a text that nobody can guess; "" makes one.
+            members: how many ranks each scope has, as `scope_members` returns them.
+            publish: called, from any thread, with what a rank did instead of doing it; the
+                publisher then calls `apply` on all hosts in the same order. None: it is done at
+                once.
+            address: the address at which to listen.
+            port: the port; 0 lets the kernel choose.
+            token: a text that nobody can guess; "" makes one.
         """
         super().__init__((address, port), _Handler)
         self.port: int = self.server_address[1]

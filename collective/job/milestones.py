@@ -34,11 +34,11 @@ class Milestones:
     """Says how far a rank has come.
 
     Attributes:
-      pid: the process; 0 if it has posted nothing.
-      steps: how many training runs it has completed.
-      start: the global step at which it began: from the checkpoint that it restored, else 0.
-      checkpoint: the path of the checkpoint that it saved or restored last, if any.
-      step: that checkpoint's global step.
+        pid: the process; 0 if it has posted nothing.
+        steps: how many training runs it has completed.
+        start: the global step at which it began: from the checkpoint that it restored, else 0.
+        checkpoint: the path of the checkpoint that it saved or restored last, if any.
+        step: that checkpoint's global step.
     """
 
     pid: int = 0
@@ -80,7 +80,7 @@ class MilestoneBoard(PagedMemory):
         """Returns what `rank` has posted; empty if it could not be read consistently.
 
         Raises:
-          IndexError: the board has no page for the rank.
+            IndexError: the board has no page for the rank.
         """
         start = (rank + 1) * PAGE
         if not PAGE <= start < len(self._memory):

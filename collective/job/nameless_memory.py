@@ -20,8 +20,8 @@ class PagedMemory:
     """Maps memory with a page for the launcher, page 0, and one for each rank r, page r + 1.
 
     Attributes:
-      name: the name of the memory, only for display.
-      magic: the first bytes of page 0, by which the memory is recognised.
+        name: the name of the memory, only for display.
+        magic: the first bytes of page 0, by which the memory is recognised.
     """
 
     name: str
@@ -31,8 +31,8 @@ class PagedMemory:
         """Maps an open file, which the caller may close afterwards.
 
         Raises:
-          ValueError: the file isn't such memory.
-          OSError: it can't be mapped.
+            ValueError: the file isn't such memory.
+            OSError: it can't be mapped.
         """
         self._memory = mmap.mmap(descriptor, 0)
         if self._memory[: len(self.magic)] != self.magic:
@@ -43,7 +43,7 @@ class PagedMemory:
         """Opens the launcher's memory at its `OwnedMemory.path`.
 
         Raises:
-          OSError, ValueError: there is none.
+            OSError, ValueError: there is none.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -56,14 +56,14 @@ class OwnedMemory(PagedMemory):
     """Creates the memory in the launcher.
 
     Attributes:
-      path: the path under which the ranks open it.
+        path: the path under which the ranks open it.
     """
 
     def __init__(self, size: int) -> None:
         """Makes room for `size` ranks.
 
         Raises:
-          OSError: no memory or no descriptor is left.
+            OSError: no memory or no descriptor is left.
         """
         self._descriptor = nameless_file(self.name)
         os.ftruncate(self._descriptor, (size + 1) * PAGE)

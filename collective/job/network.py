@@ -43,7 +43,7 @@ def address_of_interface(interface: str) -> str:
     """Returns the address of an interface.
 
     Raises:
-      UsageError: the interface doesn't exist, or has no address.
+        UsageError: the interface doesn't exist, or has no address.
     """
     found = addresses_by_interface()
     usable = [name for name, addresses in found.items() if addresses]
@@ -59,11 +59,11 @@ def listening_address(master: str, interface: str | None) -> str:
     """Returns the address at which the first host waits for the others.
 
     Args:
-      master: --master-addr: a name or an address by which the others find this host.
-      interface: --network-interface, if given.
+        master: --master-addr: a name or an address by which the others find this host.
+        interface: --network-interface, if given.
 
     Raises:
-      UsageError: the address isn't this host's, or only this host can reach it.
+        UsageError: the address isn't this host's, or only this host can reach it.
     """
     if interface is not None:
         return address_of_interface(interface)
@@ -88,7 +88,7 @@ def resolve(name: str, option: str = "--master-addr") -> list[str]:
     """Returns the addresses of a name, IPv4 first; `option` names its source for errors.
 
     Raises:
-      UsageError: the name has no address.
+        UsageError: the name has no address.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -102,7 +102,7 @@ def source_address(destination: str) -> str:
     """Returns the address of this host on the route to `destination`.
 
     Raises:
-      OSError: there is no route.
+        OSError: there is no route.
     """
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

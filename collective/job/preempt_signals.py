@@ -13,7 +13,7 @@ def signal_number(text: str) -> int:
     """Returns the number of a signal: "USR1", "SIGUSR1" or "10".
 
     Raises:
-      ValueError: there is no such signal, or it can't be used as an announcement.
+        ValueError: there is no such signal, or it can't be used as an announcement.
     """
     name = text.strip().upper()
     if name.isdigit():

@@ -52,8 +52,8 @@ class Label:
         """Encodes and shortens the words.
 
         Args:
-          doing: the activity, with the names of the fetches.
-          collectives: the names of its collectives.
+            doing: the activity, with the names of the fetches.
+            collectives: the names of its collectives.
         """
         activity = doing.replace("\n", " ").encode("utf-8", "replace")
         if len(activity) > _MOST_ACTIVITY_BYTES:
@@ -68,13 +68,13 @@ class ProgressRecord:
     """Holds a rank's record.
 
     Attributes:
-      pid: the process that posted it.
-      phase: how far the rank is.
-      passed: how many agreements with the other ranks it has completed. All ranks have the same
-        agreements, so a rank with a smaller number is behind.
-      since: when the phase began, in nanoseconds of the machine's monotonic clock.
-      doing: the rank's activity; for a rank that is AWAY, its last activity.
-      collectives: the names of the collectives that it takes part in, as text for messages.
+        pid: the process that posted it.
+        phase: how far the rank is.
+        passed: how many agreements with the other ranks it has completed. All ranks have the same
+            agreements, so a rank with a smaller number is behind.
+        since: when the phase began, in nanoseconds of the machine's monotonic clock.
+        doing: the rank's activity; for a rank that is AWAY, its last activity.
+        collectives: the names of the collectives that it takes part in, as text for messages.
     """
 
     pid: int
@@ -96,10 +96,10 @@ class Board(PagedMemory):
         """Replaces the record on the page of `rank`.
 
         Args:
-          rank: the rank whose page it is.
-          record: pid, phase, passed and since, as in `ProgressRecord`.
-          label: the words of the record.
-          same: whether the page has that label already.
+            rank: the rank whose page it is.
+            record: pid, phase, passed and since, as in `ProgressRecord`.
+            label: the words of the record.
+            same: whether the page has that label already.
         """
         pid, phase, passed, since = record
         start = (rank + 1) * PAGE
@@ -114,7 +114,7 @@ class Board(PagedMemory):
         """Returns the record of `rank`; None if it has none, or none could be read consistently.
 
         Raises:
-          IndexError: the board has no page for the rank.
+            IndexError: the board has no page for the rank.
         """
         start = (rank + 1) * PAGE
         if not PAGE <= start < len(self._memory):

@@ -46,14 +46,14 @@ def set_environment(
     """Tells Horovod about the job that a scheduler has started, before Horovod is initialised.
 
     Args:
-      environment: the process's environment.
-      has_mpi: whether Horovod was built with MPI, and finds the job by itself.
+        environment: the process's environment.
+        has_mpi: whether Horovod was built with MPI, and finds the job by itself.
 
     Returns:
-      The scheduler's name; "" if there is nothing to tell.
+        The scheduler's name; "" if there is nothing to tell.
 
     Raises:
-      UsageError: the ranks can't find each other.
+        UsageError: the ranks can't find each other.
     """
     if has_mpi or environment.get("HOROVOD_RANK") or environment.get("COLLECTIVE_LAUNCHED"):
         return ""
@@ -137,7 +137,7 @@ def await_rendezvous(address: str, port: int, seconds: float) -> None:
     """Waits until rank 0 listens: Horovod would try a few times and then abort.
 
     Raises:
-      UsageError: rank 0 doesn't listen within `seconds`.
+        UsageError: rank 0 doesn't listen within `seconds`.
     """
     end = time.monotonic() + seconds
     while True:

@@ -21,13 +21,14 @@ class Scheduler:
     """Names the variables of a scheduler.
 
     Attributes:
-      name: the program that users call.
-      daemons: the processes that start its tasks.
-      rank, size, local_rank: the variables with a task's numbers.
-      local_size: the variable with the number of tasks on its host, or Slurm's list for all hosts.
-      node: the variable with its host's number, if the scheduler sets one.
-      host_names: the variable with all hosts' names in Slurm's form, if the scheduler sets one.
-      job: variables that identify the job; the first one that is set counts.
+        name: the program that users call.
+        daemons: the processes that start its tasks.
+        rank, size, local_rank: the variables with a task's numbers.
+        local_size: the variable with the number of tasks on its host, or Slurm's list for all
+            hosts.
+        node: the variable with its host's number, if the scheduler sets one.
+        host_names: the variable with all hosts' names in Slurm's form, if the scheduler sets one.
+        job: variables that identify the job; the first one that is set counts.
     """
 
     name: str
@@ -84,12 +85,12 @@ class Membership:
     """Says which task of a scheduler's job a process is.
 
     Attributes:
-      scheduler: the scheduler's name.
-      rank, size, local_rank, local_size: the task's numbers.
-      node: the number of its host.
-      cross_size: how many hosts have a task with this local rank.
-      first_host: the name of the first host, "" if the scheduler doesn't tell it.
-      job: identifies the job.
+        scheduler: the scheduler's name.
+        rank, size, local_rank, local_size: the task's numbers.
+        node: the number of its host.
+        cross_size: how many hosts have a task with this local rank.
+        first_host: the name of the first host, "" if the scheduler doesn't tell it.
+        job: identifies the job.
     """
 
     scheduler: str
@@ -113,8 +114,8 @@ def started_by(
     """Returns this process's place in a scheduler's job of several tasks; None if it has none.
 
     Args:
-      environment: the process's environment.
-      ancestors: the names of its parent, grandparent and so on; None to look them up.
+        environment: the process's environment.
+        ancestors: the names of its parent, grandparent and so on; None to look them up.
     """
     for scheduler in SCHEDULERS:
         found = _membership(scheduler, environment)

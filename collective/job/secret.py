@@ -35,11 +35,11 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
     """Returns the secret of this job.
 
     Args:
-      environment: the launcher's environment.
-      file: --secret-file, if given.
+        environment: the launcher's environment.
+        file: --secret-file, if given.
 
     Raises:
-      UsageError: the secret is too short or unreadable, or other users may read it.
+        UsageError: the secret is too short or unreadable, or other users may read it.
     """
     value = environment.get(VARIABLE, "")
     if value and file is None:

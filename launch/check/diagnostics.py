@@ -89,13 +89,13 @@ class CheckedJob:
     """Describes the job for which a machine is checked.
 
     Attributes:
-      ranks: the number of ranks on this host; None means one per GPU.
-      uses_gpus: whether the job may run on GPUs.
-      files: the files that each host needs.
-      hosts: says which of the job's hosts this is; None for a job of one host, or a job that is
-        started from here.
-      listed: the hosts on which the job is started from here.
-      seconds: how long a host may take to answer.
+        ranks: the number of ranks on this host; None means one per GPU.
+        uses_gpus: whether the job may run on GPUs.
+        files: the files that each host needs.
+        hosts: says which of the job's hosts this is; None for a job of one host, or a job that is
+            started from here.
+        listed: the hosts on which the job is started from here.
+        seconds: how long a host may take to answer.
     """
 
     ranks: int | None = None
@@ -117,8 +117,8 @@ def check(job: CheckedJob = CheckedJob(), environment: Mapping[str, str] = os.en
     """Prints the report. Returns 0 if nothing prevents training on the CPU, else 1.
 
     Args:
-      job: the job to check for; without hosts only the machine itself is checked.
-      environment: the launcher's environment.
+        job: the job to check for; without hosts only the machine itself is checked.
+        environment: the launcher's environment.
     """
     required: list[str] = []  # without these nothing trains
     recommended: list[str] = []  # without these something else doesn't work
@@ -331,8 +331,8 @@ def _facts_of_import(source: str) -> tuple[dict[str, object], str]:
     """Imports a package in another process.
 
     Returns:
-      The package's version and features, and "" if there is no problem; or nothing, and the
-      reason why it can't be imported.
+        The package's version and features, and "" if there is no problem; or nothing, and the
+        reason why it can't be imported.
     """
     try:
         result = subprocess.run(

@@ -50,21 +50,21 @@ class HostFacts:
     """Describes a host.
 
     Attributes:
-      collective, python: versions.
-      packages: the versions of TensorFlow and Horovod, "" for a package that isn't installed.
-      cores, gpus: how many the host may use.
-      open_files: how many files a process may open.
-      shared_memory: the size of /dev/shm in bytes.
-      interfaces: the host's addresses.
-      host_name: the host's own name.
-      name_addresses: the addresses to which that name resolves.
-      has_address_library: whether ranks can be told where to listen.
-      clock: seconds since the epoch.
-      missing: the requested files that the host doesn't have.
-      address: the host's address on the route to the asking host; "" if it can't connect, or
-        wasn't told where to.
-      unreachable: why it can't connect to the asking host.
-      port: the port on which it listens at that address.
+        collective, python: versions.
+        packages: the versions of TensorFlow and Horovod, "" for a package that isn't installed.
+        cores, gpus: how many the host may use.
+        open_files: how many files a process may open.
+        shared_memory: the size of /dev/shm in bytes.
+        interfaces: the host's addresses.
+        host_name: the host's own name.
+        name_addresses: the addresses to which that name resolves.
+        has_address_library: whether ranks can be told where to listen.
+        clock: seconds since the epoch.
+        missing: the requested files that the host doesn't have.
+        address: the host's address on the route to the asking host; "" if it can't connect, or
+            wasn't told where to.
+        unreachable: why it can't connect to the asking host.
+        port: the port on which it listens at that address.
     """
 
     collective: str
@@ -90,9 +90,9 @@ class Question:
     """Holds what a host is asked.
 
     Attributes:
-      address, port: where the asking host listens; "" for nowhere.
-      files: the files to look for.
-      seconds: after how many seconds an answer comes too late.
+        address, port: where the asking host listens; "" for nowhere.
+        files: the files to look for.
+        seconds: after how many seconds an answer comes too late.
     """
 
     address: str = ""

@@ -26,8 +26,8 @@ class Finding:
     """Says what is wrong, gives both values, and says what helps.
 
     Attributes:
-      sentence: the text.
-      is_obstacle: whether it prevents the job from running.
+        sentence: the text.
+        is_obstacle: whether it prevents the job from running.
     """
 
     sentence: str
@@ -38,9 +38,9 @@ def open_files_needed(ranks: int, own_ranks: int, hosts: int = 1) -> int:
     """Returns how many files a process on a host must be able to open.
 
     Args:
-      ranks: the number of ranks in the job.
-      own_ranks: the number of ranks on the host.
-      hosts: the number of hosts in the job.
+        ranks: the number of ranks in the job.
+        own_ranks: the number of ranks on the host.
+        hosts: the number of hosts in the job.
     """
     of_rank = _DESCRIPTORS_OF_RANK + _DESCRIPTORS_OF_PEER * (ranks - 1)
     return max(of_rank, _DESCRIPTORS_OF_LAUNCHER + 4 * own_ranks + hosts)
@@ -52,12 +52,12 @@ def of_host(
     """Returns what a host lacks.
 
     Args:
-      facts: the host's facts.
-      name: the host's name for messages; "" for this host.
-      ranks: the number of ranks in the job, as far as it is known.
-      own_ranks: the number of ranks on this host; None means one per GPU.
-      hosts: the number of hosts in the job.
-      uses_gpus: whether the job may run on GPUs.
+        facts: the host's facts.
+        name: the host's name for messages; "" for this host.
+        ranks: the number of ranks in the job, as far as it is known.
+        own_ranks: the number of ranks on this host; None means one per GPU.
+        hosts: the number of hosts in the job.
+        uses_gpus: whether the job may run on GPUs.
     """
     of = f"host {name}: " if name else ""
     found = []
@@ -124,10 +124,10 @@ def of_hosts(
     """Returns what would stop a job that is started from here on all hosts.
 
     Args:
-      surveyed: the answers of all hosts.
-      here: the facts of this host, with which they are compared.
-      ranks: the number of ranks on each host; None means one per GPU.
-      uses_gpus: whether the job may run on GPUs.
+        surveyed: the answers of all hosts.
+        here: the facts of this host, with which they are compared.
+        ranks: the number of ranks on each host; None means one per GPU.
+        uses_gpus: whether the job may run on GPUs.
     """
     total = sum(
         ranks[each.name] or max(1, each.facts.gpus if each.facts and uses_gpus else 1)
@@ -175,9 +175,9 @@ def network_text(facts: HostFacts, address: str, why: str) -> str:
     """Returns the interface that a job uses, and why; without an address, all interfaces.
 
     Args:
-      facts: the host's facts.
-      address: the address that the job uses, "" if it isn't known.
-      why: why the job uses this address.
+        facts: the host's facts.
+        address: the address that the job uses, "" if it isn't known.
+        why: why the job uses this address.
     """
     usable = {
         name: [each for each in addresses if not _is_link_local(each)]

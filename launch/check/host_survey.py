@@ -31,13 +31,13 @@ class Answer:
     """Holds a host's answer.
 
     Attributes:
-      name: the name by which it was asked.
-      facts: None if the host told none.
-      problem: why it told none, and what helps.
-      addresses: the addresses to which its name resolves here.
-      clock_offset: how many seconds its clock is ahead of this host's; 0 if the difference may be
-        due to the time that the question took.
-      unreachable: the reasons why it can't reach other hosts, by their names.
+        name: the name by which it was asked.
+        facts: None if the host told none.
+        problem: why it told none, and what helps.
+        addresses: the addresses to which its name resolves here.
+        clock_offset: how many seconds its clock is ahead of this host's; 0 if the difference may be
+            due to the time that the question took.
+        unreachable: the reasons why it can't reach other hosts, by their names.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Survey:
     """Holds the answers of all hosts.
 
     Attributes:
-      answers: in the order of the hosts.
-      address: this host's address for connections from the others; "" if none could be found.
-      problem: why none could be found.
+        answers: in the order of the hosts.
+        address: this host's address for connections from the others; "" if none could be found.
+        problem: why none could be found.
     """
 
     answers: Sequence[Answer]
@@ -74,12 +74,12 @@ def survey(
     """Asks all hosts.
 
     Args:
-      names: the names of the hosts; this host may be one of them.
-      ssh: how to reach the hosts.
-      interface: the interface by which others reach this host, None to find it.
-      files: the files that each host needs.
-      seconds: how long each host may take to answer.
-      python: the path of the interpreter, the same on every host.
+        names: the names of the hosts; this host may be one of them.
+        ssh: how to reach the hosts.
+        interface: the interface by which others reach this host, None to find it.
+        files: the files that each host needs.
+        seconds: how long each host may take to answer.
+        python: the path of the interpreter, the same on every host.
     """
     with ThreadPoolExecutor(min(len(names), _MOST_AT_A_TIME)) as pool:
         addresses = list(pool.map(_addresses, names))

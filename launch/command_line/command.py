@@ -27,13 +27,13 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
     """Returns the command line of a rank.
 
     Args:
-      words: `script.py args`, `-m module args`, or either after a Python interpreter. A bare
-        `python` or `python3` means the launcher's own interpreter; one with a version or a path
-        is used as given.
-      no_python: the words are any program and its arguments.
+        words: `script.py args`, `-m module args`, or either after a Python interpreter. A bare
+            `python` or `python3` means the launcher's own interpreter; one with a version or a path
+            is used as given.
+        no_python: the words are any program and its arguments.
 
     Raises:
-      UsageError: there is nothing to run, or the program doesn't exist.
+        UsageError: there is nothing to run, or the program doesn't exist.
     """
     if not words:
         raise UsageError("no script given: collective launch [options] script.py [arguments]")
@@ -72,12 +72,12 @@ def as_framework(command: Sequence[str], framework: str, embedding_scope: str) -
     """Returns the command line of a rank that runs a script of another framework.
 
     Args:
-      command: the rank's command, as `rank_command` returns it.
-      framework: the framework's name, one of FRAMEWORKS.
-      embedding_scope: "script" or "auto".
+        command: the rank's command, as `rank_command` returns it.
+        framework: the framework's name, one of FRAMEWORKS.
+        embedding_scope: "script" or "auto".
 
     Raises:
-      UsageError: the command doesn't run a Python script or module.
+        UsageError: the command doesn't run a Python script or module.
     """
     if not is_interpreter(command[0]):
         raise UsageError("--as is for Python scripts: it and --no-python contradict")

@@ -13,7 +13,7 @@ def seconds(text: str) -> float:
     """Returns the seconds in a text such as "90", "90s", "1.5m" or "1h30m".
 
     Raises:
-      argparse.ArgumentTypeError: the text isn't a duration.
+        argparse.ArgumentTypeError: the text isn't a duration.
     """
     try:
         return float(text)

@@ -38,14 +38,14 @@ class HostOptions:
     """Says which of a job's hosts this is.
 
     Attributes:
-      nodes: how many hosts there are.
-      node: this host's number.
-      master: the name or address of the first host.
-      port: the port on which the first host waits for the others.
-      interface: the interface that leads to the other hosts, None to find it.
-      start_timeout: how many seconds hosts wait for each other at the start.
-      host_timeout: after how many seconds of silence a host counts as lost.
-      secret_file: the file with the job's secret, if one was named.
+        nodes: how many hosts there are.
+        node: this host's number.
+        master: the name or address of the first host.
+        port: the port on which the first host waits for the others.
+        interface: the interface that leads to the other hosts, None to find it.
+        start_timeout: how many seconds hosts wait for each other at the start.
+        host_timeout: after how many seconds of silence a host counts as lost.
+        secret_file: the file with the job's secret, if one was named.
     """
 
     nodes: int
@@ -71,11 +71,11 @@ class HostList:
     """Lists the hosts on which a job is to be started from here.
 
     Attributes:
-      hosts: each host's name and number of ranks; None means one rank per GPU.
-      interface: the interface that leads to the hosts, None to find it.
-      start_timeout: how many seconds the hosts may take to connect.
-      host_timeout: after how many seconds of silence a host counts as lost.
-      ssh: how to reach the hosts.
+        hosts: each host's name and number of ranks; None means one rank per GPU.
+        interface: the interface that leads to the hosts, None to find it.
+        start_timeout: how many seconds the hosts may take to connect.
+        host_timeout: after how many seconds of silence a host counts as lost.
+        ssh: how to reach the hosts.
     """
 
     hosts: tuple[tuple[str, int | None], ...]
@@ -92,7 +92,7 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
     in the list's order, and hosts that would get none are left out.
 
     Raises:
-      UsageError: the list is unreadable, or contradicts other options.
+        UsageError: the list is unreadable, or contradicts other options.
     """
     flags = {"-H": options.hosts, "--hostfile": options.hostfile}
     given = [flag for flag, value in flags.items() if value]
@@ -140,7 +140,7 @@ def timeouts(options: argparse.Namespace) -> tuple[float, float]:
     """Returns --start-timeout and --host-timeout in seconds.
 
     Raises:
-      UsageError: one of them isn't possible.
+        UsageError: one of them isn't possible.
     """
     given = {"--start-timeout": options.start_timeout, "--host-timeout": options.host_timeout}
     for flag, value in given.items():
@@ -287,7 +287,7 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
     """Returns the hosts from options and environment; None for a job of one host.
 
     Raises:
-      UsageError: the options contradict each other, or something is missing.
+        UsageError: the options contradict each other, or something is missing.
     """
     start_timeout, host_timeout = timeouts(options)
     if options.standalone:
@@ -340,7 +340,7 @@ def _launcher_task(environment: Mapping[str, str]) -> Membership | None:
     """Returns what the scheduler that started this launcher says about its host's place.
 
     Raises:
-      UsageError: the scheduler has started more than one launcher on a host.
+        UsageError: the scheduler has started more than one launcher on a host.
     """
     task = started_by(environment)
     if task is not None and task.local_size > 1:
@@ -392,7 +392,7 @@ def rank_count(text: str) -> int | str:
     """Reads -np: a number, or 'auto', 'gpu', 'cpu'.
 
     Raises:
-      UsageError: the text is neither.
+        UsageError: the text is neither.
     """
     if text in ("auto", "gpu", "cpu"):
         return text
@@ -420,12 +420,12 @@ def ranks_here(
     """Returns the number of ranks on this host, as `rank_count` does.
 
     Args:
-      given: -np.
-      environment: the launcher's environment; used if there is no list.
-      listed: the hosts of -H or of a host file, if the job has such a list.
+        given: -np.
+        environment: the launcher's environment; used if there is no list.
+        listed: the hosts of -H or of a host file, if the job has such a list.
 
     Raises:
-      UsageError: -np isn't a number of ranks.
+        UsageError: -np isn't a number of ranks.
     """
     if listed is None and given is None:
         given = ranks_from_environment(environment)

@@ -56,7 +56,7 @@ def check_purpose(options: argparse.Namespace) -> None:
     """Checks that a command line has one purpose.
 
     Raises:
-      UsageError: it has several purposes.
+        UsageError: it has several purposes.
     """
     flags = {"--emit": options.emit, "--check": options.check, "--dry-run": options.dry_run}
     given = [flag for flag, value in flags.items() if value]
@@ -68,15 +68,15 @@ def check_used(options: argparse.Namespace, environment: Mapping[str, str], mode
     """Checks that each given option has an effect on a job of one host or of several.
 
     Args:
-      options: as given.
-      environment: the launcher's environment.
-      mode: one host; several hosts with a launcher started on each; or a list of hosts.
+        options: as given.
+        environment: the launcher's environment.
+        mode: one host; several hosts with a launcher started on each; or a list of hosts.
 
     Returns:
-      A note on an option without effect that torchrun's users often give; "" for none.
+        A note on an option without effect that torchrun's users often give; "" for none.
 
     Raises:
-      UsageError: an option would have no effect.
+        UsageError: an option would have no effect.
     """
     for sentence, flags in _REFUSED[mode].items():
         for name, option in flags.items():
@@ -106,7 +106,7 @@ def check_limits(options: argparse.Namespace) -> None:
     """Checks numbers, and options that need other options.
 
     Raises:
-      UsageError: a value is impossible, or an option has no effect.
+        UsageError: a value is impossible, or an option has no effect.
     """
     if options.framework is None and options.embedding_scope != "script":
         raise UsageError(
@@ -134,11 +134,11 @@ def least_ranks(options: argparse.Namespace, size: int) -> int:
     """Returns the least number of ranks of an elastic job; 0 if the job isn't elastic.
 
     Args:
-      options: as given.
-      size: the number of ranks at the start.
+        options: as given.
+        size: the number of ranks at the start.
 
     Raises:
-      UsageError: the options contradict each other.
+        UsageError: the options contradict each other.
     """
     if not options.elastic:
         if options.min_ranks is not None:

@@ -27,7 +27,7 @@ class Channel:
     """Holds a connection, and the bytes that wait to be sent.
 
     Attributes:
-      peer: the other side's address, for people.
+        peer: the other side's address, for people.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Channel:
         """Takes over the connection.
 
         Args:
-          connection: a connected socket.
-          secret: the job's secret.
-          is_server: whether the other side opened the connection.
-          timeout: after how many seconds of silence the peer counts as lost.
+            connection: a connected socket.
+            secret: the job's secret.
+            is_server: whether the other side opened the connection.
+            timeout: after how many seconds of silence the peer counts as lost.
         """
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,8 +76,8 @@ class Channel:
         """Returns the messages that have arrived, and sends what is queued.
 
         Raises:
-          ChannelClosed: the peer, or the network between, ended the connection.
-          Refused: the peer sent something that isn't allowed.
+            ChannelClosed: the peer, or the network between, ended the connection.
+            Refused: the peer sent something that isn't allowed.
         """
         messages: list[Message] = []
         for _ in range(_MOST_READS):

@@ -38,8 +38,8 @@ class FrameStream:
     """Turns a connection's bytes into payloads, and payloads into bytes.
 
     Attributes:
-      outgoing: the bytes to send; the sender removes them from the front.
-      authenticated: whether the peer has proved that it holds the secret.
+        outgoing: the bytes to send; the sender removes them from the front.
+        authenticated: whether the peer has proved that it holds the secret.
     """
 
     def __init__(self, secret: bytes, is_server: bool) -> None:
@@ -59,8 +59,8 @@ class FrameStream:
         """Takes bytes from the peer and returns the payloads that they complete.
 
         Raises:
-          Refused: a holder of the secret wouldn't send these bytes. The caller is to close the
-            connection once it has sent what is outgoing.
+            Refused: a holder of the secret wouldn't send these bytes. The caller is to close the
+                connection once it has sent what is outgoing.
         """
         self._incoming += data
         if not self.authenticated:

@@ -125,7 +125,7 @@ def decode(payload: bytes) -> Message:
     """Returns the message in a payload, checked.
 
     Raises:
-      Refused: the payload isn't a message.
+        Refused: the payload isn't a message.
     """
     try:
         message = json.loads(payload.decode("utf-8"))

@@ -79,15 +79,15 @@ class HostRendezvous:
         """Starts to listen.
 
         Args:
-          address: one of this host's addresses.
-          port: the port; 0 lets the kernel choose.
-          secret: the job's secret.
-          awaited: the numbers of the hosts that are to connect.
-          nodes: how many hosts the job has.
-          host_timeout: after how many seconds of silence a host counts as lost.
+            address: one of this host's addresses.
+            port: the port; 0 lets the kernel choose.
+            secret: the job's secret.
+            awaited: the numbers of the hosts that are to connect.
+            nodes: how many hosts the job has.
+            host_timeout: after how many seconds of silence a host counts as lost.
 
         Raises:
-          UsageError: this host can't listen at the address.
+            UsageError: this host can't listen at the address.
         """
         self._secret = secret
         self._awaited = frozenset(awaited)
@@ -124,13 +124,13 @@ class HostRendezvous:
         """Returns the awaited hosts once all have connected; then stops listening.
 
         Args:
-          signals: the launcher's signals.
-          timeout: how many seconds to wait.
-          problem: returns why waiting is no use any longer, "" while it is.
+            signals: the launcher's signals.
+            timeout: how many seconds to wait.
+            problem: returns why waiting is no use any longer, "" while it is.
 
         Raises:
-          UsageError: not all have connected in time, or one says that it can't take part.
-          Stopped: the launcher is told to stop.
+            UsageError: not all have connected in time, or one says that it can't take part.
+            Stopped: the launcher is told to stop.
         """
         start = time.monotonic()
         told = start
@@ -163,7 +163,7 @@ class HostRendezvous:
         """Tells hosts that connect in the next seconds why the first one can't take part.
 
         Raises:
-          Stopped: the launcher is told to stop.
+            Stopped: the launcher is told to stop.
         """
         self._selector.register(signals.descriptor, selectors.EVENT_READ, None)
         try:
@@ -346,22 +346,22 @@ def join(
     """Connects to the first host, and waits with it for the others.
 
     Args:
-      addresses: finds the first host's addresses; called for each try.
-      port: the port on which it listens.
-      secret: the job's secret.
-      introduction: the fields of "join".
-      timeouts: how many seconds to try, and how many seconds of silence to allow.
-      signals: the launcher's signals.
-      source: this host's address for the connection, None to let the kernel choose.
-      returns: whether the first host may still have to start, or may start again after it has
-        gone. That is so if a user or a scheduler starts it; not if it has started this host.
+        addresses: finds the first host's addresses; called for each try.
+        port: the port on which it listens.
+        secret: the job's secret.
+        introduction: the fields of "join".
+        timeouts: how many seconds to try, and how many seconds of silence to allow.
+        signals: the launcher's signals.
+        source: this host's address for the connection, None to let the kernel choose.
+        returns: whether the first host may still have to start, or may start again after it has
+            gone. That is so if a user or a scheduler starts it; not if it has started this host.
 
     Returns:
-      The channel, all hosts, and this one's number.
+        The channel, all hosts, and this one's number.
 
     Raises:
-      UsageError: the first host can't be reached, or has refused this one.
-      Stopped: the launcher is told to stop.
+        UsageError: the first host can't be reached, or has refused this one.
+        Stopped: the launcher is told to stop.
     """
     end = time.monotonic() + timeouts[0]
     channel: Channel | None = None
@@ -479,8 +479,8 @@ def make_world(own: Sequence[Host], guests: dict[int, Guest]) -> list[Host]:
     """Returns all hosts in order with distinct names, and sends them to each host.
 
     Args:
-      own: the first host; empty if the job is only started from here.
-      guests: the others.
+        own: the first host; empty if the job is only started from here.
+        guests: the others.
     """
     nodes = sorted(guests)
     names = distinct_names([host.name for host in own] + [guests[node].name for node in nodes])

@@ -53,12 +53,12 @@ def command_on_host(host: str, module: Sequence[str], ssh: SshOptions) -> list[s
     """Returns the command that runs one of this package's programs on a host, in this folder.
 
     Args:
-      host: the host's name or address; this host needs no ssh.
-      module: the program's command line.
-      ssh: how to call ssh.
+        host: the host's name or address; this host needs no ssh.
+        module: the program's command line.
+        ssh: how to call ssh.
 
     Raises:
-      UsageError: there is no ssh here.
+        UsageError: there is no ssh here.
     """
     if is_this_host(host):
         return list(module)
@@ -84,10 +84,10 @@ def explanation(host: str, code: int, lines: Sequence[str], python: str) -> str:
     """Says why ssh couldn't run this package's program on a host; "" if the reason is unknown.
 
     Args:
-      host: the host's name or address.
-      code: ssh's exit code.
-      lines: the lines on stderr.
-      python: the interpreter that was to run there.
+        host: the host's name or address.
+        code: ssh's exit code.
+        lines: the lines on stderr.
+        python: the interpreter that was to run there.
     """
     last = lines[-1] if lines else "it says nothing"
     if code == _FAILED:
@@ -112,8 +112,8 @@ def _remedy(host: str, lines: Sequence[str]) -> str:
     """Returns what helps after ssh has failed; "" if its message is unknown.
 
     Args:
-      host: the host's name or address.
-      lines: ssh's lines on stderr.
+        host: the host's name or address.
+        lines: ssh's lines on stderr.
     """
     text = "\n".join(lines)
     for pattern, fix in _REMEDIES:

@@ -32,9 +32,9 @@ def withdraw(options: HostOptions, environment: Mapping[str, str], reason: str) 
     """Tells the other hosts if it can reach them. Errors are ignored: the caller's own counts.
 
     Args:
-      options: say which host this is, and where the first one is.
-      environment: the launcher's environment, for the secret.
-      reason: why this host can't take part.
+        options: say which host this is, and where the first one is.
+        environment: the launcher's environment, for the secret.
+        reason: why this host can't take part.
     """
     try:
         secret = job_secret(environment, options.secret_file)

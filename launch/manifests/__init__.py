@@ -23,7 +23,7 @@ def manifest(job: ClusterJob, kind: str) -> str:
     """Returns the text for a scheduler.
 
     Args:
-      job: the job.
-      kind: the kind of manifest, one of KINDS.
+        job: the job.
+        kind: the kind of manifest, one of KINDS.
     """
     return _TEXTS[kind](job)

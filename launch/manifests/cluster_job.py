@@ -65,9 +65,9 @@ class Volume:
     """Names a volume that all replicas see.
 
     Attributes:
-      name: the name of the claim, or of docker's volume.
-      folder: the folder where containers see it.
-      size: the size of a claim that is to be made, as "100Gi"; "" for a claim that exists.
+        name: the name of the claim, or of docker's volume.
+        folder: the folder where containers see it.
+        size: the size of a claim that is to be made, as "100Gi"; "" for a claim that exists.
     """
 
     name: str
@@ -80,21 +80,22 @@ class ClusterJob:
     """Says what runs on which hosts.
 
     Attributes:
-      name: a DNS label.
-      image: the image of the containers; "" where there are none.
-      arguments: the words after `collective launch`.
-      replicas: how many hosts or pods there are.
-      ranks: the number of ranks on each replica.
-      gpus: the number of GPUs of each replica.
-      cpus: the cores of each replica; 0 if not given.
-      memory: the most MiB that each replica may use; 0 for no limit.
-      volume: for checkpoints.
-      secret: the name of Kubernetes' Secret.
-      environment: more environment variables.
-      max_restarts: how often the launcher starts the ranks again.
-      time_to_save: seconds that ranks have to save and to end once the job is told to stop.
-      stall_timeout: seconds without progress after which the launcher ends the job; 0 means never.
-      own_runtime: whether a TrainJob brings its own runtime.
+        name: a DNS label.
+        image: the image of the containers; "" where there are none.
+        arguments: the words after `collective launch`.
+        replicas: how many hosts or pods there are.
+        ranks: the number of ranks on each replica.
+        gpus: the number of GPUs of each replica.
+        cpus: the cores of each replica; 0 if not given.
+        memory: the most MiB that each replica may use; 0 for no limit.
+        volume: for checkpoints.
+        secret: the name of Kubernetes' Secret.
+        environment: more environment variables.
+        max_restarts: how often the launcher starts the ranks again.
+        time_to_save: seconds that ranks have to save and to end once the job is told to stop.
+        stall_timeout: seconds without progress after which the launcher ends the job; 0 means
+            never.
+        own_runtime: whether a TrainJob brings its own runtime.
     """
 
     name: str
@@ -138,15 +139,15 @@ def cluster_job(
     """Makes a cluster job from the options.
 
     Args:
-      options: the launcher's options, with `emit`.
-      launcher_words: all options as given, without the command.
-      command: the words of the command.
-      ranks: the value of -np: a number, "auto", "gpu" or "cpu".
-      device: the value of --device.
-      max_restarts, time_to_save, stall_timeout: as in `ClusterJob`.
+        options: the launcher's options, with `emit`.
+        launcher_words: all options as given, without the command.
+        command: the words of the command.
+        ranks: the value of -np: a number, "auto", "gpu" or "cpu".
+        device: the value of --device.
+        max_restarts, time_to_save, stall_timeout: as in `ClusterJob`.
 
     Raises:
-      UsageError: the options contradict each other, or a scheduler would refuse them.
+        UsageError: the options contradict each other, or a scheduler would refuse them.
     """
     if not command:
         raise UsageError(f"--emit {options.emit}: no script given, which the job would run")

@@ -98,7 +98,7 @@ def check_unused(options: ManifestOptions) -> None:
     """Refuses these options for a job without --emit.
 
     Raises:
-      UsageError: one of them is given, and would have no effect.
+        UsageError: one of them is given, and would have no effect.
     """
     if options.emit is not None:
         return
@@ -111,7 +111,7 @@ def split_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
     """Splits the launcher's options into the manifest options, by name, and all others as given.
 
     Args:
-      words: the options of a command line that has been parsed, without the command.
+        words: the options of a command line that has been parsed, without the command.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser)
@@ -133,7 +133,7 @@ def without_ranks(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the launcher's options without -np.
 
     Args:
-      words: the options as given, without the manifest options.
+        words: the options as given, without the manifest options.
     """
     others: list[str] = []
     position = 0

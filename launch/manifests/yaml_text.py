@@ -38,8 +38,8 @@ def yaml_text(comment: Sequence[str], *documents: Document) -> str:
     """Returns the documents as YAML after a comment.
 
     Args:
-      comment: the comment's lines.
-      documents: mappings, whose order is kept.
+        comment: the comment's lines.
+        documents: mappings, whose order is kept.
     """
     parts = [
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

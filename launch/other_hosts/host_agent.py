@@ -48,9 +48,9 @@ class HostAgent:
         """Starts nothing yet.
 
         Args:
-          plan: the job's plan, with all hosts.
-          signals: the launcher's signals.
-          channel: the connection to the first host.
+            plan: the job's plan, with all hosts.
+            signals: the launcher's signals.
+            channel: the connection to the first host.
         """
         self._plan = plan
         self._signals = signals

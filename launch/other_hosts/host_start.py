@@ -46,8 +46,8 @@ class HostStarter:
         """Starts nothing yet.
 
         Args:
-          ssh: how to call ssh.
-          python: the path of the interpreter, the same on every host.
+            ssh: how to call ssh.
+            python: the path of the interpreter, the same on every host.
         """
         self._ssh = ssh
         self._python = python
@@ -57,11 +57,11 @@ class HostStarter:
         """Starts the launcher of a host.
 
         Args:
-          host: the host's name or address.
-          instructions: what the launcher reads from its stdin.
+            host: the host's name or address.
+            instructions: what the launcher reads from its stdin.
 
         Raises:
-          UsageError: there is no ssh here.
+            UsageError: there is no ssh here.
         """
         module = (self._python, "-m", "collective.launch.started_host")
         command = command_on_host(host, module, self._ssh)

@@ -71,16 +71,16 @@ class RemoteHosts:
     """Holds the other hosts. Without any, every method does nothing.
 
     Attributes:
-      records: each remote rank's latest record on its progress board.
-      lost: the name of the first host that was lost; "" if none was.
+        records: each remote rank's latest record on its progress board.
+        lost: the name of the first host that was lost; "" if none was.
     """
 
     def __init__(self, guests: Mapping[int, Guest], plan: LaunchPlan) -> None:
         """Takes over the channels.
 
         Args:
-          guests: the connected hosts, by their number among the plan's hosts.
-          plan: the job's plan.
+            guests: the connected hosts, by their number among the plan's hosts.
+            plan: the job's plan.
         """
         self.records: dict[int, ProgressRecord] = {}
         self._hosts: list[_RemoteHost] = []
@@ -149,8 +149,8 @@ class RemoteHosts:
         """Does what is due: sends heartbeats, and finds hosts that are lost.
 
         Args:
-          now: the time.
-          congested: whether output isn't being read, so that hosts shouldn't send more.
+            now: the time.
+            congested: whether output isn't being read, so that hosts shouldn't send more.
         """
         while self._entries:
             self._distribute(self._entries.popleft())

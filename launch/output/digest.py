@@ -69,8 +69,8 @@ class _Shown:
     """Records which rank has shown something, and when.
 
     Attributes:
-      message: of an error: the lines of its message that were shown, by any rank.
-      others: the ranks that have raised the same error, and weren't named yet.
+        message: of an error: the lines of its message that were shown, by any rank.
+        others: the ranks that have raised the same error, and weren't named yet.
     """
 
     rank: int
@@ -99,8 +99,8 @@ class JobDigest:
         """Makes the digests of the ranks.
 
         Args:
-          say: shows the launcher's own notes.
-          on_cpu: tells for each shown rank whether it has no GPU.
+            say: shows the launcher's own notes.
+            on_cpu: tells for each shown rank whether it has no GPU.
         """
         self._say = say
         self._ranks = {rank: RankDigest(self, rank, cpu) for rank, cpu in on_cpu.items()}
@@ -224,8 +224,8 @@ class RankDigest:
     """Sorts the lines of one rank's stderr.
 
     Attributes:
-      show: shows this rank's text; set by the owner of the rank's stream.
-      end_time: when the message of the error that is held ends; infinity if none is held.
+        show: shows this rank's text; set by the owner of the rank's stream.
+        end_time: when the message of the error that is held ends; infinity if none is held.
     """
 
     show: Callable[[bytes], None]

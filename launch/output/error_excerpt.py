@@ -38,9 +38,9 @@ class Excerpt:
     """Holds the lines that a report shows.
 
     Attributes:
-      is_error: whether it begins with an exception; else it is simply the last lines.
-      place: the line of the script that raised the exception, "" if it isn't known.
-      lines: at most twenty, and one that says how many are left out.
+        is_error: whether it begins with an exception; else it is simply the last lines.
+        place: the line of the script that raised the exception, "" if it isn't known.
+        lines: at most twenty, and one that says how many are left out.
     """
 
     is_error: bool
@@ -69,8 +69,8 @@ def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
     """Returns the error that ended a process, if its last output shows one.
 
     Args:
-      words: the last lines of its output.
-      code: its exit code, or minus the signal.
+        words: the last lines of its output.
+        code: its exit code, or minus the signal.
     """
     error = last_error(words) if code > 0 else None
     if error is None:
@@ -83,8 +83,8 @@ def excerpt(words: Sequence[str], code: int) -> Excerpt:
     """Chooses the lines that best explain why a rank has ended.
 
     Args:
-      words: the last lines of its output.
-      code: its exit code, or minus the signal. An exception before a signal was an earlier event.
+        words: the last lines of its output.
+        code: its exit code, or minus the signal. An exception before a signal was an earlier event.
     """
     if code < 0:
         crash = fatal_line(words)

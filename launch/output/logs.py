@@ -17,7 +17,7 @@ def check_logs(plan: LaunchPlan) -> None:
     """Checks whether the logs can be written, and leaves no files.
 
     Raises:
-      UsageError: they can't be written.
+        UsageError: they can't be written.
     """
     if plan.log_dir is None:
         return
@@ -39,7 +39,7 @@ def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | N
     """Opens the files that store stdout and stderr of each rank of this host.
 
     Raises:
-      UsageError: they can't be written.
+        UsageError: they can't be written.
     """
     if plan.log_dir is None:
         return {rank: (None, None) for rank in plan.local_ranks}

@@ -55,16 +55,16 @@ class RankExit:
     """Describes how one rank ended.
 
     Attributes:
-      rank, pid: the process; pid is 0 if it couldn't be started.
-      code: the exit code, or minus the signal.
-      time: in seconds since the epoch.
-      requested: whether the launcher told it to stop.
-      last_lines: its last lines, more than are shown: TensorFlow's errors are long.
-      last_lines_from: "stderr" or "stdout".
-      host: the name of its host, "" for the launcher's.
-      lost_by: why its host counts as lost, "" for a rank that ended by itself.
-      was_ending: whether it had raised an error and was told to stop while it ended; `code` is then
-        the error's code.
+        rank, pid: the process; pid is 0 if it couldn't be started.
+        code: the exit code, or minus the signal.
+        time: in seconds since the epoch.
+        requested: whether the launcher told it to stop.
+        last_lines: its last lines, more than are shown: TensorFlow's errors are long.
+        last_lines_from: "stderr" or "stdout".
+        host: the name of its host, "" for the launcher's.
+        lost_by: why its host counts as lost, "" for a rank that ended by itself.
+        was_ending: whether it had raised an error and was told to stop while it ended; `code` is
+            then the error's code.
     """
 
     rank: int
@@ -285,9 +285,9 @@ def loss_report(host: str, lost_by: str, when: float) -> list[str]:
     """Returns the first lines of the report on the loss of a host.
 
     Args:
-      host: the host's name and ranks.
-      lost_by: why it counts as lost.
-      when: in seconds since the epoch.
+        host: the host's name and ranks.
+        lost_by: why it counts as lost.
+        when: in seconds since the epoch.
     """
     return [
         f"collective launch: the job failed; root cause: {host} was lost",

@@ -80,13 +80,13 @@ class RaisedError:
     """Describes one error.
 
     Attributes:
-      first, own, end: line numbers in the text that was read: the error's first line, the
-        exception's own line, and the line after the error's last.
-      is_aside: whether it was reported in passing, for a thread or a destructor.
-      chain: the own lines of all its exceptions, causes first.
-      messages: for each exception of the chain, its own line and all that follows it.
-      message: the exception's own line and what follows; of stack frames only the script's own.
-      place: the script's own last frame, "" if there is none.
+        first, own, end: line numbers in the text that was read: the error's first line, the
+            exception's own line, and the line after the error's last.
+        is_aside: whether it was reported in passing, for a thread or a destructor.
+        chain: the own lines of all its exceptions, causes first.
+        messages: for each exception of the chain, its own line and all that follows it.
+        message: the exception's own line and what follows; of stack frames only the script's own.
+        place: the script's own last frame, "" if there is none.
     """
 
     first: int

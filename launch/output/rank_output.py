@@ -54,11 +54,11 @@ class Console:
         """Makes two streams for each rank.
 
         Args:
-          plan: says which ranks are shown.
-          pipes: the reading ends of stdout and stderr of each rank of this host; the output of
-            other hosts' ranks comes through `take`.
-          logs: the files that store the output.
-          notify: called from a thread when there is room for more output, or no reader left.
+            plan: says which ranks are shown.
+            pipes: the reading ends of stdout and stderr of each rank of this host; the output of
+                other hosts' ranks comes through `take`.
+            logs: the files that store the output.
+            notify: called from a thread when there is room for more output, or no reader left.
         """
         self._screens = _screens(notify)
         self._digest: JobDigest | None = None
@@ -221,12 +221,12 @@ class RankStream:
         """Takes over the descriptor and the log.
 
         Args:
-          descriptor: the reading end of the pipe; None if the bytes come through `take`.
-          prefix: the start of each line; "" passes everything on as it comes, except for a line
-            that the digest may leave out.
-          screen: the screen that shows the output, if any.
-          log: the file that stores it, if any.
-          digest: the digest through which it passes to the screen, if any.
+            descriptor: the reading end of the pipe; None if the bytes come through `take`.
+            prefix: the start of each line; "" passes everything on as it comes, except for a line
+                that the digest may leave out.
+            screen: the screen that shows the output, if any.
+            log: the file that stores it, if any.
+            digest: the digest through which it passes to the screen, if any.
         """
         if descriptor is not None:
             os.set_blocking(descriptor, False)
@@ -408,9 +408,9 @@ class Screen:
         """Ends the line that `stream` has left open.
 
         Args:
-          stream: nothing happens if another stream's line is open.
-          after: b"\\r" ends a line left open after a carriage return, b"" a line left open after
-            text.
+            stream: nothing happens if another stream's line is open.
+            after: b"\\r" ends a line left open after a carriage return, b"" a line left open after
+                text.
         """
         after_return = self._line_state == b"\r"
         if self._owner is stream and self._line_state and after_return == (after == b"\r"):

@@ -116,7 +116,7 @@ def message_lost_a_peer(message: Sequence[str]) -> bool:
     """Tells whether an exception was raised because of another rank.
 
     Args:
-      message: the exception's own line, and what was written after it by any thread.
+        message: the exception's own line, and what was written after it by any thread.
     """
     own_line = message[0]
     if _MAY_LOSE_A_PEER.match(own_line):

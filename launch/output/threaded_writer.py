@@ -20,15 +20,15 @@ class ThreadedWriter:
     pipe would stop the ranks themselves.
 
     Attributes:
-      error: why nothing can be written any more.
+        error: why nothing can be written any more.
     """
 
     def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
         """Starts the thread.
 
         Args:
-          descriptor: where to write.
-          notify: called from the thread when something was written, or never can be again.
+            descriptor: where to write.
+            notify: called from the thread when something was written, or never can be again.
         """
         self.error: OSError | None = None
         self._descriptor = descriptor

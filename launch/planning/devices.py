@@ -35,14 +35,14 @@ def choose_devices(
     """Returns the device of each rank: a GPU, or None for the CPU.
 
     Args:
-      ranks: how many, or "auto", "gpu" (all visible GPUs), "cpu" (one for each core).
-      device: "auto", "cpu" or "gpu".
-      gpus: the visible GPUs.
-      cores: how many cores are available.
-      shared: whether ranks may share a GPU.
+        ranks: how many, or "auto", "gpu" (all visible GPUs), "cpu" (one for each core).
+        device: "auto", "cpu" or "gpu".
+        gpus: the visible GPUs.
+        cores: how many cores are available.
+        shared: whether ranks may share a GPU.
 
     Raises:
-      UsageError: there are no such devices, or not enough.
+        UsageError: there are no such devices, or not enough.
     """
     if isinstance(ranks, int) and ranks < 1:
         raise UsageError(f"-np {ranks}: a job has at least one rank")
@@ -76,12 +76,12 @@ def visible_gpus(environment: Mapping[str, str], driver_uuids: tuple[str, ...]) 
     """Returns one CUDA_VISIBLE_DEVICES entry for each GPU that the job may use.
 
     Args:
-      environment: the launcher's environment.
-      driver_uuids: the UUIDs of the GPUs that the driver reports ("" where it has an index but no
-        UUID); empty without a driver.
+        environment: the launcher's environment.
+        driver_uuids: the UUIDs of the GPUs that the driver reports ("" where it has an index but no
+            UUID); empty without a driver.
 
     Raises:
-      UsageError: CUDA_VISIBLE_DEVICES names a device twice.
+        UsageError: CUDA_VISIBLE_DEVICES names a device twice.
     """
     cuda = environment.get("CUDA_VISIBLE_DEVICES")
     if cuda is not None:

@@ -68,13 +68,13 @@ def rank_environment(
     """Returns the whole environment of one rank.
 
     Args:
-      plan: the job's plan.
-      rank: the rank's number.
-      rendezvous_port: the port on which the rendezvous listens.
-      board: the path of the progress board.
-      milestones: the path of the milestone board.
-      script_files: the path of the record of the script's files.
-      rendezvous_address: the address of the rendezvous for Horovod.
+        plan: the job's plan.
+        rank: the rank's number.
+        rendezvous_port: the port on which the rendezvous listens.
+        board: the path of the progress board.
+        milestones: the path of the milestone board.
+        script_files: the path of the record of the script's files.
+        rendezvous_address: the address of the rendezvous for Horovod.
     """
     inherited = {
         name: value

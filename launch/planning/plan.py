@@ -20,30 +20,30 @@ class LaunchPlan:
     """Says which ranks run what, on which devices, and how the launcher looks after them.
 
     Attributes:
-      command: the command line of every rank.
-      devices: each rank's entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
-      launcher_environment: the launcher's own environment variables.
-      cores: how many cores the launcher may use.
-      terminal: whether the launcher's stderr is a terminal.
-      columns: the width of that terminal, None if it isn't known.
-      grace: seconds between TERM and KILL.
-      time_to_save: seconds that ranks have to save and to end once the job is told to stop.
-      shown_ranks: the ranks whose output is shown.
-      log_dir: the folder that stores all output, if any.
-      verbose: whether everything is shown as the ranks write it.
-      stall_timeout: seconds without progress after which the job ends; 0 means never.
-      preempt_signal: the signal that acts like TERM.
-      max_restarts: how often the job is started again after a failure.
-      restart_pause: seconds before the first restart; each further pause is twice as long.
-      restart_count: how often it has been started again so far.
-      most_ranks: how many ranks were requested; an elastic job may have fewer left.
-      min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
-      hosts: the job's hosts; empty if it has only this host.
-      node: this host's number among them; -1 if no rank is here.
-      interface: the network interface that leads to the other hosts.
-      gloo_address: where the ranks of this host listen for others; "" lets Horovod decide.
-      gloo_library: the library that makes the ranks listen there.
-      independent: whether the ranks are independent processes that train separately.
+        command: the command line of every rank.
+        devices: each rank's entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
+        launcher_environment: the launcher's own environment variables.
+        cores: how many cores the launcher may use.
+        terminal: whether the launcher's stderr is a terminal.
+        columns: the width of that terminal, None if it isn't known.
+        grace: seconds between TERM and KILL.
+        time_to_save: seconds that ranks have to save and to end once the job is told to stop.
+        shown_ranks: the ranks whose output is shown.
+        log_dir: the folder that stores all output, if any.
+        verbose: whether everything is shown as the ranks write it.
+        stall_timeout: seconds without progress after which the job ends; 0 means never.
+        preempt_signal: the signal that acts like TERM.
+        max_restarts: how often the job is started again after a failure.
+        restart_pause: seconds before the first restart; each further pause is twice as long.
+        restart_count: how often it has been started again so far.
+        most_ranks: how many ranks were requested; an elastic job may have fewer left.
+        min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
+        hosts: the job's hosts; empty if it has only this host.
+        node: this host's number among them; -1 if no rank is here.
+        interface: the network interface that leads to the other hosts.
+        gloo_address: where the ranks of this host listen for others; "" lets Horovod decide.
+        gloo_library: the library that makes the ranks listen there.
+        independent: whether the ranks are independent processes that train separately.
     """
 
     command: tuple[str, ...]
@@ -102,12 +102,12 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
     """Returns the plan with an address at which this host's ranks listen.
 
     Args:
-      plan: the job's plan.
-      address: one of this host's addresses.
+        plan: the job's plan.
+        address: one of this host's addresses.
 
     Raises:
-      UsageError: the ranks would listen elsewhere, so that other hosts couldn't reach them, or
-        wouldn't listen at all.
+        UsageError: the ranks would listen elsewhere, so that other hosts couldn't reach them, or
+            wouldn't listen at all.
     """
     if plan.size == 1:
         return plan

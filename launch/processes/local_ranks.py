@@ -36,12 +36,12 @@ class LocalRanks:
     """Starts the ranks of this host, and holds what belongs to them.
 
     Attributes:
-      ranks: their numbers in the job; none on a host that only starts others.
-      board, milestones: boards with a page for each rank of the job.
-      rendezvous: the rendezvous of these ranks.
-      pipes: the reading ends of each rank's stdout and stderr.
-      logs: the files that store the output.
-      supervisor: the parent process of the ranks, None without ranks.
+        ranks: their numbers in the job; none on a host that only starts others.
+        board, milestones: boards with a page for each rank of the job.
+        rendezvous: the rendezvous of these ranks.
+        pipes: the reading ends of each rank's stdout and stderr.
+        logs: the files that store the output.
+        supervisor: the parent process of the ranks, None without ranks.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class LocalRanks:
         """Starts the ranks. No thread may run before.
 
         Args:
-          plan: the job's plan.
-          signals: the launcher's signals.
-          publish: is told each entry that a rank makes at the rendezvous.
+            plan: the job's plan.
+            signals: the launcher's signals.
+            publish: is told each entry that a rank makes at the rendezvous.
 
         Raises:
-          UsageError: the logs can't be written, or there are too many ranks for this system.
+            UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         self.ranks = plan.local_ranks
         _check_open_files(len(self.ranks))
@@ -114,7 +114,7 @@ class LocalRanks:
         """Kills the supervisor and everything else: the launcher has adopted its orphans.
 
         Returns:
-          The processes that are left.
+            The processes that are left.
         """
         if self.supervisor is not None:
             try:

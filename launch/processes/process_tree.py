@@ -108,11 +108,11 @@ def kill_descendants(patience: float, spare: Collection[int] = ()) -> list[int]:
     so the next pass finds it.
 
     Args:
-      patience: how many seconds to continue.
-      spare: processes to leave alone, with all below them.
+        patience: how many seconds to continue.
+        spare: processes to leave alone, with all below them.
 
     Returns:
-      The processes that are left.
+        The processes that are left.
     """
     deadline = time.monotonic() + patience
     while True:

@@ -33,10 +33,10 @@ class ShutdownSchedule:
         """Makes a schedule on which nothing is due.
 
         Args:
-          grace: seconds from TERM to KILL where there is nothing to save.
-          time_to_save: seconds that ranks have to save, if they are asked to; by default `grace`.
-          term_counts_once: whether repeated TERMs count once: their sender itself kills the job
-            later.
+            grace: seconds from TERM to KILL where there is nothing to save.
+            time_to_save: seconds that ranks have to save, if they are asked to; by default `grace`.
+            term_counts_once: whether repeated TERMs count once: their sender itself kills the job
+                later.
         """
         self._term_counts_once = term_counts_once
         self._grace = grace

@@ -27,7 +27,7 @@ class SignalPipe:
         """Handles the signals from now on.
 
         Args:
-          stop_signals: the signals that tell the launcher to stop.
+            stop_signals: the signals that tell the launcher to stop.
         """
         self.stop_signals = stop_signals
         self.descriptor, self._writing_end = os.pipe()

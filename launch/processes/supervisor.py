@@ -49,17 +49,17 @@ class SupervisorEvent:
     """Carries a message from the supervisor to the launcher.
 
     Attributes:
-      kind: one of
-        "started" (rank, pid);
-        "exited" (rank, pid, code, time);
-        "undead" (pid): the process survived even KILL;
-        "done": nothing is left;
-        "broken" (text): the supervisor itself failed.
-      rank: the rank's number.
-      pid: the process.
-      code: the exit code, or minus the signal.
-      time: in seconds since the epoch.
-      text: the failure.
+        kind: one of
+            "started" (rank, pid);
+            "exited" (rank, pid, code, time);
+            "undead" (pid): the process survived even KILL;
+            "done": nothing is left;
+            "broken" (text): the supervisor itself failed.
+        rank: the rank's number.
+        pid: the process.
+        code: the exit code, or minus the signal.
+        time: in seconds since the epoch.
+        text: the failure.
     """
 
     kind: str
@@ -83,8 +83,8 @@ class Supervisor:
     """Starts the supervisor and holds the launcher's ends of its two pipes.
 
     Attributes:
-      pid: the supervisor's.
-      events: the descriptor to wait for before `read_events`.
+        pid: the supervisor's.
+        events: the descriptor to wait for before `read_events`.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Supervisor:
         """Forks the supervisor, which starts the ranks at once, in their order.
 
         Args:
-          ranks: the ranks to start.
-          grace: seconds between TERM and KILL for processes that the ranks leave.
-          stop_signals: the signals that tell the launcher to stop.
-          has_stdin: whether the ranks inherit the launcher's stdin.
+            ranks: the ranks to start.
+            grace: seconds between TERM and KILL for processes that the ranks leave.
+            stop_signals: the signals that tell the launcher to stop.
+            has_stdin: whether the ranks inherit the launcher's stdin.
         """
         process_tree.adopt_orphans()
         commands, self._commands = os.pipe()
@@ -121,8 +121,9 @@ class Supervisor:
         """Has `signum` sent to the ranks; KILL goes to every descendant.
 
         Args:
-          signum: the signal.
-          to_groups: whether the signal goes to their process groups, and so to their children, too.
+            signum: the signal.
+            to_groups: whether the signal goes to their process groups, and so to their children,
+                too.
         """
         try:
             os.write(self._commands, f"{int(signum) if to_groups else -int(signum)}\n".encode())

@@ -16,8 +16,8 @@ def departure(milestones: Sequence[Milestones], left: bool) -> str:
     """Returns the text; "" if the ranks have trained nothing.
 
     Args:
-      milestones: each rank's milestones.
-      left: whether all ranks stopped by themselves, after the same step.
+        milestones: each rank's milestones.
+        left: whether all ranks stopped by themselves, after the same step.
     """
     steps = max(each.last_step for each in milestones)
     if not any(each.steps or each.checkpoint for each in milestones):

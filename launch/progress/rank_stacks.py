@@ -32,8 +32,8 @@ def stack_of(rank: int) -> list[str]:
     """Asks a rank among this process's descendants for its stack.
 
     Returns:
-      The frames of its main thread from the innermost one to the script's own line, which comes
-      last; nothing if the rank doesn't answer.
+        The frames of its main thread from the innermost one to the script's own line, which comes
+        last; nothing if the rank doesn't answer.
     """
     for pid, path in _ranks(f"/memfd:{NAME}.{rank} "):
         with contextlib.suppress(OSError), open(path, "rb") as memory:

@@ -54,13 +54,13 @@ class Stall:
     """Describes a stalled job.
 
     Attributes:
-      waited: how many seconds, as far as they count, no rank has posted anything new.
-      expired: whether it is time to end the job.
-      records: the last record of each rank, if it has posted any.
-      exited: how each rank that has ended did so.
-      missing: the ranks that the others wait for; none if all are in the same run.
-      compiling: whether a rank may be compiling TensorFlow's kernels.
-      stacks: the Python stacks of missing ranks, innermost frame first, if they have answered.
+        waited: how many seconds, as far as they count, no rank has posted anything new.
+        expired: whether it is time to end the job.
+        records: the last record of each rank, if it has posted any.
+        exited: how each rank that has ended did so.
+        missing: the ranks that the others wait for; none if all are in the same run.
+        compiling: whether a rank may be compiling TensorFlow's kernels.
+        stacks: the Python stacks of missing ranks, innermost frame first, if they have answered.
     """
 
     waited: float
@@ -160,10 +160,10 @@ class StallDetector:
         """Starts to count the time.
 
         Args:
-          size: how many ranks there are.
-          timeout: after how many seconds without progress the job ends; 0 turns the check off.
-          now: the time.
-          on_gpus: whether a run that is the first of its kind may compile kernels.
+            size: how many ranks there are.
+            timeout: after how many seconds without progress the job ends; 0 turns the check off.
+            now: the time.
+            on_gpus: whether a run that is the first of its kind may compile kernels.
         """
         self.timeout = timeout
         self._on_gpus = on_gpus
@@ -192,10 +192,10 @@ class StallDetector:
         """Returns a stall: once per kind as a warning, or one that ends the job; None for neither.
 
         Args:
-          now: the time.
-          records: the record of each rank, None if it couldn't be read.
-          exited: how each rank that has ended did so.
-          output_congested: whether ranks may have to wait because nobody reads their output.
+            now: the time.
+            records: the record of each rank, None if it couldn't be read.
+            exited: how each rank that has ended did so.
+            output_congested: whether ranks may have to wait because nobody reads their output.
         """
         if output_congested or now - self._last_check > self._interval + _LATE:
             self._excluded += now - self._last_check
