@@ -55,13 +55,14 @@ class Growing:
             added = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=rows, updates=ones)
             with tf.control_dependencies([added]):
                 distinct = tf.unique(rows)[0]
-                updated = dispatch.operations().collective_update(
-                    "SGD",
-                    [tf.constant(0.5)],
+                updated = dispatch.operations().collective_sparse_update(
                     [handle],
-                    [[]],
+                    [],
+                    [tf.constant(0.5)],
+                    [],
                     [tf.ones([tf.size(distinct), DIM])],
                     [distinct],
+                    rule="SGD",
                 )
             with tf.control_dependencies([updated]):
                 self.rows = tf.raw_ops.ResourceGather(

@@ -7,7 +7,6 @@ Every rank draws what all ranks look up, so each knows what its shards must beco
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,32 +17,14 @@ import tensorflow.compat.v1 as tf
 from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.exchange import dispatch, embedding_bag, key_exchange
-from collective.ops.gpu.reference.update import applied
-from collective.ops.gpu.rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    CenteredRMSProp,
-    Ftrl,
-    Momentum,
-    RMSProp,
-    RowWiseAdagrad,
-    Rule,
-)
+from collective.ops.gpu.rules import EXAMPLES, Adam, Rule
 
 SHAPES = ((40, 3), (9, 8), (1000, 16))  # of the tables
 STEPS, BATCH, MAX_NORM, STARTS_FROM, RATE = 3, 50, 0.7, 0.1, 0.1
-RULES: dict[str, Callable[..., Rule]] = {
-    "SGD": SGD,
-    "Momentum": functools.partial(Momentum, momentum=0.9),
-    "Adagrad": Adagrad,
-    "RowWiseAdagrad": RowWiseAdagrad,
-    "LazyAdam": functools.partial(Adam, lazy=True),
-    "Adam": Adam,
-    "Ftrl": functools.partial(Ftrl, l1=0.01, l2=0.02),
-    "RMSProp": RMSProp,
-    "CenteredRMSProp": CenteredRMSProp,
-}
+# The first example of each.
+RULES: dict[str, Rule] = {}
+for example in EXAMPLES:
+    RULES.setdefault(example.operation, dataclasses.replace(example, rate=RATE))
 
 
 class Batch(NamedTuple):
@@ -91,13 +72,16 @@ def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
                 seen[one.ids[t]] = True
                 np.add.at(gradient, one.ids[t], _row_gradients(t, one, table))
             seen |= isinstance(rule, Adam) and not rule.lazy
-            at_step = dataclasses.replace(rule, step=step + 1) if isinstance(rule, Adam) else rule
-            table[seen], made = applied(
-                at_step, table[seen], gradient[seen] / ranks, [slot[seen] for slot in slots[t]]
+            table[seen], made = _at(rule, step).applied(
+                table[seen], gradient[seen] / ranks, [slot[seen] for slot in slots[t]]
             )
             for slot, values in zip(slots[t], made):
                 slot[seen] = values
     return tables
+
+
+def _at(rule: Rule, step: int) -> Rule:
+    return dataclasses.replace(rule, step=step + 1) if isinstance(rule, Adam) else rule
 
 
 def _first_slot(rule: Rule, values: np.ndarray) -> np.ndarray:
@@ -123,9 +107,9 @@ class Model:
         by_owner: whether the owner sums the third table's rows.
     """
 
-    def __init__(self, seed: int, rule: Callable[..., Rule], by_owner: bool):
+    def __init__(self, seed: int, rule: Rule, by_owner: bool):
+        self.rule = rule
         rank, ranks = collectives.rank(), collectives.size()
-        self._make_rule, self.rule = rule, rule(rate=RATE)
         self.ids = [tf.placeholder(tf.int64, [None]) for _ in SHAPES]
         self.samples, self.weights = (
             tf.placeholder(tf.int64, [None]),
@@ -192,21 +176,21 @@ class Model:
             loss = tf.add_n([tf.reduce_sum(out * factors(t)) for t, out in enumerate(outs)])
             gradients = tf.gradients(loss, [shard.handle for shard in self.shards])
         self.numbers = [tf.placeholder(tf.float32, []) for _ in self._numbers(0)]
-        self.train = dispatch.operations().collective_update(
-            self.rule.operation,
-            self.numbers,
+        self.train = dispatch.operations().collective_sparse_update(
             [shard.handle for shard in self.shards],
-            [[slot.handle for slot in of] for of in slots],
+            [slot.handle for of in slots for slot in of],
+            self.numbers,
+            [],
             [g.values for g in gradients],
             [g.indices for g in gradients],
+            rule=self.rule.operation,
         )
 
     def _variable(self, values: np.ndarray, name: str) -> Any:
         return tf.get_variable(name, initializer=values, use_resource=True)
 
     def _numbers(self, step: int) -> list[float]:
-        steps = {"step": step + 1} if isinstance(self.rule, Adam) else {}
-        return self._make_rule(rate=RATE, **steps).numbers()
+        return _at(self.rule, step).numbers()
 
     def feeds(self, one: Batch, step: int) -> dict[tf.Tensor, Any]:
         return {
@@ -228,7 +212,7 @@ def check(seed: int, name: str, by_owner: bool) -> list[str]:
             for step in range(STEPS):
                 session.run(model.train, model.feeds(batch(seed, step, rank), step))
             got = session.run([shard.read_value() for shard in model.shards])
-    for t, (mine, whole) in enumerate(zip(got, truth(seed, rule(rate=RATE), ranks))):
+    for t, (mine, whole) in enumerate(zip(got, truth(seed, rule, ranks))):
         difference = float(np.abs(mine - whole[rank::ranks]).max(initial=0))
         if not difference < 2e-4:
             wrong.append(
@@ -243,7 +227,7 @@ def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
     Every rank must call it.
     """
     with tf.Graph().as_default():
-        model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
+        model, nothing = Model(seed, RULES["Adagrad"], False), tf.zeros([0], tf.int64)
         empty = embedding_bag.request(
             [nothing],
             [],

@@ -120,3 +120,13 @@ struct CenteredRMSProp {
     return w - slots[1];
   }
 };
+
+// The rules that update each element by itself, with the names of their kernels.
+#define FOR_EACH_RULE(UPDATE) \
+  UPDATE(sgd, SGD)            \
+  UPDATE(momentum, Momentum)  \
+  UPDATE(adagrad, Adagrad)    \
+  UPDATE(adam, Adam)          \
+  UPDATE(ftrl, Ftrl)          \
+  UPDATE(rmsprop, RMSProp)    \
+  UPDATE(centered_rmsprop, CenteredRMSProp)

@@ -2,14 +2,21 @@
 sum of the gradients, w the weight.
 
 `update` takes them, and again in every step if something changes. The numbers that the host writes
-here are uploaded if they differ from the previous step's.
+here are uploaded if they differ from the previous step's. `applied` is the truth with which kernels
+are compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar
+
+import numpy as np
+
+# New weights and slots.
+Applied = tuple[np.ndarray, tuple[np.ndarray, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +48,23 @@ class Rule:
         """Returns what the kernel is given, in the order of rules.cuh."""
         return [self.rate]
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        """Applies the rule to weights [R, D] and their slots in NumPy.
+
+        Args:
+            w, g: float64 [R, D].
+            slots: float64, each [R, D], or of a row-wise rule [R, 1].
+        """
+        raise NotImplementedError
+
 
 class SGD(Rule):
     """w -= rate g. `GradientDescentOptimizer`."""
 
     kernel, slots = "sgd", 0
+
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        return w - self.rate * g, ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +87,10 @@ class Momentum(Rule):
     def options(self) -> list[float]:
         return [*self.numbers(), float(self.nesterov)]
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        m = self.momentum * slots[0] + g
+        return w - self.rate * (g + self.momentum * m if self.nesterov else m), (m,)
+
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad(Rule):
@@ -87,6 +110,10 @@ class Adagrad(Rule):
     def options(self) -> list[float]:
         return [self.rate, self.epsilon]
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        a = slots[0] + g * g
+        return w - self.rate * g / (np.sqrt(a) + self.epsilon), (a,)
+
 
 @dataclasses.dataclass(frozen=True)
 class RowWiseAdagrad(Rule):
@@ -99,6 +126,10 @@ class RowWiseAdagrad(Rule):
 
     def options(self) -> list[float]:
         return [self.rate, self.epsilon]
+
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        a = slots[0] + (g * g).mean(1, keepdims=True)
+        return w - self.rate * g / (np.sqrt(a) + self.epsilon), (a,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +170,11 @@ class Adam(Rule):
             return self.rate
         return self.rate * math.sqrt(1 - self.beta2**self.step) / (1 - self.beta1**self.step)
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        m = self.beta1 * slots[0] + (1 - self.beta1) * g
+        v = self.beta2 * slots[1] + (1 - self.beta2) * g * g
+        return w - self.corrected_rate() * m / (np.sqrt(v) + self.epsilon), (m, v)
+
 
 @dataclasses.dataclass(frozen=True)
 class Ftrl(Rule):
@@ -158,6 +194,12 @@ class Ftrl(Rule):
     def options(self) -> list[float]:
         return [self.rate, self.l1, self.l2, self.shrinkage, self.power]
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        a, p = slots[0] + g * g, -self.power
+        linear = slots[1] + g + 2 * self.shrinkage * w - (a**p - slots[0] ** p) / self.rate * w
+        nearest = np.clip(linear, -self.l1, self.l1)
+        return (nearest - linear) / (a**p / self.rate + 2 * self.l2), (a, linear)
+
 
 @dataclasses.dataclass(frozen=True)
 class RMSProp(Rule):
@@ -176,6 +218,11 @@ class RMSProp(Rule):
     def options(self) -> list[float]:
         return [self.rate, self.decay, 1 - self.decay, self.momentum, self.epsilon]
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        s = self.decay * slots[0] + (1 - self.decay) * g * g
+        m = self.momentum * slots[1] + self.rate * g / np.sqrt(s + self.epsilon)
+        return w - m, (s, m)
+
 
 class CenteredRMSProp(RMSProp):
     """c = decay c + (1 - decay) g in addition; m = momentum m + rate g / sqrt(s + epsilon - c²).
@@ -184,5 +231,29 @@ class CenteredRMSProp(RMSProp):
 
     kernel, slots = "centered_rmsprop", 3
 
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        s = self.decay * slots[0] + (1 - self.decay) * g * g
+        c = self.decay * slots[2] + (1 - self.decay) * g
+        m = self.momentum * slots[1] + self.rate * g / np.sqrt(s + self.epsilon - c**2)
+        return w - m, (s, m, c)
+
 
 RULES = (SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)
+
+# Rules with numbers of each kind, by which kernels are checked.
+EXAMPLES: tuple[Rule, ...] = (
+    SGD(0.1),
+    Momentum(0.1, 0.9),
+    Momentum(0.1, 0.8, True),
+    Adagrad(0.1),
+    Adagrad(0.1, 1e-3),
+    RowWiseAdagrad(0.1, 1e-3),
+    Adam(0.01, step=3, lazy=True),
+    Adam(0.01, step=2),
+    Ftrl(0.1, 0.01, 0.02),
+    Ftrl(0.1),
+    Ftrl(0.1, 0.2, 0.3, 0.1),
+    Ftrl(0.1, 0.1, 0.2, power=-0.7),
+    RMSProp(0.01, 0.9, 0.5, 1e-3),
+    CenteredRMSProp(0.01, 0.9, 0.5, 1e-3),
+)

@@ -230,65 +230,68 @@ class DeviceOperations:
                 **attributes,
             )
 
-    def collective_update(
+    def collective_sparse_update(
         self,
-        rule: str,
-        numbers: Sequence[tf.Tensor],
         tables: Sequence[tf.Tensor],
-        slots: Sequence[Sequence[tf.Tensor]],
+        slots: Sequence[tf.Tensor],
+        numbers: Sequence[tf.Tensor],
+        used: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor],
         rows: Sequence[tf.Tensor],
-        used: Sequence[tf.Tensor] = (),
+        *,
+        rule: str,
         bounds: Sequence[float] = (),
     ) -> tf.Operation:
-        """Updates rows of shards and of their slots in place, by one operation for all tables; on a
-        CPU each table has its own operation.
+        """Updates rows of shards and of their slots in place, by one operation for all tables.
 
         Args:
-            rule: the end of the compiled operations' names: 'Adagrad', …
+            tables, slots: handles of T shards, and the handles of their slots, shard by shard.
             numbers: float32 scalars, new in every step: the learning rate, …
-            tables, slots: handles of T shards, and the handles of each shard's slots.
-            gradients: T times [K, D] float32.
-            rows: T times [K] int64, each at most once.
             used: T int64 scalars: rows 1 to this one exist, or all rows if it is -1. Empty: all
                 rows of all tables exist.
+            gradients: T times [K, D] float32.
+            rows: T times [K] int64, each at most once.
+            rule: its name in `ops/native/gpu/rules.h`: 'Adagrad', …
             bounds: for each table the bound of the elements of rows that have a gradient, after
                 the update; infinity for none. Empty: no bounds.
         """
         with self._launching("CollectiveSparseUpdate", update.SOURCE):
             updated: tf.Operation = native_library.library().collective_sparse_update(
                 tables,
-                [handle for of_table in slots for handle in of_table],
+                slots,
                 numbers,
                 used,
                 gradients,
                 rows,
                 rule=rule,
+                on_device=True,
                 bounds=list(bounds),
             )
         return updated
 
-    def collective_reduce_update(
+    def collective_sparse_reduce_update(
         self,
-        rule: str,
-        numbers: Sequence[tf.Tensor],
         tables: Sequence[tf.Tensor],
-        slots: Sequence[Sequence[tf.Tensor]],
+        slots: Sequence[tf.Tensor],
+        numbers: Sequence[tf.Tensor],
+        used: Sequence[tf.Tensor],
         gradient: tf.Tensor,
         rows: Sequence[tf.Tensor],
-        message: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
         headers: Sequence[tf.Tensor],
-        used: Sequence[tf.Tensor] = (),
+        *,
+        rule: str,
         bounds: Sequence[float] = (),
         **attributes: Any,
     ) -> tf.Operation:
         """Updates rows by the sums of their gradients, which are never written.
 
         Args:
-            rule, numbers, tables, slots, used, bounds: as for `collective_update`, of U tables.
-            gradient, rows, headers: the inputs of `collective_reduce_rows`; rows of the U tables
-                only.
-            message: the message and its splits.
+            tables, slots, numbers, used, rule, bounds: as for `collective_sparse_update`, of U
+                tables.
+            gradient, rows, message, splits, headers: the inputs of `collective_reduce_rows`; rows
+                of the U tables only.
             attributes: the layout of the message, `scale`, and `updated`, the numbers of the U
                 tables.
         """
@@ -296,14 +299,16 @@ class DeviceOperations:
         with self._launching("CollectiveSparseReduceUpdate", *sources):
             updated: tf.Operation = native_library.library().collective_sparse_reduce_update(
                 tables,
-                [handle for of_table in slots for handle in of_table],
+                slots,
                 numbers,
                 used,
                 gradient,
                 rows,
-                *message,
+                message,
+                splits,
                 headers,
                 rule=rule,
+                on_device=True,
                 bounds=list(bounds),
                 **attributes,
             )

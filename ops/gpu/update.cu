@@ -217,13 +217,7 @@ __device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
 #define UPDATE(name, Rule) KERNELS(name, Rule, RESIDENT(Rule), update_rows)
 
 KERNELS(row_wise_adagrad, RowWiseAdagrad, RESIDENT_ROW_WISE, update_row_wise)
-UPDATE(sgd, SGD)
-UPDATE(momentum, Momentum)
-UPDATE(adagrad, Adagrad)
-UPDATE(adam, Adam)
-UPDATE(ftrl, Ftrl)
-UPDATE(rmsprop, RMSProp)
-UPDATE(centered_rmsprop, CenteredRMSProp)
+FOR_EACH_RULE(UPDATE)
 
 // Adam with a gradient of 0, of the rows that aren't touched; none is, afterwards.
 extern "C" __global__ void __launch_bounds__(kThreads)

@@ -1,5 +1,7 @@
 // Compiles the library as one unit: TensorFlow's headers take longer to compile than all of it.
 
+#include "tensorflow/core/public/version.h"
+
 // These define functions that the others use.
 #include "admission.cc"
 #include "mailbox.cc"
@@ -40,10 +42,17 @@
 #include "memory.cc"
 #include "merge.cc"
 #include "ops.cc"
+#include "carrier_ops.cc"  // It follows ops.cc.
 #include "pool.cc"
 #include "pool_gradient.cc"
 #include "reduce.cc"
 #include "sparse_updates.cc"
+#include "update_ops.cc"
 #include "gpu/update.cc"
 #include "gpu/write.cc"
 #include "wire.cc"
+
+extern "C" __attribute__((used, visibility("default"))) const char collective_native_version[] =
+    "collective native, TensorFlow "  // ops/native_library.py reads it.
+    TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION)
+        TF_VERSION_SUFFIX ";";

@@ -1,11 +1,8 @@
-// CollectiveSparseAdagrad, CollectiveSparseRowWiseAdagrad, CollectiveSparseMomentum,
-// CollectiveSparseFtrl, CollectiveSparseLazyAdam: update rows of a shard and of its slots in place.
-// CollectiveSparseAdam: updates all rows; those without a gradient have one of zeros.
-// Inputs: the table, its slots, the numbers of the rule, the gradient [n, D], the rows [n], each at
-// most once; of CollectiveSparseAdam the number of rows that there are, too.
+// CollectiveSparseUpdate: updates rows of shards and of their slots in place, each by a gradient of
+// its own; by a rule that updates all rows, those without a gradient by one of zeros.
 //
-// CollectiveSparseReduceAdagrad, …: sum the gradients of bags by row of each table, as
-// CollectiveReduceRows does, and update many tables by the sums, which never leave the cache:
+// CollectiveSparseReduceUpdate: sums the gradients of bags by row of each table, as
+// CollectiveReduceRows does, and updates many tables by the sums, which never leave the cache:
 //
 //     gradients, as the ranks sent them ──► sums of one table ──► its rows and slots
 //
@@ -14,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -64,18 +62,13 @@ INLINE void UpdateBody(Rule rule, Update<Rule> update, std::index_sequence<kSlot
 template <class Rule>
 void UpdateRows(Rule rule, const Update<Rule>& update);
 
-#define UPDATE(Rule)                                                    \
+#define UPDATE_ROWS(Rule)                                               \
   template <>                                                           \
   CLONES void UpdateRows<Rule>(Rule rule, const Update<Rule>& update) { \
     UpdateBody(rule, update, std::make_index_sequence<Rule::kSlots>()); \
   }
-UPDATE(Adagrad)
-UPDATE(RowWiseAdagrad)
-UPDATE(Momentum<false>)
-UPDATE(Momentum<true>)
-UPDATE(Adam)
-UPDATE(Ftrl)
-#undef UPDATE
+FOR_EACH_UPDATE_RULE(UPDATE_ROWS)
+#undef UPDATE_ROWS
 
 // Calls work(begin, end) for parts of [first, last), on several threads.
 template <class Work>
@@ -126,166 +119,196 @@ Status UpdateOthers(OpKernelContext* context, const Rule& rule, const Update<Rul
   return OkStatus();
 }
 
-// Makes the update of rows of table t, each at most once, by gradients [n, D]; and finds the rows
-// that there are, as `used` says.
+// Makes the update of table t, and finds the rows that there are.
 template <class Rule>
-Status UpdateOf(const UpdatedTables& tables, int64_t t, const float* gradients, const int64_t* rows,
-                int64_t n, int64_t used, Update<Rule>* update, RowRange* range) {
-  TF_RETURN_IF_ERROR(tables.Range(t, used, range));
-  if (!AreWithin(rows, n, range->last)) {
+Status UpdateOf(const UpdatedTables& tables, int64_t t, const TableUpdate& given,
+                Update<Rule>* update, RowRange* range) {
+  TF_RETURN_IF_ERROR(tables.Range(t, given.used, range));
+  if (!AreWithin(given.rows, given.n, range->last)) {
     return errors::InvalidArgument("a row to be updated is not in [0, ", range->last, ")");
   }
   const int64_t dim = tables.dim(t);
-  *update = {gradients, dim, rows, n, dim, tables.Values(t, 0)};
+  *update = {given.gradients, dim, given.rows, given.n, dim, tables.Values(t, 0)};
   for (int i = 0; i < Rule::kSlots; ++i) update->slots[i] = tables.Values(t, 1 + i);
   return OkStatus();
 }
 
-// Updates rows of one table, by a gradient for each.
-template <class Rule, bool kAllRows = false>
+// A run of an operation that sums gradients.
+struct SumRun {
+  GradientSums& sums;
+  const GradientSums::Run& run;
+  ObjectPool<Buffer<float>>& buffers;
+};
+
+// The updates of tables by one rule.
+struct HostRule : RuleInputs {
+  // Updates tables; nothing is updated before all is checked.
+  //
+  // Args:
+  //   summed: sums the gradients; null if `given` has them.
+  Status (*update)(OpKernelContext* context, const std::vector<TableUpdate>& given,
+                   const float* numbers, const SumRun* summed);
+};
+
+// Updates rows by gradients of their own.
+template <class Rule>
+Status UpdateByGradients(OpKernelContext* context, const Rule& rule,
+                         const std::vector<Update<Rule>>& updates,
+                         const std::vector<RowRange>& ranges) {
+  for (size_t t = 0; t < updates.size(); ++t) {
+    // Both write rows of their own: it doesn't matter which is first.
+    if (Rule::kAllRows) TF_RETURN_IF_ERROR(UpdateOthers(context, rule, updates[t], ranges[t]));
+    UpdateInPieces(context, rule, updates[t]);
+  }
+  return OkStatus();
+}
+
+// Sums and updates table by table, in a buffer that stays in the cache. Where one table is too much
+// for one thread, keeps the sums of all, and shares out their rows.
+template <class Rule>
+Status UpdateBySums(OpKernelContext* context, const Rule& rule, const SumRun& summed,
+                    std::vector<Update<Rule>>* updates, const std::vector<RowRange>& ranges) {
+  GradientSums& sums = summed.sums;
+  const GradientSums::Run& run = summed.run;
+  const int64_t count = sums.size();
+  int64_t total = 0, largest = 0;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t elements = run.rows[t].count * sums.dim(t);
+    total += elements;
+    largest = std::max(largest, elements);
+  }
+  const int threads = context->device()->tensorflow_cpu_worker_threads()->num_threads;
+  const bool by_table = threads == 1 || largest <= total / threads;
+  auto kept = summed.buffers.Take();
+  float* of_table = by_table ? nullptr : kept->At(total);
+  for (int64_t t = 0; t < count && !by_table; ++t) {
+    (*updates)[t].gradients = of_table;
+    of_table += run.rows[t].count * sums.dim(t);
+  }
+  Parallel(context, count, 2 * run.received.elements, [&](int64_t t) {
+    auto buffer = summed.buffers.Take();
+    Update<Rule> update = (*updates)[t];
+    float* of_rows = by_table ? buffer->At(run.rows[t].count * sums.dim(t))
+                              : const_cast<float*>(update.gradients);
+    sums.Sum(run, t, of_rows);
+    update.gradients = of_rows;
+    if (by_table) UpdateRows(rule, update);
+  });
+  for (int64_t t = 0; t < count; ++t) {
+    if (!by_table) UpdateInPieces(context, rule, (*updates)[t]);
+    if (Rule::kAllRows) TF_RETURN_IF_ERROR(UpdateOthers(context, rule, (*updates)[t], ranges[t]));
+  }
+  return OkStatus();
+}
+
+template <class Rule>
+Status UpdateTables(OpKernelContext* context, const std::vector<TableUpdate>& given,
+                    const float* numbers, const SumRun* summed) {
+  std::vector<UpdatedTables::Handles> variables;
+  variables.reserve(given.size());
+  for (const TableUpdate& update : given) {
+    variables.push_back(update.handles);
+    if (!AnybodyListens()) continue;
+    AnnounceUpdate(
+        context, update.handles,
+        Rule::kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, update.rows, update.n});
+  }
+  UpdatedTables tables(Rule::kSlots, Rule::kRowWise);
+  TF_RETURN_IF_ERROR(tables.Lock(context, variables));
+  std::vector<Update<Rule>> updates(given.size());
+  std::vector<RowRange> ranges(given.size());
+  for (size_t t = 0; t < given.size(); ++t) {
+    const int64_t n = given[t].n, dim = tables.dim(t);
+    if (given[t].gradients_are != TensorShape({n, dim})) {
+      return errors::InvalidArgument("the gradient of ", n, " rows of dimension ", dim, " is ",
+                                     given[t].gradients_are.DebugString());
+    }
+    TF_RETURN_IF_ERROR(UpdateOf(tables, t, given[t], &updates[t], &ranges[t]));
+  }
+  const Rule rule(numbers);
+  return summed == nullptr ? UpdateByGradients(context, rule, updates, ranges)
+                           : UpdateBySums(context, rule, *summed, &updates, ranges);
+}
+
+#define HOST_RULE(Rule) \
+  {{#Rule, Rule::kSlots, Rule::kNumbers, Rule::kRowWise, Rule::kAllRows}, UpdateTables<Rule>},
+const HostRule kRules[] = {FOR_EACH_UPDATE_RULE(HOST_RULE)};
+#undef HOST_RULE
+
+// Returns the rule of this name; null if there is none.
+const HostRule* FindRule(const std::string& name) {
+  for (const HostRule& rule : kRules) {
+    if (name == rule.name) return &rule;
+  }
+  return nullptr;
+}
+
 class SparseUpdateOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit SparseUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
+    int tables = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("on_device", &on_device_));
+    if (on_device_) return;  // It is refused when it runs, by the name of a variable.
+    OP_REQUIRES_OK(context, context->GetAttr("T", &tables));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+  }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &gradient = context->input(kGradient), &rows = context->input(kGradient + 1);
-    const int64_t n = rows.NumElements(), *row = rows.flat<int64_t>().data();
-    UpdatedTables::Handles handles;
-    for (int i = 0; i < kVariables; ++i) handles.push_back(&HandleFromInput(context, i));
-    if (AnybodyListens())
-      AnnounceUpdate(context, handles, kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, row, n});
-    UpdatedTables tables(Rule::kSlots, Rule::kRowWise);
-    OP_REQUIRES_OK(context, tables.Lock(context, {handles}));
-    std::array<float, Rule::kNumbers> numbers{};
-    OP_REQUIRES_OK(
-        context,
-        ReadNumbers(
-            Rule::kNumbers, [&](int i) { return context->input(kVariables + i); }, numbers.data()));
-    OP_REQUIRES(context, gradient.shape() == TensorShape({n, tables.dim(0)}),
-                errors::InvalidArgument("the gradient of ", n, " rows of dimension ", tables.dim(0),
-                                        " is ", gradient.shape().DebugString()));
-    int64_t used = -1;
-    if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(context->input(kGradient + 2), &used));
-    Update<Rule> update;
-    RowRange range;
-    OP_REQUIRES_OK(
-        context, UpdateOf(tables, 0, gradient.flat<float>().data(), row, n, used, &update, &range));
-    const Rule rule(numbers.data());
-    // Both write rows of their own: it doesn't matter which is first.
-    if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, update, range));
-    UpdateInPieces(context, rule, update);
+    OP_REQUIRES(context, !on_device_, IsElsewhere(context, "on a GPU"));
+    OpInputList gradients, rows;
+    std::vector<float> numbers;
+    std::vector<TableUpdate> updates;
+    OP_REQUIRES_OK(context, rule_.Start(context, &numbers, &updates));
+    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    OP_REQUIRES_OK(context, context->input_list("rows", &rows));
+    for (size_t t = 0; t < updates.size(); ++t) updates[t].Take(gradients[t], rows[t]);
+    OP_REQUIRES_OK(context, rule_->update(context, updates, numbers.data(), nullptr));
   }
 
  private:
-  static constexpr int kVariables = 1 + Rule::kSlots, kGradient = kVariables + Rule::kNumbers;
+  RuleOfTables<HostRule> rule_;
+  bool on_device_ = false;
 };
 
-// Sums gradients, and updates rows of many tables by them.
-template <class Rule, bool kAllRows = false>
-class ReduceAndUpdateOp : public OpKernel {
+class ReduceUpdateOp : public OpKernel {
  public:
-  explicit ReduceAndUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ReduceUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
+    int tables = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("on_device", &on_device_));
+    if (on_device_) return;  // It is refused when it runs, by the name of a variable.
+    OP_REQUIRES_OK(context, context->GetAttr("U", &tables));
     OP_REQUIRES_OK(context, sums_.Read(context));
-    int handles = 0, slots = 0, used = 0;
-    OP_REQUIRES_OK(context, context->GetAttr("U", &handles));
-    OP_REQUIRES_OK(context, context->GetAttr("S", &slots));
-    OP_REQUIRES_OK(context, context->GetAttr("R", &used));
-    OP_REQUIRES(
-        context,
-        handles == sums_.size() && slots == handles * Rule::kSlots &&
-            used == (kAllRows ? handles : 0),
-        errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", handles,
-                                " handles, ", slots, " slots and ", used, " numbers of rows"));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES(context, tables == sums_.size(),
+                errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", tables,
+                                        " handles"));
   }
 
   void Compute(OpKernelContext* context) override {
-    OpInputList handles, slots, numbers, used;
-    OP_REQUIRES_OK(context, context->input_list("tables", &handles));
-    OP_REQUIRES_OK(context, context->input_list("slots", &slots));
-    OP_REQUIRES_OK(context, context->input_list("numbers", &numbers));
-    OP_REQUIRES_OK(context, context->input_list("used", &used));
+    OP_REQUIRES(context, !on_device_, IsElsewhere(context, "on a GPU"));
+    std::vector<float> numbers;
+    std::vector<TableUpdate> updates;
+    OP_REQUIRES_OK(context, rule_.Start(context, &numbers, &updates));
     GradientSums::Run run;
     OP_REQUIRES_OK(context, sums_.Number(context, &run));
-    const int64_t count = sums_.size();
-    std::vector<UpdatedTables::Handles> variables(count);
-    for (int64_t t = 0; t < count; ++t) {
-      variables[t].push_back(&handles[t].template flat<ResourceHandle>()(0));
-      for (int s = 0; s < Rule::kSlots; ++s)
-        variables[t].push_back(&slots[t * Rule::kSlots + s].template flat<ResourceHandle>()(0));
-      if (!AnybodyListens()) continue;
-      const SummedRows& rows = run.rows[t];
-      AnnounceUpdate(context, variables[t],
-                     kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, rows.distinct, rows.kept});
+    for (size_t t = 0; t < updates.size(); ++t) {
+      updates[t].rows = run.rows[t].distinct;
+      updates[t].n = run.rows[t].kept;
+      updates[t].gradients_are = TensorShape({updates[t].n, sums_.dim(t)});
     }
-    UpdatedTables tables(Rule::kSlots, Rule::kRowWise);
-    OP_REQUIRES_OK(context, tables.Lock(context, variables));
-    std::array<float, Rule::kNumbers> of_rule{};
-    OP_REQUIRES_OK(context,
-                   ReadNumbers(Rule::kNumbers, [&](int i) { return numbers[i]; }, of_rule.data()));
-    const Rule rule(of_rule.data());
-
-    // 1. Check everything before anything is updated.
-    std::vector<Update<Rule>> updates(count);
-    std::vector<RowRange> ranges(count);
-    int64_t total = 0, largest = 0;
-    for (int64_t t = 0; t < count; ++t) {
-      const SummedRows& rows = run.rows[t];
-      OP_REQUIRES(
-          context, tables.dim(t) == sums_.dim(t),
-          errors::InvalidArgument("rows of dimension ", sums_.dim(t),
-                                  " were asked for, but the table has rows of ", tables.dim(t)));
-      int64_t last = -1;
-      if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(used[t], &last));
-      OP_REQUIRES_OK(context, UpdateOf(tables, t, nullptr, rows.distinct, rows.kept, last,
-                                       &updates[t], &ranges[t]));
-      const int64_t elements = rows.count * sums_.dim(t);
-      total += elements;
-      largest = std::max(largest, elements);
-    }
-
-    // 2. Sum and update table by table, in a buffer that stays in the cache. Where one table is too
-    // much for one thread, keep the sums of all, and share out their rows.
-    const int threads = context->device()->tensorflow_cpu_worker_threads()->num_threads;
-    const bool by_table = threads == 1 || largest <= total / threads;
-    auto kept = buffers_.Take();
-    float* of_table = by_table ? nullptr : kept->At(total);
-    for (int64_t t = 0; t < count && !by_table; ++t) {
-      updates[t].gradients = of_table;
-      of_table += run.rows[t].count * sums_.dim(t);
-    }
-    Parallel(context, count, 2 * run.received.elements, [&](int64_t t) {
-      auto buffer = buffers_.Take();
-      Update<Rule> update = updates[t];
-      float* sums = by_table ? buffer->At(run.rows[t].count * sums_.dim(t))
-                             : const_cast<float*>(update.gradients);
-      sums_.Sum(run, t, sums);
-      update.gradients = sums;
-      if (by_table) UpdateRows(rule, update);
-    });
-    for (int64_t t = 0; t < count; ++t) {
-      if (!by_table) UpdateInPieces(context, rule, updates[t]);
-      if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, updates[t], ranges[t]));
-    }
+    const SumRun summed{sums_, run, buffers_};
+    OP_REQUIRES_OK(context, rule_->update(context, updates, numbers.data(), &summed));
   }
 
  private:
   GradientSums sums_;
+  RuleOfTables<HostRule> rule_;
+  bool on_device_ = false;
   ObjectPool<Buffer<float>> buffers_;
 };
 
-#define REGISTER(rule, ...)                                                       \
-  REGISTER_KERNEL_BUILDER(Name("CollectiveSparse" rule).Device(DEVICE_CPU),       \
-                          SparseUpdateOp<__VA_ARGS__>);                           \
-  REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduce" rule).Device(DEVICE_CPU), \
-                          ReduceAndUpdateOp<__VA_ARGS__>)
-REGISTER("Adagrad", Adagrad);
-REGISTER("RowWiseAdagrad", RowWiseAdagrad);
-REGISTER("Momentum", Momentum<false>);
-REGISTER("NesterovMomentum", Momentum<true>);
-REGISTER("Ftrl", Ftrl);
-REGISTER("LazyAdam", Adam);
-REGISTER("Adam", Adam, true);
-#undef REGISTER
+REGISTER_KERNEL_BUILDER(Name("CollectiveSparseUpdate").Device(DEVICE_CPU), SparseUpdateOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduceUpdate").Device(DEVICE_CPU), ReduceUpdateOp);
 
 }  // namespace sparse_updates_op
 }  // namespace collective

@@ -1,9 +1,9 @@
-// Defines how a gradient changes a row of a table and the rows of its slots: one rule for each
-// optimizer.
+// Defines how a gradient changes a row of a table and the rows of its slots, on a CPU: one rule for
+// each optimizer. gpu/rules.h has those of a GPU.
 //
 // A rule has `kNumbers` numbers, and updates one row: g is its gradient, w the row of the table;
-// the other rows are those of its `kSlots` slots. With kRowWise a slot has one number per row. The
-// calculations are in TensorFlow's order, so that the results are TensorFlow's.
+// the other rows are those of its `kSlots` slots. The calculations are in TensorFlow's order, so
+// that the results are TensorFlow's.
 
 #ifndef COLLECTIVE_NATIVE_UPDATE_RULES_H_
 #define COLLECTIVE_NATIVE_UPDATE_RULES_H_
@@ -17,10 +17,15 @@
 
 namespace collective {
 
+// What most rules are.
+struct UpdateRule {
+  static constexpr bool kRowWise = false;  // A slot has one number per row.
+  static constexpr bool kAllRows = false;  // Rows without a gradient are updated by one of zeros.
+};
+
 // a += g * g; w -= rate * g / sqrt(a).
-struct Adagrad {
+struct Adagrad : UpdateRule {
   static constexpr int kNumbers = 1, kSlots = 1;
-  static constexpr bool kRowWise = false;
   float rate;
 
   explicit Adagrad(const float* numbers) : rate(numbers[0]) {}
@@ -36,7 +41,7 @@ struct Adagrad {
 };
 
 // a += mean(g * g), one number; w -= rate * g / (sqrt(a) + epsilon).
-struct RowWiseAdagrad {
+struct RowWiseAdagrad : UpdateRule {
   static constexpr int kNumbers = 2, kSlots = 1;
   static constexpr bool kRowWise = true;
   float rate, epsilon;
@@ -54,12 +59,11 @@ struct RowWiseAdagrad {
 
 // m = momentum * m + g; w -= rate * m, or rate * g + rate * momentum * m.
 template <bool kNesterov>
-struct Momentum {
+struct AnyMomentum : UpdateRule {
   static constexpr int kNumbers = 2, kSlots = 1;
-  static constexpr bool kRowWise = false;
   float rate, momentum;
 
-  explicit Momentum(const float* numbers) : rate(numbers[0]), momentum(numbers[1]) {}
+  explicit AnyMomentum(const float* numbers) : rate(numbers[0]), momentum(numbers[1]) {}
 
   INLINE void operator()(int64_t dim, const float* __restrict g, float* __restrict w,
                          float* __restrict m) const {
@@ -72,14 +76,21 @@ struct Momentum {
   }
 };
 
+struct Momentum : AnyMomentum<false> {
+  using AnyMomentum::AnyMomentum;
+};
+
+struct NesterovMomentum : AnyMomentum<true> {
+  using AnyMomentum::AnyMomentum;
+};
+
 // m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g;
 // w -= rate * m / (sqrt(v) + epsilon). The rate is corrected for the first steps already.
-struct Adam {
+struct LazyAdam : UpdateRule {
   static constexpr int kNumbers = 4, kSlots = 2;
-  static constexpr bool kRowWise = false;
   float rate, beta1, beta2, epsilon;
 
-  explicit Adam(const float* numbers)
+  explicit LazyAdam(const float* numbers)
       : rate(numbers[0]), beta1(numbers[1]), beta2(numbers[2]), epsilon(numbers[3]) {}
 
   INLINE void operator()(int64_t dim, const float* __restrict g, float* __restrict w,
@@ -95,11 +106,15 @@ struct Adam {
   }
 };
 
+struct Adam : LazyAdam {
+  static constexpr bool kAllRows = true;
+  using LazyAdam::LazyAdam;
+};
+
 // With r(a) = a^-power: l += g + 2 * shrinkage * w - (r(a + g * g) - r(a)) / rate * w; a += g * g;
 // w = (clip(l, -l1, l1) - l) / (r(a) / rate + 2 * l2).
-struct Ftrl {
+struct Ftrl : UpdateRule {
   static constexpr int kNumbers = 5, kSlots = 2;
-  static constexpr bool kRowWise = false;
   float rate, l1, l2, shrinkage, power;
 
   explicit Ftrl(const float* numbers)
@@ -136,6 +151,16 @@ struct Ftrl {
     }
   }
 };
+
+// All rules, by the names that operations have as `rule`.
+#define FOR_EACH_UPDATE_RULE(RULE) \
+  RULE(Adagrad)                    \
+  RULE(RowWiseAdagrad)             \
+  RULE(Momentum)                   \
+  RULE(NesterovMomentum)           \
+  RULE(LazyAdam)                   \
+  RULE(Adam)                       \
+  RULE(Ftrl)
 
 }  // namespace collective
 

@@ -1,10 +1,12 @@
 // Finds, locks and checks tables with their slots, whose rows a rule updates in place; and reads
-// the inputs that all such operations have in host memory.
+// what all such operations are given in host memory.
 
 #ifndef COLLECTIVE_NATIVE_UPDATED_TABLES_H_
 #define COLLECTIVE_NATIVE_UPDATED_TABLES_H_
 
+#include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -132,6 +134,104 @@ inline tensorflow::Status ReadUsed(const tensorflow::Tensor& used, int64_t* coun
   }
   *count = used.flat<int64_t>()(0);
   return tensorflow::OkStatus();
+}
+
+// What a rule takes; see update_rules.h.
+struct RuleInputs {
+  const char* name;
+  int slots, numbers;
+  bool row_wise, all_rows;
+};
+
+// What an update is given of one table.
+struct TableUpdate {
+  UpdatedTables::Handles handles;  // Of the table, and its slots.
+  const int64_t* rows = nullptr;   // [n]; on a GPU they are there
+  int64_t n = 0;
+  const float* gradients = nullptr;       // [n, D]; null: sums that nobody keeps
+  tensorflow::TensorShape gradients_are;  // Their shape.
+  int64_t used = -1;
+  float bound = std::numeric_limits<float>::infinity();  // Of weights.
+
+  void Take(const tensorflow::Tensor& gradient, const tensorflow::Tensor& row) {
+    gradients = gradient.flat<float>().data();
+    gradients_are = gradient.shape();
+    rows = row.flat<int64_t>().data();
+    n = row.NumElements();
+  }
+};
+
+// The rule of an operation that updates tables, and what it is given for it.
+template <class Rule>
+class RuleOfTables {
+ public:
+  // Args:
+  //   tables: how many are updated.
+  //   find: returns the rule of a name; null if there is none.
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context, int tables,
+                          const Rule* (*find)(const std::string& name)) {
+    using tensorflow::errors::InvalidArgument;
+    std::string name;
+    int slots = 0, numbers = 0, used = 0;
+    TF_RETURN_IF_ERROR(context->GetAttr("rule", &name));
+    TF_RETURN_IF_ERROR(context->GetAttr("S", &slots));
+    TF_RETURN_IF_ERROR(context->GetAttr("N", &numbers));
+    TF_RETURN_IF_ERROR(context->GetAttr("R", &used));
+    TF_RETURN_IF_ERROR(context->GetAttr("bounds", &bounds_));
+    if (!bounds_.empty() && bounds_.size() != static_cast<size_t>(tables))
+      return InvalidArgument("there are ", tables, " tables, but ", bounds_.size(), " bounds");
+    rule_ = find(name);
+    if (rule_ == nullptr) return InvalidArgument("there is no rule '", name, "'");
+    if (slots == tables * rule_->slots && numbers == rule_->numbers &&
+        (used == 0 || used == tables))
+      return tensorflow::OkStatus();
+    return InvalidArgument(name, " has ", rule_->slots, " slots and ", rule_->numbers,
+                           " numbers, but there are ", slots, " slots of ", tables, " tables, ",
+                           numbers, " numbers, and ", used, " numbers of rows");
+  }
+
+  // Reads the inputs `tables`, `slots`, `numbers` and `used`.
+  tensorflow::Status Start(tensorflow::OpKernelContext* context, std::vector<float>* values,
+                           std::vector<TableUpdate>* updates) const {
+    tensorflow::OpInputList tables, slots, numbers, used;
+    TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
+    TF_RETURN_IF_ERROR(context->input_list("slots", &slots));
+    TF_RETURN_IF_ERROR(context->input_list("numbers", &numbers));
+    TF_RETURN_IF_ERROR(context->input_list("used", &used));
+    values->resize(rule_->numbers);
+    TF_RETURN_IF_ERROR(
+        ReadNumbers(rule_->numbers, [&](int i) { return numbers[i]; }, values->data()));
+    updates->resize(tables.size());
+    PrefetchHandles(tables);
+    PrefetchHandles(slots);
+    for (int t = 0; t < tables.size(); ++t) {
+      TableUpdate& update = (*updates)[t];
+      update.handles.push_back(&tables[t].template flat<tensorflow::ResourceHandle>()(0));
+      for (int s = 0; s < rule_->slots; ++s) {
+        update.handles.push_back(
+            &slots[t * rule_->slots + s].template flat<tensorflow::ResourceHandle>()(0));
+      }
+      if (!bounds_.empty()) update.bound = bounds_[t];
+      if (used.size() > 0) TF_RETURN_IF_ERROR(ReadUsed(used[t], &update.used));
+    }
+    return tensorflow::OkStatus();
+  }
+
+  const Rule& operator*() const { return *rule_; }
+  const Rule* operator->() const { return rule_; }
+
+ private:
+  const Rule* rule_ = nullptr;
+  std::vector<float> bounds_;
+};
+
+// Says that an operation was made for tables elsewhere: TensorFlow runs it where its variables are,
+// whatever device was requested.
+inline tensorflow::Status IsElsewhere(tensorflow::OpKernelContext* context, const char* made_for) {
+  return tensorflow::errors::FailedPrecondition(
+      "the variable ", tensorflow::HandleFromInput(context, 0).name(), " is on a ",
+      context->device()->attributes().device_type(), ", but is updated ", made_for,
+      ": make its table outside of tf.device, or set COLLECTIVE_KERNELS=cpu");
 }
 
 }  // namespace collective

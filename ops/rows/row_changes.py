@@ -21,20 +21,9 @@ from collective.ops import native_library
 
 _numbers = itertools.count(1)
 
-_UPDATES = (
-    "Adagrad",
-    "RowWiseAdagrad",
-    "Momentum",
-    "NesterovMomentum",
-    "Ftrl",
-    "LazyAdam",
-    "Adam",
-)
 # Operations of the compiled library that announce their writes themselves.
 SELF_ANNOUNCING = frozenset(
     {
-        *(f"CollectiveSparse{update}" for update in _UPDATES),
-        *(f"CollectiveSparseReduce{update}" for update in _UPDATES),
         "CollectiveSparseUpdate",
         "CollectiveSparseReduceUpdate",
         "CollectiveFindRows",

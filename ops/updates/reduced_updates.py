@@ -2,17 +2,16 @@
 
 In host memory, the operation that sums the gradients of tables updates their rows, too:
 
-    CollectiveReduceRows ──sums──► CollectiveSparseAdagrad, one for each table
-    CollectiveSparseReduceAdagrad: both, table by table, so that no sum leaves the cache
+    CollectiveReduceRows ──sums──► CollectiveSparseUpdate, one for each table
+    CollectiveSparseReduceUpdate: both, table by table, so that no sum leaves the cache
 
 Inside `fusing`, an update by a sum waits for the others. At the end, one operation computes the sum
 and all updates by it, if nothing else uses the sum: not if a gradient is clipped or shown, for
 example. If the sum is used later, it is computed once more there. The results are the same, bit for
 bit.
 
-On a GPU that operation is CollectiveSparseReduceUpdate, for any rule. Other updates (by no such
-sum, or by a sum that is used elsewhere, too) wait for each other if they have the same rule and
-numbers: one operation carries them out in one kernel, CollectiveSparseUpdate.
+On a GPU other updates (by no such sum, or by a sum that is used elsewhere, too) wait for each other
+if they have the same rule and numbers: one CollectiveSparseUpdate carries them out in one kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
@@ -40,7 +38,7 @@ class RowUpdate:
     """Describes the update of one table's rows.
 
     Attributes:
-        rule: the end of the names of the operations that compute it: 'Adagrad', …
+        rule: its name, see `sparse_updates.update`.
         table, slots: variables of a shard, float32.
         numbers: float32 scalars: the learning rate, …
         gradient: float32 [K, D].
@@ -63,14 +61,7 @@ class RowUpdate:
 
     def alone(self) -> tf.Operation:
         """Makes the operation that updates only this table."""
-        if self.on_device:
-            return _joined([self])
-        used = [] if self.used is None else [self.used]
-        variables = [variable.handle for variable in (self.table, *self.slots)]
-        operation: tf.Operation = _operation(f"CollectiveSparse{self.rule}")(
-            *variables, *self.numbers, self.gradient, self.rows, *used
-        )
-        return operation
+        return _joined([self])
 
 
 class _Sum(NamedTuple):
@@ -268,22 +259,13 @@ def _fused(op: tf.Operation, pending: Sequence[_Pending]) -> tf.Operation:
     rows = [inputs[1 + count + table] for table in tables]
     message, headers = inputs[1 + 2 * count : 3 + 2 * count], inputs[3 + 2 * count :]
     attributes = {name: op.get_attr(name) for name in (*_LAYOUT, "scale")}
-    if updates[0].on_device:
-        return _on_device(
-            "collective_reduce_update",
-            updates,
-            [inputs[0], rows, message, headers],
-            updated=tables,
-            **attributes,
-        )
-    fused: tf.Operation = _operation(f"CollectiveSparseReduce{updates[0].rule}")(
-        [update.table.handle for update in updates],
-        [slot.handle for update in updates for slot in update.slots],
-        updates[0].numbers,
-        [update.used for update in updates if update.used is not None],
+    fused: tf.Operation = _operations(updates).collective_sparse_reduce_update(
+        *_given(updates),
         inputs[0],
         rows,
         *message,
+        headers,
+        **_attributes(updates),
         updated=tables,
         **attributes,
     )
@@ -291,32 +273,33 @@ def _fused(op: tf.Operation, pending: Sequence[_Pending]) -> tf.Operation:
 
 
 def _joined(updates: Sequence[RowUpdate]) -> tf.Operation:
-    gradients = [[update.gradient for update in updates], [update.rows for update in updates]]
-    return _on_device("collective_update", updates, gradients)
-
-
-def _on_device(
-    name: str, updates: Sequence[RowUpdate], gradients: Sequence[Any], **attributes: Any
-) -> tf.Operation:
-    """Makes the device operation `name`, which updates by `gradients`."""
-    first = updates[0]
-    host_inputs.keep_on_host(first.numbers)
-    made: tf.Operation = getattr(operations(), name)(
-        first.rule,
-        first.numbers,
-        [update.table.handle for update in updates],
-        [[slot.handle for slot in update.slots] for update in updates],
-        *gradients,
-        [update.used for update in updates if update.used is not None],
-        [update.bound for update in updates] if any(map(_is_bounded, updates)) else [],
-        **attributes,
+    joined: tf.Operation = _operations(updates).collective_sparse_update(
+        *_given(updates),
+        [update.gradient for update in updates],
+        [update.rows for update in updates],
+        **_attributes(updates),
     )
-    return made
+    return joined
 
 
-def _is_bounded(update: RowUpdate) -> bool:
-    return update.bound < math.inf
+def _operations(updates: Sequence[RowUpdate]) -> Any:
+    if not updates[0].on_device:
+        return native_library.on_host()
+    host_inputs.keep_on_host(updates[0].numbers)
+    return operations()
 
 
-def _operation(op_type: str) -> Any:
-    return getattr(native_library.on_host(), re.sub("(?<!^)(?=[A-Z])", "_", op_type).lower())
+def _given(updates: Sequence[RowUpdate]) -> list[Any]:
+    """Returns the first inputs of both operations: tables, slots, numbers and `used`."""
+    return [
+        [update.table.handle for update in updates],
+        [slot.handle for update in updates for slot in update.slots],
+        updates[0].numbers,
+        [update.used for update in updates if update.used is not None],
+    ]
+
+
+def _attributes(updates: Sequence[RowUpdate]) -> dict[str, Any]:
+    bounds = [update.bound for update in updates]
+    is_bounded = any(bound < math.inf for bound in bounds)
+    return {"rule": updates[0].rule, "bounds": bounds if is_bounded else []}

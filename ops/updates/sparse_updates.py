@@ -1,7 +1,7 @@
 """Updates rows of shards with our own operations, where they measurably beat TensorFlow's.
 
-They are compiled. On a CPU (`ops/native/sparse_updates.cc`) there is one operation per table, or
-one for all tables that also sums their gradients (`ops/updates/reduced_updates.py`). On a GPU
+They are compiled. On a CPU (`ops/native/sparse_updates.cc`) an operation updates one table, or all
+tables whose gradients it also sums (`ops/updates/reduced_updates.py`). On a GPU
 (`ops/native/gpu/update.cc`) one operation launches a kernel for many tables, and there are also
 plain gradient descent and RMSProp. TensorFlow's operations do the work if the compiled library is
 missing, and for other types than float32. `benchmarks/RESULTS.md` has the gains.
@@ -48,7 +48,7 @@ def update(
     """Updates rows by a rule, on the device where the table is.
 
     Args:
-        rule: the end of the compiled operations' names: 'Adagrad', …
+        rule: its name in `ops/native/update_rules.h`, or for a GPU in `gpu/rules.h` there.
         table, slots: variables of a shard, float32 [R, D].
         numbers: float32 scalars: the learning rate, …
         gradient: float32 [K, D].

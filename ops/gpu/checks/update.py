@@ -17,10 +17,10 @@ from collective.ops.gpu.device import Device
 from collective.ops.gpu.occurrences import PIECE, Occurrences, occurrences
 from collective.ops.gpu.reference import update as reference
 from collective.ops.gpu.rules import (
+    EXAMPLES,
     SGD,
     Adagrad,
     Adam,
-    CenteredRMSProp,
     Ftrl,
     Momentum,
     RMSProp,
@@ -31,22 +31,6 @@ from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.update import Table
 from collective.ops.gpu.workspace import Workspace
-
-RULES: tuple[Rule, ...] = (
-    SGD(0.1),
-    Momentum(0.1, 0.9),
-    Momentum(0.1, 0.8, True),
-    Adagrad(0.1),
-    Adagrad(0.1, 1e-3),
-    RowWiseAdagrad(0.1, 1e-3),
-    Adam(0.01, step=3, lazy=True),
-    Adam(0.01, step=2),
-    Ftrl(0.1),
-    Ftrl(0.1, 0.2, 0.3, 0.1),
-    Ftrl(0.1, 0.1, 0.2, power=-0.7),
-    RMSProp(0.01, 0.9, 0.5, 1e-3),
-    CenteredRMSProp(0.01, 0.9, 0.5, 1e-3),
-)
 
 
 def tables_for(rule: Rule, shapes: list[tuple[int, int]], rng: np.random.Generator) -> list[Table]:
@@ -98,7 +82,7 @@ def every_rule(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """
     shapes, lengths, each = [(80, 16), (50, 3), (6, 160)], [50, 30, 3], [150, 90, 600]
     dims = [dim for _, dim in shapes]
-    for number, rule in enumerate(RULES):
+    for number, rule in enumerate(EXAMPLES):
         one = case(lengths, dims, each, number % 2 == 0, True, rng)
         rows = np.concatenate(
             [rng.permutation(count)[:length] for (count, _), length in zip(shapes, lengths)]

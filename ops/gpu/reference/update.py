@@ -9,56 +9,9 @@ import numpy as np
 
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.reference.sums import row_sums
-from collective.ops.gpu.rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    CenteredRMSProp,
-    Ftrl,
-    Momentum,
-    RMSProp,
-    RowWiseAdagrad,
-    Rule,
-)
+from collective.ops.gpu.rules import Adam, Rule
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.update import Table
-
-
-def applied(
-    rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Applies `rule` to weights [R, D] and slots, all float64."""
-    rate = rule.rate
-    if isinstance(rule, SGD):
-        return w - rate * g, []
-    if isinstance(rule, Momentum):
-        m = rule.momentum * slots[0] + g
-        return w - rate * (g + rule.momentum * m if rule.nesterov else m), [m]
-    if isinstance(rule, Adagrad):
-        a = slots[0] + g * g
-        return w - rate * g / (np.sqrt(a) + rule.epsilon), [a]
-    if isinstance(rule, RowWiseAdagrad):
-        a = slots[0] + (g * g).mean(1, keepdims=True)
-        return w - rate * g / (np.sqrt(a) + rule.epsilon), [a]
-    if isinstance(rule, Adam):
-        m = rule.beta1 * slots[0] + (1 - rule.beta1) * g
-        v = rule.beta2 * slots[1] + (1 - rule.beta2) * g * g
-        return w - rule.corrected_rate() * m / (np.sqrt(v) + rule.epsilon), [m, v]
-    if isinstance(rule, Ftrl):
-        a, p = slots[0] + g * g, -rule.power
-        linear = slots[1] + g + 2 * rule.shrinkage * w - (a**p - slots[0] ** p) / rate * w
-        return (np.clip(linear, -rule.l1, rule.l1) - linear) / (a**p / rate + 2 * rule.l2), [
-            a,
-            linear,
-        ]
-    assert isinstance(rule, RMSProp)
-    s, rest = rule.decay * slots[0] + (1 - rule.decay) * g * g, []
-    center: np.ndarray | float = 0.0
-    if isinstance(rule, CenteredRMSProp):
-        rest = [rule.decay * slots[2] + (1 - rule.decay) * g]
-        center = rest[0] ** 2
-    m = rule.momentum * slots[1] + rate * g / np.sqrt(s + rule.epsilon - center)
-    return w - m, [s, m, *rest]
 
 
 def update(
@@ -89,8 +42,7 @@ def update(
             whole[touched] = gradient
             touched, gradient = np.arange(len(whole)), whole
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            weights, slots = applied(
-                rule,
+            weights, slots = rule.applied(
                 table.weights[touched].astype(np.float64),
                 gradient,
                 [slot[touched].astype(np.float64) for slot in table.slots],

@@ -53,23 +53,10 @@ constexpr const char* kKernelNames[] = {
     "write_positions",
     "write_request",
     "write_rows",
-    "update_sgd",
-    "update_sgd_long",
-    "update_momentum",
-    "update_momentum_long",
-    "update_adagrad",
-    "update_adagrad_long",
-    "update_row_wise_adagrad",
-    "update_row_wise_adagrad_long",
-    "update_adam",
-    "update_adam_long",
-    "update_ftrl",
-    "update_ftrl_long",
-    "update_rmsprop",
-    "update_rmsprop_long",
-    "update_centered_rmsprop",
-    "update_centered_rmsprop_long",
-    "adam_decay",
+#define UPDATE_KERNELS(Rule, name) "update_" #name, "update_" #name "_long",
+    FOR_EACH_UPDATE_KERNEL(UPDATE_KERNELS)
+#undef UPDATE_KERNELS
+        "adam_decay",
 };
 constexpr int kKernels = static_cast<int>(Kernel::kCount);
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == kKernels, "one name for each");

@@ -45,6 +45,17 @@ inline tensorflow::Status Checked(int error, const char* function, const char* o
 // Finds the functions to call.
 tensorflow::Status FindDriver(const Driver** driver);
 
+// The structs of rules.cuh that have kernels in update.cu, and the kernels' names.
+#define FOR_EACH_UPDATE_KERNEL(KERNELS)     \
+  KERNELS(SGD, sgd)                         \
+  KERNELS(Momentum, momentum)               \
+  KERNELS(Adagrad, adagrad)                 \
+  KERNELS(RowWiseAdagrad, row_wise_adagrad) \
+  KERNELS(Adam, adam)                       \
+  KERNELS(Ftrl, ftrl)                       \
+  KERNELS(RMSProp, rmsprop)                 \
+  KERNELS(CenteredRMSProp, centered_rmsprop)
+
 // In the order of their names in driver.cc.
 enum class Kernel {
   kBeginBags,
@@ -84,23 +95,10 @@ enum class Kernel {
   kWritePositions,
   kWriteRequest,
   kWriteRows,
-  kUpdateSGD,
-  kUpdateSGDLong,
-  kUpdateMomentum,
-  kUpdateMomentumLong,
-  kUpdateAdagrad,
-  kUpdateAdagradLong,
-  kUpdateRowWiseAdagrad,
-  kUpdateRowWiseAdagradLong,
-  kUpdateAdam,
-  kUpdateAdamLong,
-  kUpdateFtrl,
-  kUpdateFtrlLong,
-  kUpdateRMSProp,
-  kUpdateRMSPropLong,
-  kUpdateCenteredRMSProp,
-  kUpdateCenteredRMSPropLong,
-  kAdamDecay,
+#define UPDATE_KERNELS(Rule, name) kUpdate##Rule, kUpdate##Rule##Long,
+  FOR_EACH_UPDATE_KERNEL(UPDATE_KERNELS)
+#undef UPDATE_KERNELS
+      kAdamDecay,
   kCount
 };
 

@@ -1,7 +1,8 @@
-// CollectiveSparseReduceUpdate: sums the gradients of bags by row of each table (gradient_sums.h),
-// and updates rows and slots by the sums, which are never written: one kernel of update.cu for all
-// tables, in addition to those for rows of which much occurs. Where no other rank has asked for the
-// rows of any table, as on a single one, each has one gradient, and the host waits for nothing.
+// CollectiveSparseReduceUpdate on a GPU: sums the gradients of bags by row of each table
+// (gradient_sums.h), and updates rows and slots by the sums, which are never written: one kernel of
+// update.cu for all tables, in addition to those for rows of which much occurs. Where no other rank
+// has asked for the rows of any table, as on a single one, each has one gradient, and the host
+// waits for nothing.
 
 #include <vector>
 
@@ -18,15 +19,17 @@ class ReduceUpdateOp : public OpKernel {
  public:
   explicit ReduceUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
     int tables = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("on_device", &on_device_));
     OP_REQUIRES_OK(context, context->GetAttr("U", &tables));
     OP_REQUIRES_OK(context, sums_.Read(context));
-    OP_REQUIRES_OK(context, rule_.Read(context, tables));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
     OP_REQUIRES(context, tables == sums_.size(),
                 errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", tables,
                                         " handles"));
   }
 
   void Compute(OpKernelContext* context) override {
+    OP_REQUIRES(context, on_device_, IsElsewhere(context, "in host memory"));
     std::vector<float> numbers;
     std::vector<TableUpdate> updates;
     OP_REQUIRES_OK(context, rule_.Start(context, &numbers, &updates));
@@ -85,7 +88,8 @@ class ReduceUpdateOp : public OpKernel {
   }
 
   GradientSums sums_;
-  RuleOfTables rule_;
+  RuleOfTables<Rule> rule_;
+  bool on_device_ = false;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduceUpdate")
@@ -99,7 +103,6 @@ REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduceUpdate")
                         ReduceUpdateOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduceUpdate").Device(DEVICE_CPU).Label("emulated"),
                         ReduceUpdateOp);
-REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduceUpdate").Device(DEVICE_CPU), ElsewhereOp);
 
 }  // namespace reduce_update_op
 }  // namespace gpu

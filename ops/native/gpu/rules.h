@@ -1,24 +1,22 @@
-// Says which kernel of update.cu has a rule, and which options it takes: rules.cuh reads them.
+// Says which kernel of update.cu has a rule, and which options it takes: rules.cuh reads them. A
+// rule has the inputs that it has on a CPU, if it is there (../update_rules.h).
 
 #ifndef COLLECTIVE_NATIVE_GPU_RULES_H_
 #define COLLECTIVE_NATIVE_GPU_RULES_H_
 
-#include <cstring>
+#include <string>
 #include <vector>
 
+#include "../updated_tables.h"
 #include "driver.h"
 
 namespace collective {
 namespace gpu {
 
-struct Rule {
-  const char* name;  // as it ends the names of the operations for one table
+struct Rule : RuleInputs {
   Kernel kernel, long_kernel;
-  int slots, numbers;
   // Makes options of the numbers that an operation is given.
   std::vector<float> (*options)(const float* numbers);
-  bool row_wise = false;  // A slot has one number a row.
-  bool all_rows = false;  // Rows without a gradient change, too.
 };
 
 inline std::vector<float> OptionsOfAdam(const float* n) {
@@ -31,30 +29,34 @@ inline std::vector<float> OptionsOfRMSProp(const float* n) {
 
 using Options = std::vector<float>;
 
+// The rules: name, slots, numbers, row-wise or not, all rows or not, kernel, options.
+#define KERNEL(name) Kernel::kUpdate##name, Kernel::kUpdate##name##Long
 inline const Rule kRules[] = {
-    {"SGD", Kernel::kUpdateSGD, Kernel::kUpdateSGDLong, 0, 1,
-     [](const float* n) { return Options{n[0]}; }},
-    {"Momentum", Kernel::kUpdateMomentum, Kernel::kUpdateMomentumLong, 1, 2,
+    {{"SGD", 0, 1, false, false}, KERNEL(SGD), [](const float* n) { return Options{n[0]}; }},
+    {{"Momentum", 1, 2, false, false},
+     KERNEL(Momentum),
      [](const float* n) { return Options{n[0], n[1], 0}; }},
-    {"NesterovMomentum", Kernel::kUpdateMomentum, Kernel::kUpdateMomentumLong, 1, 2,
+    {{"NesterovMomentum", 1, 2, false, false},
+     KERNEL(Momentum),
      [](const float* n) { return Options{n[0], n[1], 1}; }},
-    {"Adagrad", Kernel::kUpdateAdagrad, Kernel::kUpdateAdagradLong, 1, 1,
+    {{"Adagrad", 1, 1, false, false},
+     KERNEL(Adagrad),
      [](const float* n) { return Options{n[0], 0}; }},
-    {"RowWiseAdagrad", Kernel::kUpdateRowWiseAdagrad, Kernel::kUpdateRowWiseAdagradLong, 1, 2,
-     [](const float* n) { return Options{n[0], n[1]}; }, true},
-    {"LazyAdam", Kernel::kUpdateAdam, Kernel::kUpdateAdamLong, 2, 4, OptionsOfAdam},
-    {"Adam", Kernel::kUpdateAdam, Kernel::kUpdateAdamLong, 2, 4, OptionsOfAdam, false, true},
-    {"Ftrl", Kernel::kUpdateFtrl, Kernel::kUpdateFtrlLong, 2, 5,
-     [](const float* n) { return Options(n, n + 5); }},
-    {"RMSProp", Kernel::kUpdateRMSProp, Kernel::kUpdateRMSPropLong, 2, 4, OptionsOfRMSProp},
-    {"CenteredRMSProp", Kernel::kUpdateCenteredRMSProp, Kernel::kUpdateCenteredRMSPropLong, 3, 4,
-     OptionsOfRMSProp},
+    {{"RowWiseAdagrad", 1, 2, true, false},
+     KERNEL(RowWiseAdagrad),
+     [](const float* n) { return Options{n[0], n[1]}; }},
+    {{"LazyAdam", 2, 4, false, false}, KERNEL(Adam), OptionsOfAdam},
+    {{"Adam", 2, 4, false, true}, KERNEL(Adam), OptionsOfAdam},
+    {{"Ftrl", 2, 5, false, false}, KERNEL(Ftrl), [](const float* n) { return Options(n, n + 5); }},
+    {{"RMSProp", 2, 4, false, false}, KERNEL(RMSProp), OptionsOfRMSProp},
+    {{"CenteredRMSProp", 3, 4, false, false}, KERNEL(CenteredRMSProp), OptionsOfRMSProp},
 };
+#undef KERNEL
 
 // Returns the rule of this name; null if there is none.
-inline const Rule* FindRule(const char* name) {
+inline const Rule* FindRule(const std::string& name) {
   for (const Rule& rule : kRules) {
-    if (std::strcmp(rule.name, name) == 0) return &rule;
+    if (name == rule.name) return &rule;
   }
   return nullptr;
 }

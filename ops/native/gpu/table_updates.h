@@ -17,76 +17,6 @@
 namespace collective {
 namespace gpu {
 
-// What an operation is given of one table.
-struct TableUpdate {
-  UpdatedTables::Handles handles;  // Of the table, and its slots.
-  const int64_t* rows = nullptr;   // [n], on the device
-  int64_t n = 0;
-  const float* gradients = nullptr;       // [n, D]; null: sums that nobody keeps
-  tensorflow::TensorShape gradients_are;  // Their shape.
-  int64_t used = -1;
-  float bound = std::numeric_limits<float>::infinity();  // Of weights.
-};
-
-// The rule of an operation that updates many tables, and what it is given for it.
-class RuleOfTables {
- public:
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context, int tables) {
-    using tensorflow::errors::InvalidArgument;
-    std::string name;
-    int slots = 0, numbers = 0, used = 0;
-    TF_RETURN_IF_ERROR(context->GetAttr("rule", &name));
-    TF_RETURN_IF_ERROR(context->GetAttr("S", &slots));
-    TF_RETURN_IF_ERROR(context->GetAttr("N", &numbers));
-    TF_RETURN_IF_ERROR(context->GetAttr("R", &used));
-    TF_RETURN_IF_ERROR(context->GetAttr("bounds", &bounds_));
-    if (!bounds_.empty() && bounds_.size() != static_cast<size_t>(tables))
-      return InvalidArgument("there are ", tables, " tables, but ", bounds_.size(), " bounds");
-    rule_ = FindRule(name.c_str());
-    if (rule_ == nullptr) return InvalidArgument("there is no rule '", name, "'");
-    if (slots == tables * rule_->slots && numbers == rule_->numbers &&
-        (used == 0 || used == tables))
-      return tensorflow::OkStatus();
-    return InvalidArgument(name, " has ", rule_->slots, " slots and ", rule_->numbers,
-                           " numbers, but there are ", slots, " slots of ", tables, " tables, ",
-                           numbers, " numbers, and ", used, " numbers of rows");
-  }
-
-  // Reads the inputs `tables`, `slots`, `numbers` and `used`.
-  tensorflow::Status Start(tensorflow::OpKernelContext* context, std::vector<float>* values,
-                           std::vector<TableUpdate>* updates) const {
-    tensorflow::OpInputList tables, slots, numbers, used;
-    TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
-    TF_RETURN_IF_ERROR(context->input_list("slots", &slots));
-    TF_RETURN_IF_ERROR(context->input_list("numbers", &numbers));
-    TF_RETURN_IF_ERROR(context->input_list("used", &used));
-    values->resize(rule_->numbers);
-    TF_RETURN_IF_ERROR(
-        ReadNumbers(rule_->numbers, [&](int i) { return numbers[i]; }, values->data()));
-    updates->resize(tables.size());
-    PrefetchHandles(tables);
-    PrefetchHandles(slots);
-    for (int t = 0; t < tables.size(); ++t) {
-      TableUpdate& update = (*updates)[t];
-      update.handles.push_back(&tables[t].flat<tensorflow::ResourceHandle>()(0));
-      for (int s = 0; s < rule_->slots; ++s) {
-        update.handles.push_back(
-            &slots[t * rule_->slots + s].flat<tensorflow::ResourceHandle>()(0));
-      }
-      if (!bounds_.empty()) update.bound = bounds_[t];
-      if (used.size() > 0) TF_RETURN_IF_ERROR(ReadUsed(used[t], &update.used));
-    }
-    return tensorflow::OkStatus();
-  }
-
-  const Rule& operator*() const { return *rule_; }
-  const Rule* operator->() const { return rule_; }
-
- private:
-  const Rule* rule_ = nullptr;
-  std::vector<float> bounds_;
-};
-
 // Tells who listens which rows change.
 inline tensorflow::Status Announce(tensorflow::OpKernelContext* context, Stream* stream,
                                    const Rule& rule, const std::vector<TableUpdate>& updates) {
@@ -194,21 +124,6 @@ inline tensorflow::Status UpdateEach(Stream* stream, const Rule& rule, const flo
                                     plan->options(there), plan->bounds(there)));
   return Decay(stream, rule, *plan, there);
 }
-
-// Refuses to update tables in the host's memory: TensorFlow runs an operation where its variable
-// is, whatever device was requested.
-class ElsewhereOp : public tensorflow::OpKernel {
- public:
-  using tensorflow::OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    context->SetStatus(tensorflow::errors::FailedPrecondition(
-        "the variable ", tensorflow::HandleFromInput(context, 0).name(), " is on a ",
-        context->device()->attributes().device_type(),
-        ", but is updated on a GPU: make its table outside of tf.device, or set "
-        "COLLECTIVE_KERNELS=cpu"));
-  }
-};
 
 }  // namespace gpu
 }  // namespace collective

@@ -84,6 +84,15 @@ class WriteRowsOp : public OpKernel {
   }
 };
 
+class ElsewhereOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    context->SetStatus(IsElsewhere(context, "on a GPU"));
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("CollectiveWriteRows").Device(DEVICE_GPU).HostMemory("resource"),
                         WriteRowsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveWriteRows").Device(DEVICE_CPU).Label("emulated"),

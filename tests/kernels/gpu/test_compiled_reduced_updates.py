@@ -49,15 +49,17 @@ class Updated(Bagged):
             for t, of_table in enumerate(self.arrays)
         ]
         chosen = [self.variables[t] for t in updated]
-        self.update = bound.collective_reduce_update(
-            operation,
-            [tf.constant(number, tf.float32) for number in self.case.numbers],
+        self.update = bound.collective_sparse_reduce_update(
             [table.handle for table, *_ in chosen],
-            [[slot.handle for slot in slots] for _, *slots in chosen],
+            [slot.handle for _, *slots in chosen for slot in slots],
+            [tf.constant(number, tf.float32) for number in self.case.numbers],
+            [],
             self.gradient,
             [self.rows[t] for t in updated],
-            [self.message, self.splits],
+            self.message,
+            self.splits,
             [self.headers],
+            rule=operation,
             bounds=bounds,
             T=len(DIMS),
             updated=updated,

@@ -37,8 +37,9 @@ def updated(
     bound: DeviceOperations, of: Any, rows: list[int], gradient: float = 2.0
 ) -> tf.Operation:
     at = tf.constant(rows, tf.int64)
-    op: tf.Operation = bound.collective_update(
-        "SGD", [tf.constant(0.5)], [of.handle], [[]], [tf.fill([len(rows), DIM], gradient)], [at]
+    gradients = [tf.fill([len(rows), DIM], gradient)]
+    op: tf.Operation = bound.collective_sparse_update(
+        [of.handle], [], [tf.constant(0.5)], [], gradients, [at], rule="SGD"
     )
     return op
 
@@ -76,8 +77,8 @@ def test_an_update_survives_others_that_move_the_variable(graph: Any):
     rows = tf.constant([2], tf.int64)
     read = tf.raw_ops.ResourceGather(resource=one.handle, indices=rows, dtype=tf.float32)
     with tf.control_dependencies([read]):
-        update = bound.collective_update(
-            "SGD", [tf.constant(0.5)], [one.handle], [[]], [gradient + 0 * read], [rows]
+        update = bound.collective_sparse_update(
+            [one.handle], [], [tf.constant(0.5)], [], [gradient + 0 * read], [rows], rule="SGD"
         )
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -122,12 +123,14 @@ def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(growing, "BATCH", 20)
     assert [line for case in cases for line in training.check(3, *case)] == []
     assert growing.check(3, training.config()) == []
-    update = DeviceOperations.collective_update
+    update = DeviceOperations.collective_sparse_update
 
-    def by_twice_the_rate(self: Any, rule: str, numbers: Any, *rest: Any) -> Any:
-        return update(self, rule, [2 * numbers[0], *numbers[1:]], *rest)
+    def by_twice_the_rate(
+        self: Any, tables: Any, slots: Any, numbers: Any, *rest: Any, **rule: Any
+    ) -> Any:
+        return update(self, tables, slots, [2 * numbers[0], *numbers[1:]], *rest, **rule)
 
-    monkeypatch.setattr(DeviceOperations, "collective_update", by_twice_the_rate)
+    monkeypatch.setattr(DeviceOperations, "collective_sparse_update", by_twice_the_rate)
     wrong = [line for case in cases for line in training.check(3, *case)]
     assert len(wrong) == 12 and all("(rate=0.1" in text for text in wrong), wrong
     assert (

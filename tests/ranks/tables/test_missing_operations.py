@@ -89,8 +89,14 @@ COMPILED = {
 }
 
 
+def kind_of(op):
+    """Returns the type of an operation, and its rule if it has one."""
+    is_compiled = op.type.startswith("Collective")
+    return f"{op.type} {op.get_attr('rule').decode()}" if is_compiled else op.type
+
+
 def kinds_of_updates(names, dtype):
-    """Returns, by optimizer, the types of operations that write a static and a dynamic table."""
+    """Returns, by optimizer, the kinds of operations that write a static and a dynamic table."""
     optimizers = {**OPTIMIZERS, **MORE_OPTIMIZERS}
     kinds = {}
     with tf.Graph().as_default():
@@ -106,7 +112,7 @@ def kinds_of_updates(names, dtype):
             gradients = tf.train.GradientDescentOptimizer(1.0).compute_gradients(loss)
             train = optimizers[name]().apply_gradients(gradients)
             kinds[name] = [
-                op.type
+                kind_of(op)
                 for op in graph_analysis.upstream([train])
                 if graph_analysis.WRITES.match(op.type)
                 and graph_analysis.holder(op.inputs[0]) in handles
@@ -124,12 +130,13 @@ def test_compiled_operations_update_tables_of_float32(strategy):
     with strategy.scope(plan="quiet"), strategy.embedding_scope():
         kinds = kinds_of_updates({*COMPILED, *others}, tf.float32)
         of_float64 = kinds_of_updates(COMPILED, tf.float64)
-    for name, operation in COMPILED.items():
-        own_numbers = [f"CollectiveSparse{operation}"] * 2
-        together = [f"CollectiveSparseReduce{operation}"]
+    for name, rule in COMPILED.items():
+        own_numbers = [f"CollectiveSparseUpdate {rule}"] * 2
+        together = [f"CollectiveSparseReduceUpdate {rule}"]
         assert kinds.pop(name) == (own_numbers if name == "adam_async" else together)
         assert of_float64[name] and "Collective" not in str(of_float64[name])
-    assert sorted(kinds.pop("adam_w")) == ["CollectiveSparseAdam"] * 2 + ["ResourceScatterSub"] * 2
+    adam = ["CollectiveSparseUpdate Adam"] * 2
+    assert sorted(kinds.pop("adam_w")) == [*adam, *["ResourceScatterSub"] * 2]
     for other in kinds.values():
         assert len(other) >= 2 and "Collective" not in str(other)
 
