@@ -33,8 +33,7 @@ from collective.ops.exchange import (
     embedding_bag,
     key_exchange,
 )
-from collective.ops.graph import device_scopes, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_state, graphs
 from collective.strategies.base import Backend, GroupLayout, Lookup
 from collective.strategies.group_inputs import GroupInputs, checks_of, inputs_of
 from collective.strategies.two_level_exchange import RowsInTwoLevels, TwoLevelExchange
@@ -333,10 +332,16 @@ def _local_rows(
     return rows
 
 
+@dataclasses.dataclass
+class GraphGroups:
+    """Records the groups of lookups of a graph, in the order in which they were built."""
+
+    groups: list[Group] = dataclasses.field(default_factory=list)
+
+
 def groups_of(graph: tf.Graph) -> list[Group]:
     """Returns the groups built in `graph`, or in the graph around it if it is a function's."""
-    groups: list[Group] = state_of(graphs.outermost(graph)).groups
-    return groups
+    return graph_state.of(graphs.outermost(graph), GraphGroups).groups
 
 
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:

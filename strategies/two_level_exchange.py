@@ -29,7 +29,8 @@ and with them every rank's keys. Only rows are merged then (`RowsInTwoLevels`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -37,7 +38,20 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collective_names, collectives, gate, membership
 from collective.ops.communication.hierarchy import Hosts
 from collective.ops.exchange import embedding_bag, key_exchange, request_merging
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
+
+
+@dataclasses.dataclass
+class FlatGradients:
+    """Records what sends gradients of rows to the rows' owners.
+
+    Attributes:
+        by_rows: functions of a gradient, by the operation through which its rows came.
+    """
+
+    by_rows: dict[tf.Operation, Callable[[tf.Tensor], tf.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 class TwoLevelExchange:
@@ -161,7 +175,9 @@ class RowsInTwoLevels(TwoLevelExchange):
         graph = tf.get_default_graph()
         with graph.gradient_override_map({"IdentityN": "CollectiveFlatGradient"}):
             received, _ = tf.identity_n([merged, rows])
-        state_of(graph).flat_gradients[received.op] = lambda x: self._to_owners(x, rows, name)
+        graph_state.of(graph, FlatGradients).by_rows[received.op] = lambda x: self._to_owners(
+            x, rows, name
+        )
         return received
 
     @property
@@ -195,4 +211,5 @@ class RowsInTwoLevels(TwoLevelExchange):
 
 @tf.RegisterGradient("CollectiveFlatGradient")
 def _flat_gradient(op: tf.Operation, gradient: Any, _: Any) -> list[Any]:
-    return [None, state_of(op.graph).flat_gradients[op](tf.convert_to_tensor(gradient))]
+    to_owners = graph_state.of(op.graph, FlatGradients).by_rows[op]
+    return [None, to_owners(tf.convert_to_tensor(gradient))]

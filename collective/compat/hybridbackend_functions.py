@@ -15,8 +15,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.compat import hybridbackend_evaluation
 from collective.compat.framework import say_once
+from collective.coordination.prepared_run import EndOfData
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
 
@@ -73,7 +74,7 @@ def _use(owner: str, name: str, value: Any) -> None:
             )
     elif name == _REMAINDER:
         if value is False:
-            state_of(tf.get_default_graph()).needs_all_data = (
+            graph_state.of(tf.get_default_graph(), EndOfData).needs_all = (
                 f"{owner}.{_REMAINDER} = False asks for all data, and training here ends with the "
                 "first rank that is out of data. Give every rank the same number of batches "
                 "(dataset.repeat() and a StopAtStepHook do), or leave the option out"

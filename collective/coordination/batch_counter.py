@@ -7,6 +7,7 @@ The runs of a graph without a counter are unchanged.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Set
 from typing import Any, Protocol
 
@@ -16,8 +17,7 @@ from collective.coordination.prepared_run import CountedRun, PreparedRun
 from collective.coordination.run_extension import extension_of
 from collective.coordination.session_state import state_of_session
 from collective.errors import RankError
-from collective.ops.graph import graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state, graphs
 from collective.ops.graph.sessions import run_unpatched
 
 # The operations by which a session gives an iterator its dataset.
@@ -41,10 +41,21 @@ class BatchCounter(Protocol):
         """
 
 
+@dataclasses.dataclass
+class CountedBatches:
+    """Records what counts the batches that the runs of a graph take; None: nothing."""
+
+    counter: BatchCounter | None = None
+
+
 def counter_of(graph: tf.Graph) -> BatchCounter | None:
     """Returns the counter of `graph`, if it has one."""
-    counter: BatchCounter | None = state_of(graph).batch_counter
-    return counter
+    return graph_state.of(graph, CountedBatches).counter
+
+
+def count(graph: tf.Graph, counter: BatchCounter) -> None:
+    """Has `counter` count the batches that the runs of `graph` take."""
+    graph_state.of(graph, CountedBatches).counter = counter
 
 
 def counted_run(

@@ -6,11 +6,12 @@ one). Ranks compare 63 bits of what they have seen, in headers that they exchang
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
 from collective.coordination.agreement import ENDED, IDLE, Header
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 
 class DealtInput(Protocol):
@@ -26,9 +27,22 @@ class DealtInput(Protocol):
         """Returns the error that every rank raises for all ranks' reports; None: all is well."""
 
 
+@dataclasses.dataclass
+class GraphInput:
+    """Records what is dealt of a graph's input.
+
+    Attributes:
+        dealt: compares the datasets that are dealt; None if none are.
+        has_global_batches: whether an Estimator has dealt the batches of its input to the ranks.
+    """
+
+    dealt: DealtInput | None = None
+    has_global_batches: bool = False
+
+
 def end_digest(session: Any) -> int:
     """Returns 63 bits of what this rank has seen of data that have ended; 0 if none are dealt."""
-    dealt: DealtInput | None = state_of(session.graph).dealt_input
+    dealt = graph_state.of(session.graph, GraphInput).dealt
     return 0 if dealt is None else dealt.end_digest(session)
 
 
@@ -48,7 +62,7 @@ def difference(
     are_over = all(h.status in (IDLE, ENDED) for h in headers)
     if not are_over or len(alike) > 1 or len({h.id for h in headers}) == 1:
         return None
-    dealt: DealtInput | None = state_of(session.graph).dealt_input
+    dealt = graph_state.of(session.graph, GraphInput).dealt
     reports = exchange({"dealt": None if dealt is None else dealt.report(session)})
     if dealt is None or any(report["dealt"] is None for report in reports):
         return None

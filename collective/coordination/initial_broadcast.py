@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state, graphs
 from collective.tables.table import is_movable
+
+
+@dataclasses.dataclass
+class Broadcasts:
+    """Records the assignments of rank 0's values in a graph, by the variables' names."""
+
+    by_names: dict[tuple[str, ...], list[tf.Operation]] = dataclasses.field(default_factory=dict)
 
 
 def broadcast_initial_values(original: Any, session: Any, variables: Sequence[Any]) -> None:
@@ -27,7 +34,7 @@ def broadcast_initial_values(original: Any, session: Any, variables: Sequence[An
     movable = [v for v in variables if is_movable(v)]
     if not movable:
         return
-    broadcasts = state_of(session.graph).broadcasts
+    broadcasts = graph_state.of(session.graph, Broadcasts).by_names
     key = tuple(v.name for v in movable)
     if key not in broadcasts:
         broadcasts[key] = _broadcasts(session.graph, movable)

@@ -22,7 +22,7 @@ from collective.coordination.run_extension import NO_PART, SessionPart
 from collective.errors import RankError
 from collective.job.progress_board import Label
 from collective.ops.communication.gate import Check, Gate, gates_of
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +135,17 @@ class PreparedRun:
         return needs_all_ranks(description, error)
 
 
+@dataclasses.dataclass
+class EndOfData:
+    """Records how training on a graph ends.
+
+    Attributes:
+        needs_all: why it must not end before all ranks are out of data; '' if it may.
+    """
+
+    needs_all: str = ""
+
+
 class Membership:
     """Holds this rank's part in a session that all ranks share.
 
@@ -163,7 +174,8 @@ class Membership:
     @staticmethod
     def of(number: int, graph: tf.Graph) -> Membership:
         """Returns the part in a session of `graph`."""
-        return Membership(number, gates_of(graph).checks, state_of(graph).needs_all_data)
+        ends = graph_state.of(graph, EndOfData)
+        return Membership(number, gates_of(graph).checks, ends.needs_all)
 
     def note(self, headers: list[Header], verdict: BaseException | None) -> None:
         """Applies the ranks' headers, and the verdict on them, to the session."""

@@ -6,6 +6,7 @@ Higher layers say which tensors these are (`collective.replication.metric_reads`
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,14 +14,36 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_extension import RewrittenFetches
 from collective.errors import TableError
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state
 from collective.tensorflow_internals.sessions import session as session_lib
+
+
+@dataclasses.dataclass
+class ReducedReads:
+    """Records which reads of a graph return the values of all ranks, and what no run may need.
+
+    Attributes:
+        wholes: the values of all ranks, by the names of tensors with this rank's values.
+        refused: why operations must not run, or tensors (by their names) not be fetched: what they
+            read can't be combined.
+        refusals: how often `refused` has changed.
+        refused_of_tables: why operations that compute with tables' gradients must not run.
+    """
+
+    wholes: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    refused: dict[tf.Operation | str, str] = dataclasses.field(default_factory=dict)
+    refusals: int = 0
+    refused_of_tables: dict[tf.Operation, str] = dataclasses.field(default_factory=dict)
+
+
+def reads_of(graph: tf.Graph) -> ReducedReads:
+    """Returns the record of `graph`."""
+    return graph_state.of(graph, ReducedReads)
 
 
 def rewrite_fetches(graph: tf.Graph, fetches: Any) -> RewrittenFetches | None:
     """Returns the fetches to run instead of `fetches`; None: run them unchanged."""
-    reduced = state_of(graph).reduced_reads
+    reduced = reads_of(graph).wholes
     if not reduced:
         return None
     with graph.as_default():
@@ -49,10 +72,10 @@ def refuse(graph: tf.Graph, operations: Iterable[tf.Operation], leaves: Iterable
         ValueError: names the operation, the variable, and what it needs.
     """
     operations = set(operations)
-    of_parts = state_of(graph).refused_operations
+    of_parts = reads_of(graph).refused_of_tables
     for op in sorted(of_parts.keys() & operations, key=lambda op: op._id):
         raise TableError(of_parts[op])
-    refused = state_of(graph).refused_reads
+    refused = reads_of(graph).refused
     if not refused:
         return
     elements = map(graph.as_graph_element, leaves)

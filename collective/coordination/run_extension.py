@@ -7,12 +7,13 @@ graph without an extension has `NO_EXTENSION`, and its sessions have `NO_PART`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Set
 from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 
 class RewrittenFetches(NamedTuple):
@@ -104,7 +105,18 @@ NO_PART = SessionPart()
 NO_EXTENSION = RunExtension()
 
 
+@dataclasses.dataclass
+class GraphExtension:
+    """Records what takes part in a graph's runs in addition to the script."""
+
+    extension: RunExtension = NO_EXTENSION
+
+
 def extension_of(graph: tf.Graph) -> RunExtension:
     """Returns the extension of `graph`."""
-    extension: RunExtension = state_of(graph).run_extension or NO_EXTENSION
-    return extension
+    return graph_state.of(graph, GraphExtension).extension
+
+
+def extend(graph: tf.Graph, extension: RunExtension) -> None:
+    """Lets `extension` take part in the runs of `graph`."""
+    graph_state.of(graph, GraphExtension).extension = extension

@@ -34,7 +34,6 @@ from collective.coordination.session_state import note_run, state_of_session
 from collective.ops.communication import collectives, membership
 from collective.ops.communication.gate import GraphGates, gates_of
 from collective.ops.graph import graph_analysis, graphs, training_flag
-from collective.ops.graph.graph_state import state_of
 from collective.ops.placement import TENSORFLOW_SHARE, chosen
 from collective.ops.rows import file_systems
 from collective.strategies.grouped_exchange import groups_of
@@ -361,7 +360,7 @@ def _prepared_run(
         tuple(map(_identity, fed)),
         len(gates_of(graph).gates),
         len(groups_of(graph)),
-        state_of(graph).refusals,
+        reduced_reads.reads_of(graph).refusals,
         compared,
     )
     if key not in prepared_runs:

@@ -19,6 +19,7 @@ from typing import Any, Union
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.dealt_input import GraphInput
 from collective.data import source_digest
 from collective.data.order_digest import (
     Mark,
@@ -30,8 +31,7 @@ from collective.data.order_digest import (
 from collective.data.source_digest import SourceDigest
 from collective.errors import RankError
 from collective.ops.communication import collectives
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state, graphs
 
 Digest = Union[OrderDigest, SourceDigest]
 
@@ -70,7 +70,7 @@ class Difference:
 
 @dataclasses.dataclass
 class DealtInput:
-    """Holds the datasets of a graph that are dealt (`coordination.dealt_input.DealtInput`).
+    """Records the datasets of a graph that are dealt (`coordination.dealt_input.DealtInput`).
 
     Attributes:
         digests: the digest and the dealer of each dataset, in the script's order.
@@ -117,8 +117,8 @@ class DealtInput:
 
 def input_of(graph: tf.Graph) -> DealtInput | None:
     """Returns what is known of the datasets that are dealt in `graph`; None if there are none."""
-    known: DealtInput | None = state_of(graph).dealt_input
-    return known
+    known = graph_state.of(graph, DealtInput)
+    return known if known.digests else None
 
 
 def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
@@ -132,7 +132,7 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
     graph = tf.get_default_graph()
     if graphs.is_eager() or graphs.is_function(graph):
         return dataset
-    known = input_of(graph) or DealtInput()
+    known = graph_state.of(graph, DealtInput)
     table = f"collective/order_digest/{len(known.digests)}"
     digests: list[Any] = []
     if by_record or not source_digest.has_cheap_elements(dataset):
@@ -146,7 +146,7 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
             digests.append(digest)
     if digests:
         known.digests += [(dealer, digest) for digest in digests]
-        state_of(graph).dealt_input = known
+        graph_state.of(graph, GraphInput).dealt = known
     return dataset
 
 
@@ -161,10 +161,10 @@ def note_source(dealer: Dealer, digest: int, elements: int) -> None:
     graph = tf.get_default_graph()
     if collectives.size() == 1 or graphs.is_eager() or graphs.is_function(graph):
         return
-    known = input_of(graph) or DealtInput()
+    known = graph_state.of(graph, DealtInput)
     mark = Mark(1, elements, elements, [digest], [digest], [elements])
     known.digests.append((dealer, SourceDigest(("files",), Reading([mark], mark))))
-    state_of(graph).dealt_input = known
+    graph_state.of(graph, GraphInput).dealt = known
 
 
 def difference(

@@ -21,11 +21,12 @@ from typing import Literal
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.saving.saver import let_be_missing
+from collective.coordination import batch_counter
 from collective.coordination.batch_counter import STARTS
 from collective.coordination.prepared_run import CountedRun
 from collective.data.batch_iterators import positions_read
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 OnChange = Literal["error", "restart", "continue"]
 ON_CHANGE = ("error", "restart", "continue")
@@ -181,7 +182,7 @@ class DataPosition:
 
 @dataclasses.dataclass
 class DataPositions:
-    """Counts the batches of a graph's resumable datasets (a `BatchCounter`).
+    """Records and counts the batches of a graph's resumable datasets (a `BatchCounter`).
 
     Attributes:
         by_handle: the positions, by the names of their variables.
@@ -259,8 +260,8 @@ def position_of(
     if _without:
         return None
     with tf.init_scope():
-        state = state_of(tf.get_default_graph())
-    positions: DataPositions = state.batch_counter or DataPositions()
+        graph = tf.get_default_graph()
+    positions = graph_state.of(graph, DataPositions)
     if any(position.name == name for position in positions.by_handle.values()):
         raise ValueError(
             f"resumable(name='{name}'): the graph has a resumable dataset of this name. Give each "
@@ -268,7 +269,7 @@ def position_of(
         )
     position = DataPosition(name, source, on_change, first)
     positions.by_handle[position.handle] = position
-    state.batch_counter = positions
+    batch_counter.count(graph, positions)
     return position
 
 

@@ -20,10 +20,11 @@ from collective.coordination.preemption import PREEMPTION
 from collective.data import positions
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
+from collective.estimator.refusal import Builder
 from collective.estimator.run_config import increment_hooks, local_config
 from collective.monitoring.dealing_check import DealingHook
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.prefetch import enable as prefetch
 from collective.replication import metrics
 from collective.serving import export
@@ -293,8 +294,7 @@ class Estimator(estimator_lib.EstimatorV2):
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
         call = super()._call_model_fn
         # This model_fn may call that of another estimator.
-        state = state_of(tf.get_default_graph())
-        state.estimator = state.estimator or self
+        graph_state.of(tf.get_default_graph(), Builder).is_collective_estimator = True
         if self.served_checkpoint is not None:
             return call(features, labels, mode, config)  # an export tells its errors itself
         if mode != ModeKeys.TRAIN:  # may have a train_op all the same

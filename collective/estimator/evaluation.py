@@ -15,8 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
-from collective.replication import metric_reads
+from collective.replication import metric_reads, metric_states
 from collective.tensorflow_internals.estimators import exporter as exporter_lib
 from collective.tensorflow_internals.estimators import training
 
@@ -75,7 +74,7 @@ def reduce_metrics(values: dict[str, Any]) -> None:
     graph = tf.get_default_graph()
     parts_by_metric = {name: tf.nest.flatten(values[name]) for name in sorted(values)}
     for parts in parts_by_metric.values():
-        state_of(graph).metric_variables.extend(_local_variables(graph, parts))
+        metric_states.note(graph, _local_variables(graph, parts))
     metric_reads.reduce_reads(graph)
     for name, parts in parts_by_metric.items():
         refusal = metric_reads.refusal_of(parts)

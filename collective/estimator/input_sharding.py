@@ -13,12 +13,13 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
+from collective.coordination.dealt_input import GraphInput
 from collective.data import dataset_analysis
 from collective.data.dealt_input import Dealer, followed
 from collective.estimator import python_random
 from collective.estimator.python_random import States
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.tensorflow_internals.graphs import function_utils
 
 _OF_INPUT_FN = Dealer(
@@ -128,7 +129,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         )
     if dataset_analysis.is_resumable(dataset):
         # Its batches are global ones, as many as one rank has: there is nothing to repeat.
-        state_of(tf.get_default_graph()).input_is_dealt = True
+        graph_state.of(tf.get_default_graph(), GraphInput).has_global_batches = True
         return dataset if batches is None else dataset.take(batches)
     if dataset_analysis.is_dealt_by_reader(dataset):
         return _dealt_again(dataset, batches, passes)
@@ -155,7 +156,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         dataset = dataset.take(batches)
     if passes > 1:
         dataset = dataset.repeat(passes)
-    state_of(tf.get_default_graph()).input_is_dealt = True
+    graph_state.of(tf.get_default_graph(), GraphInput).has_global_batches = True
     dataset = followed(dataset, _OF_INPUT_FN, by_record=True)
     return dataset.shard(ranks, collectives.rank())
 
@@ -204,5 +205,5 @@ def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dat
     """Returns as much of an already dealt dataset as `deal` would return."""
     if batches is not None:
         dataset = dataset.take(len(range(collectives.rank(), batches, collectives.size())))
-    state_of(tf.get_default_graph()).input_is_dealt = True
+    graph_state.of(tf.get_default_graph(), GraphInput).has_global_batches = True
     return dataset.repeat(passes) if passes > 1 else dataset

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
+
+
+@dataclasses.dataclass
+class Builder:
+    """Records whether the model_fn of an estimator of this library builds a graph."""
+
+    is_collective_estimator: bool = False
 
 
 def call_model_fn(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -18,7 +26,7 @@ def call_model_fn(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> A
     """
     is_collective = (
         hasattr(type(estimator), "served_checkpoint")
-        or state_of(tf.get_default_graph()).estimator is not None
+        or graph_state.of(tf.get_default_graph(), Builder).is_collective_estimator
     )
     if collectives.size() > 1 and not is_collective:
         raise TypeError(

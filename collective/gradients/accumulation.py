@@ -29,10 +29,17 @@ import tensorflow.compat.v1 as tf
 from collective.gradients.table_gradients import ShardGradient
 from collective.ops.communication import collectives
 from collective.ops.exchange import shard_gradients
-from collective.ops.graph import device_scopes, graph_analysis, graphs, library_operations
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import (
+    device_scopes,
+    graph_analysis,
+    graph_state,
+    graphs,
+    library_operations,
+    seen_operations,
+)
 from collective.ops.graph.sessions import raw_session, run_unpatched
-from collective.tables.rows import rows_in_file
+from collective.replication.analysis import note_shown_means
+from collective.tables.rows import rows_in_file, waiting_gradients
 
 SCOPE = "collective/local_steps"
 
@@ -50,6 +57,13 @@ class GradientProxy:
     gradient: Any
     shown: Any
     accumulator: GradientAccumulator | None = None
+
+
+@dataclasses.dataclass
+class GradientProxies:
+    """Records what a graph's scripts get for gradients that are summed over several batches."""
+
+    by_operation: dict[tf.Operation, GradientProxy] = dataclasses.field(default_factory=dict)
 
 
 def proxy_of(gradient: Any) -> Any:
@@ -72,7 +86,9 @@ def proxy_of(gradient: Any) -> Any:
         else:
             shown = tf.identity(gradient)
     proxy = GradientProxy(gradient, shown)
-    _proxies_of(graph).update((x.op, proxy) for x in _tensors(shown))
+    operations = [x.op for x in _tensors(shown)]
+    _proxies_of(graph).update(dict.fromkeys(operations, proxy))
+    note_shown_means(operations)
     return shown
 
 
@@ -175,8 +191,7 @@ class GradientAccumulator:
             self.last = self._batches >= steps
             self.restart = self._assign_count(tf.constant(0, tf.int64))
             self._put_behind(proxies)
-            state = state_of(graph)
-            state.kept_batches.append(self._batches_before([]))
+            waiting_gradients.note(graph, self._batches_before([]))
 
     def _batches_before(self, gradients: Sequence[Any]) -> tf.Tensor:
         """Returns how many batches are kept; it is known once the gradients are computed.
@@ -217,7 +232,7 @@ class GradientAccumulator:
         """Drops the sums when one of `variables` is initialized: they are of its old value."""
         for variable in variables:
             # TensorFlow accepts no change of an operation that a session has seen.
-            if variable.initializer._id > state_of(variable.initializer.graph).seen_by_session:
+            if variable.initializer._id > seen_operations.last(variable.initializer.graph):
                 variable.initializer._add_control_input(self.restart)
 
     def _assign_count(self, value: tf.Tensor) -> tf.Operation:
@@ -276,7 +291,7 @@ def _accumulator_of(
 
 def _proxies_of(graph: tf.Graph) -> dict[tf.Operation, GradientProxy]:
     """Returns the proxies of `graph` by their operations."""
-    return state_of(graphs.outermost(graph)).gradient_proxies
+    return graph_state.of(graphs.outermost(graph), GradientProxies).by_operation
 
 
 def _proxies_upstream(gradient: Any, graph: tf.Graph) -> list[GradientProxy]:
@@ -284,7 +299,7 @@ def _proxies_upstream(gradient: Any, graph: tf.Graph) -> list[GradientProxy]:
 
     Proxies from which these are computed, for example in a penalty, are left out.
     """
-    proxies, seen_by_session = _proxies_of(graph), state_of(graph).seen_by_session
+    proxies, seen_by_session = _proxies_of(graph), seen_operations.last(graph)
 
     def is_usable(op: tf.Operation) -> bool:
         # A session has already seen the other ones.

@@ -17,6 +17,7 @@ from collective.gradients import rank_parts
 from collective.gradients.part_kinds import Kind
 from collective.gradients.table_gradients import (
     ShardGradient,
+    note_rows,
     noted_values,
     of_rows,
     rows_of,
@@ -25,7 +26,6 @@ from collective.gradients.table_gradients import (
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
-from collective.ops.graph.graph_state import state_of
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.tables.table import Sharded
@@ -109,6 +109,6 @@ def _given(gradient: tf.IndexedSlices, table: Sharded, part: Any) -> ShardGradie
         ids = tf.reshape(tf.cast(gradient.indices, tf.int64), [-1])
         ids, values = of_owners(table, ids, values)
         made = of_rows(values, table.rows_of_ids(ids))
-        state_of(graph).shard_gradients[made.indices.name] = made.indices, table, True
+        note_rows(made.indices, table)
         noted_values(made.values, table)
         return made

@@ -23,15 +23,22 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.reduced_reads import reads_of
 from collective.errors import TableError
 from collective.gradients import part_exchanges, part_rules
 from collective.gradients.part_kinds import BY_ROW, NOTHING, SIZES, Kind, Part, Verdict
-from collective.gradients.table_gradients import is_of_table
+from collective.gradients.table_gradients import TableGradients, gradients_of, is_of_table
 from collective.ops.communication import collectives, gate
-from collective.ops.graph import device_scopes, graph_analysis, graphs, library_operations
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import (
+    device_scopes,
+    graph_analysis,
+    graph_state,
+    graphs,
+    library_operations,
+    seen_operations,
+)
 from collective.replication import assignments, pending_syncs
-from collective.replication.analysis import is_fed
+from collective.replication.analysis import ShownMeans, is_fed
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded, is_replicated, shard_of
 
@@ -77,22 +84,21 @@ class GradientParts:
 
     def _read(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
         """Follows the parts through the graph; returns what has to be done where."""
-        gradients = state_of(self._graph).table_gradients
-        given = state_of(self._graph).shard_gradients
-        version = (self._graph.version, len(gradients) + len(given))
+        gradients = gradients_of(self._graph)
+        version = self._graph.version, len(gradients.of_tables) + len(gradients.of_shards)
         if version == self._version or self._is_changing:
             return self._work
         reading = _Reading(self._graph, self)
-        reading.follow(gradients.values())
+        reading.follow(gradients)
         self._parts, self._work, self._version = reading.parts, reading.work, version
         self._mixed, self._same = reading.mixed, reading.same
         # What was refused before may have become clear, as a graph grows.
-        state_of(self._graph).refused_operations = reading.refused
+        reads_of(self._graph).refused_of_tables = reading.refused
         return self._work
 
     def gather_fetched(self, leaves: Iterable[Any]) -> None:
         """Has a session fetch the rows of all ranks in the place of this rank's."""
-        whole = state_of(self._graph).reduced_reads
+        whole = reads_of(self._graph).wholes
         parts = [
             (leaf, part)
             for leaf in leaves
@@ -117,7 +123,7 @@ class GradientParts:
         if work:
             op, _, parts = work[0]
             raise TableError(_refusal(op, next(iter(parts.values())), "it is inside a function"))
-        refused = state_of(self._graph).refused_operations
+        refused = reads_of(self._graph).refused_of_tables
         for op in sorted(refused, key=lambda op: op._id):
             raise TableError(refused[op])
 
@@ -162,13 +168,13 @@ class GradientParts:
         By now what was reduced over ranks can be told from that.
         """
         mixed, self._mixed = self._mixed, []
-        if not mixed or state_of(self._graph).gradient_proxies:
+        if not mixed or graph_state.of(self._graph, ShownMeans).operations:
             return  # With local steps a gradient goes by sums, of which nobody can tell.
         analysis = pending_syncs.analysis_of(self._graph, frozenset(self.settled | self._same))
         for op, part, others in mixed:
             for x in others:
                 if not is_fed(x) and analysis.is_rank_local([x]):
-                    state_of(self._graph).refused_operations[op] = (
+                    reads_of(self._graph).refused_of_tables[op] = (
                         f"'{op.name}' ({op.type}) computes with the gradient of table "
                         f"'{part.table}', of which this rank has the rows that it owns, and with "
                         f"'{x.op.name}', which depends on what each rank alone knows (its data, "
@@ -178,12 +184,12 @@ class GradientParts:
 
     def _taken(self) -> set[tf.Operation]:
         """Returns the operations that give the gradients, before a script does anything."""
-        gradients = state_of(self._graph).table_gradients.values()
+        gradients = gradients_of(self._graph).of_tables.values()
         tensors = (x for known in gradients for x in (known.values, known.rows, known.made_ids))
         return {x.op for x in tensors if x is not None}
 
     def _check_changeable(self, work: Sequence[Any]) -> None:
-        seen = state_of(self._graph).seen_by_session
+        seen = seen_operations.last(self._graph)
         for op, _, parts in work:
             if op._id <= seen:
                 part = next(iter(parts.values()))
@@ -212,17 +218,23 @@ class GradientParts:
         return self._gathered[key]
 
 
+@dataclasses.dataclass
+class GraphParts:
+    """Records what a graph computes from tables' gradients; None before that is asked."""
+
+    parts: GradientParts | None = None
+
+
 def parts_of(graph: tf.Graph) -> GradientParts:
     """Returns what `graph`, which a session runs, computes from tables' gradients."""
-    state = state_of(graph)
-    if state.gradient_parts is None:
-        state.gradient_parts = GradientParts(graph)
-    parts: GradientParts = state.gradient_parts
-    return parts
+    record = graph_state.of(graph, GraphParts)
+    record.parts = record.parts or GradientParts(graph)
+    return record.parts
 
 
 def _has_gradients(graph: tf.Graph) -> bool:
-    return bool(state_of(graph).table_gradients or state_of(graph).shard_gradients)
+    gradients = gradients_of(graph)
+    return bool(gradients.of_tables or gradients.of_shards)
 
 
 def settle(graph: tf.Graph) -> None:
@@ -328,8 +340,8 @@ class _Reading:
             if verdict.reduces or verdict.gathered or verdict.counted
         ]
 
-    def follow(self, gradients: Any) -> None:
-        for known in gradients:
+    def follow(self, gradients: TableGradients) -> None:
+        for known in gradients.of_tables.values():
             part = Part(
                 Kind.ROWS,
                 str(known.table.op.name),
@@ -340,7 +352,7 @@ class _Reading:
             self._note(known.rows, dataclasses.replace(part, kind=Kind.LOCAL))
             if known.made_ids is not None:
                 self._note(known.made_ids, dataclasses.replace(part, kind=Kind.IDS))
-        for tensor, table, is_rows in state_of(self._graph).shard_gradients.values():
+        for tensor, table, is_rows in gradients.of_shards.values():
             kind, name = Kind.LOCAL if is_rows else Kind.ROWS, str(table.op.name)
             self._note(tensor, Part(kind, name, frozenset({-tensor.op._id}), owners_of(table)))
         self._note_own_optimizers_reads()
@@ -429,7 +441,7 @@ def _is_number_beside(x: tf.Tensor, parts: Mapping[str, Part]) -> bool:
 
 
 def _warn_of_summary(op: tf.Operation, part: Part) -> None:
-    warned = state_of(op.graph).gradient_parts.warned
+    warned = parts_of(op.graph).warned
     if collectives.rank() == 0 and op not in warned:
         warned.add(op)
         tf.logging.warning(

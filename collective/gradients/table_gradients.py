@@ -13,15 +13,15 @@ the original rows of the shard, and no run translates anything.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops.communication import collectives
 from collective.ops.exchange import shard_gradients
-from collective.ops.graph import device_scopes, library_operations
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_state, library_operations
 from collective.tables import dense_view
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import indexed_slices, tensor_conversion_registry
@@ -79,7 +79,7 @@ class GradientRows:
         """Returns the ids of the rows, int64 [K]."""
         if self._ids is None:
             self._ids = self._make_ids()
-            state_of(self._ids.graph).table_gradients[self._ids.name] = self
+            gradients_of(self._ids.graph).of_tables[self._ids.name] = self
             if shard_gradients.is_distinct(self.rows):
                 shard_gradients.mark_distinct(self._ids)
         return self._ids
@@ -97,9 +97,42 @@ class GradientRows:
             return self.table.ids_of_rows(self.rows)
 
 
+class ShardPart(NamedTuple):
+    """Stands for what an optimizer gets in the place of a script's gradient of a table.
+
+    Attributes:
+        tensor: values [K, D] or rows [K] of the shard.
+        table: the table.
+        is_rows: whether it is the rows.
+    """
+
+    tensor: tf.Tensor
+    table: Sharded
+    is_rows: bool
+
+
+@dataclasses.dataclass
+class TableGradients:
+    """Records the gradients of tables in a graph.
+
+    Attributes:
+        of_tables: those that scripts get, by the names of their indices.
+        of_shards: what optimizers get instead of those of scripts, by the tensors' names.
+    """
+
+    of_tables: dict[str, GradientRows] = dataclasses.field(default_factory=dict)
+    of_shards: dict[str, ShardPart] = dataclasses.field(default_factory=dict)
+
+
+def gradients_of(graph: tf.Graph) -> TableGradients:
+    """Returns the record of `graph`."""
+    return graph_state.of(graph, TableGradients)
+
+
 def next_call(graph: tf.Graph) -> int:
     """Returns the number of the next `tf.gradients` in `graph`."""
-    return 1 + max((known.call for known in state_of(graph).table_gradients.values()), default=0)
+    of_tables = gradients_of(graph).of_tables.values()
+    return 1 + max((known.call for known in of_tables), default=0)
 
 
 def of_rows(values: tf.Tensor, rows: tf.Tensor) -> ShardGradient:
@@ -118,7 +151,7 @@ def present(gradient: tf.IndexedSlices, table: Sharded, call: int = 0) -> TableG
     """
     values, rows = gradient.values, gradient.indices
     known = GradientRows(table, rows, values, call)
-    state_of(rows.graph).table_gradients[rows.name] = known
+    gradients_of(rows.graph).of_tables[rows.name] = known
     shape = None
     if table.rows is not None:
         with library_operations.noted(rows.graph), device_scopes.anywhere():
@@ -151,8 +184,7 @@ def known_rows(indices: Any) -> GradientRows | None:
     """Returns what is known of a table's gradient by its indices, ids or rows of the shard."""
     if not isinstance(indices, tf.Tensor) or not tf.is_symbolic_tensor(indices):
         return None
-    known: GradientRows | None = state_of(indices.graph).table_gradients.get(indices.name)
-    return known
+    return gradients_of(indices.graph).of_tables.get(indices.name)
 
 
 def is_of_table(gradient: Any) -> bool:
@@ -164,8 +196,13 @@ def is_of_table(gradient: Any) -> bool:
 
 def noted_values(values: tf.Tensor, table: Sharded) -> tf.Tensor:
     """Notes that `values` are rows of the gradient of a shard, and returns them."""
-    state_of(values.graph).shard_gradients[values.name] = values, table, False
+    gradients_of(values.graph).of_shards[values.name] = ShardPart(values, table, False)
     return values
+
+
+def note_rows(rows: tf.Tensor, table: Sharded) -> None:
+    """Notes that `rows` are the rows of a gradient of a shard."""
+    gradients_of(rows.graph).of_shards[rows.name] = ShardPart(rows, table, True)
 
 
 def to_shard(gradient: Any, table: Sharded) -> Any:
@@ -189,7 +226,7 @@ def to_shard(gradient: Any, table: Sharded) -> Any:
             return ShardGradient(gradient.values, known.rows)
         rows = table.rows_of_ids(gradient.indices)
         if rows is not gradient.indices:
-            state_of(rows.graph).shard_gradients[rows.name] = rows, table, True
+            note_rows(rows, table)
         return ShardGradient(gradient.values, rows)
 
 

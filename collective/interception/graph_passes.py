@@ -5,6 +5,7 @@ A pass doesn't touch what it changed in an earlier call, or what a session has s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -16,8 +17,12 @@ from collective.ops import native_library
 from collective.ops.communication import fused_reductions
 from collective.ops.counting import counted
 from collective.ops.exchange.key_exchange import Wire
-from collective.ops.graph import function_copies, graph_analysis, library_operations
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import (
+    function_copies,
+    graph_analysis,
+    graph_state,
+    library_operations,
+)
 from collective.options import ScopeOptions
 from collective.prefetch import enable
 from collective.replication import assignments, metric_reads
@@ -27,6 +32,18 @@ from collective.tables.grouping import lookups_of
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded
 from collective.tables.updates import write_announcements
+
+
+@dataclasses.dataclass
+class PreparedGraph:
+    """Records for what a graph was last prepared.
+
+    Attributes:
+        state: its version, the options of scope(), and whether writes of tables are announced;
+            None if it was never prepared.
+    """
+
+    state: tuple[int, ScopeOptions, bool] | None = None
 
 
 def fetch_whole_tables(leaves: Iterable[Any]) -> None:
@@ -158,14 +175,18 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
     leaves = [] if fetches is None else graph_analysis.flatten(fetches)
     fetch_whole_tables(leaves)
     rank_parts.gather_fetched(graph, leaves)
-    options, state = SCOPES.options, state_of(graph)
-    if state.prepared_version != (graph.version, options):
+    options, prepared = SCOPES.options, graph_state.of(graph, PreparedGraph)
+    if prepared.state != _state_of(graph, options):
         # A script may run a graph that isn't the default graph; TensorFlow would be eager then.
         with graph.as_default():
             for graph_pass in PASSES:
                 graph_pass(graph, options)
-        state.prepared_version = (graph.version, options)
+        prepared.state = _state_of(graph, options)
     metric_reads.reduce_fetched(graph, leaves)
+
+
+def _state_of(graph: tf.Graph, options: ScopeOptions) -> tuple[int, ScopeOptions, bool]:
+    return graph.version, options, write_announcements.are_wanted(graph)
 
 
 def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:

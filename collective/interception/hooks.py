@@ -12,8 +12,7 @@ from collective.gradients import reduction
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graphs, seen_operations
 from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
 from collective.startup import STARTUP
@@ -65,5 +64,4 @@ def extend(original: Any, session: Any) -> None:
         return
     graph_passes.prepare_run(session.graph)
     original(session)
-    # TensorFlow numbers operations from 2.
-    state_of(session.graph).seen_by_session = session.graph.version + 1
+    seen_operations.note_all(session.graph)

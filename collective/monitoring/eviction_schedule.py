@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.session_state import state_of_session
-from collective.ops.graph.graph_state import state_of
 from collective.policy import EverySteps
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.policies import eviction, next_step
@@ -21,7 +20,7 @@ def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
 
     They are a part of the step, whose time is measured.
     """
-    if not state_of(session.graph).evicting_tables:
+    if not next_step.evicting_tables(session.graph):
         return carry_out
 
     def carry_out_and_evict(*args: Any) -> Any:
@@ -45,7 +44,7 @@ def after_training(session: Any) -> None:
 
     Every rank calls it, after the same runs.
     """
-    tables = state_of(session.graph).evicting_tables
+    tables = next_step.evicting_tables(session.graph)
     if not tables or tf.train.get_global_step(session.graph) is None:
         return
     state_of_session(session).runs_to_eviction -= 1
@@ -58,7 +57,7 @@ def after_training(session: Any) -> None:
 
 
 def _evicted_by_steps(session: Any) -> list[DynamicTable]:
-    tables = state_of(session.graph).evicting_tables
+    tables = next_step.evicting_tables(session.graph)
     return [table for table in tables if isinstance(table.policy.evict, EverySteps)]
 
 

@@ -28,12 +28,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import barrier
+from collective.coordination.dealt_input import GraphInput
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.data.dealt_input import input_of
 from collective.ops.communication import collectives
-from collective.ops.graph import device_scopes, graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_analysis, graph_state
 from collective.ops.graph.graphs import open_for_changes
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import ITERATORS
@@ -137,10 +137,7 @@ def watched(
 
 def check_of(graph: tf.Graph) -> InputCheck:
     """Returns the state of the comparison, which begins at the first call."""
-    state = state_of(graph)
-    state.input_check = state.input_check or InputCheck()
-    check: InputCheck = state.input_check
-    return check
+    return graph_state.of(graph, InputCheck)
 
 
 class Recorder:
@@ -296,7 +293,7 @@ def _tensors_to_compare(
 
     There are none if nothing is to be compared.
     """
-    if state_of(graph).input_is_dealt:
+    if graph_state.of(graph, GraphInput).has_global_batches:
         return {}, []
     operations, staged = footprint.operations, {}
     split = split_of(graph)

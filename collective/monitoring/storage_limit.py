@@ -11,8 +11,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import coordinator
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
-from collective.tables.dynamic_table import DynamicTable
 from collective.tables.rows import rows_in_file
 
 
@@ -34,7 +32,7 @@ def between_runs(session: Any) -> Iterator[None]:
     Raises:
         OSError: a file can't be written. The peers are told when they next wait for this rank.
     """
-    tables = state_of(session.graph).tables_with_files
+    tables = rows_in_file.tables_of(session.graph)
     if not tables:
         yield
         return
@@ -51,7 +49,7 @@ def between_runs(session: Any) -> Iterator[None]:
                 _move_rows(session, tables)
 
 
-def _move_rows(session: Any, tables: Sequence[DynamicTable]) -> None:
+def _move_rows(session: Any, tables: Sequence[rows_in_file.TableWithFile]) -> None:
     try:
         for table in tables:
             try:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,8 @@ from collective.ops.communication.collective_names import (
 )
 from collective.ops.communication.gate import Gate, gates_of
 from collective.ops.counting import counted
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.exchange.embedding_bag_gradients import PooledMembers
+from collective.ops.graph import graph_analysis, graph_state, seen_operations
 from collective.options.scopes import PlanOutput
 from collective.plan import step_estimate, step_work
 from collective.plan.data import (
@@ -45,6 +45,7 @@ from collective.plan.data import (
 )
 from collective.plan.formatting import imbalance
 from collective.plan.plan import Plan
+from collective.prefetch import enable
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import key_run
 from collective.strategies import Lookup
@@ -56,6 +57,23 @@ NAMED = 5  # Tables in a note.
 NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
 
 
+@dataclasses.dataclass
+class KnownRuns:
+    """Records what is known of a graph's runs.
+
+    Attributes:
+        training: the footprint of the first training run, once there was one.
+        received_bytes: bytes per step by the names of the collectives, from the last profile, on
+            this rank.
+        keys_per_owner: keys per step that each rank was asked for, by the names of the tables, from
+            the last profile.
+    """
+
+    training: RunFootprint | None = None
+    received_bytes: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    keys_per_owner: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
+
+
 def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: Any = None) -> Plan:
     """Builds the plan of `graph` (see `CollectiveStrategy.plan`).
 
@@ -64,7 +82,7 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
         footprint: that of the run whose exchanges are listed; by default the first training run.
         session: the session in which this rank's rows of dynamic tables are counted.
     """
-    footprint = footprint or state_of(graph).training_run
+    footprint = footprint or graph_state.of(graph, KnownRuns).training
     tables = [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if _is_table(v)]
     tables.sort(key=lambda table: str(table.op.name))
     slots_by_table = _slots_by_table(graph)
@@ -94,7 +112,9 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
 
 
 def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
-    notes = dict(state_of(graph).plan_notes)
+    notes = {}
+    if prefetched := enable.note_of(graph):
+        notes["prefetch_keys"] = prefetched
     missing = native_library.missing()
     if missing:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
@@ -147,10 +167,10 @@ def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:
         footprint: that of the run.
         output: the option scope(plan=…): 'quiet' prints nothing, 'full' everything.
     """
-    state = state_of(session.graph)
-    if state.training_run is not None:
+    known = graph_state.of(session.graph, KnownRuns)
+    if known.training is not None:
         return
-    state.training_run = footprint
+    known.training = footprint
     if output == "quiet" or collectives.rank() > 0 or collectives.size() == 1:
         return
     try:
@@ -192,7 +212,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         shard_rows = [len(range(r, table.rows, ranks)) for r in range(ranks)]
     shard_bytes = [None if rows is None else rows * row_bytes for rows in shard_rows]
     known_bytes = [size for size in shard_bytes if size is not None]
-    keys_per_owner = state_of(graph).keys_per_owner.get(table.op.name)
+    keys_per_owner = graph_state.of(graph, KnownRuns).keys_per_owner.get(table.op.name)
     groups = [g for g in groups_of(graph) if any(t is table for t in g.layout.tables)]
     return TablePlan(
         name=table.op.name,
@@ -265,7 +285,7 @@ def _level(graph: tf.Graph, op: tf.Operation) -> int:
 def _ungrouped_lookups(graph: tf.Graph) -> Iterator[UngroupedLookupPlan]:
     if collectives.size() == 1:  # nothing is exchanged
         return
-    not_grouped = "grouping is off" if state_of(graph).seen_by_session else NOT_YET
+    not_grouped = "grouping is off" if seen_operations.last(graph) else NOT_YET
     for written in lookups_of(graph).written:
         if written.group is None:
             why = written.reason_ungrouped or not_grouped
@@ -309,7 +329,7 @@ def _exchange_plans(
     for op in operations:
         if collectives.collective_name(op):
             plans.append(_exchange_plan(graph, op, carried))
-    received = state_of(graph).received_bytes
+    received = graph_state.of(graph, KnownRuns).received_bytes
     names = {p.name for p in plans}
     plans = [
         dataclasses.replace(p, received=received.get(p.name), reach=_reach(p.name, names))
@@ -494,7 +514,7 @@ def _members_with_gradient(
     graph: tf.Graph, op: tf.Operation, group: Group
 ) -> Sequence[GroupMember]:
     """Returns the lookups whose gradients the exchange `op` carries."""
-    pool_gradients = state_of(graph).pool_gradients
+    pool_gradients = graph_state.of(graph, PooledMembers).by_gradient
     passes_on = ("Identity", "Cast", "Bitcast", "AddN", "AddV2", "ConcatV2")
     # Between hosts. What follows the first input says where rows are.
     moves = ("SplitV", "CollectiveSharedAlltoall", "CollectiveSumMerged")

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.run_extension import extension_of
+from collective.coordination.run_extension import extend, extension_of
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.prefetch.batch_source import PrefetchedKeys
 from collective.prefetch.graph_split import GraphSplit, NotPossible, TakenOutside, split_graph
 
-# The name of the note that says in the plan whether keys are exchanged ahead.
-NOTE = "prefetch_keys"
+
+@dataclasses.dataclass
+class Prefetching:
+    """Records whether the keys of a graph are exchanged ahead.
+
+    Attributes:
+        refused: why they are not to be; '' if they may be.
+        note: says whether they are, and if not, why; '' before that is decided.
+        settled_version: the graph's version when that was last considered.
+    """
+
+    refused: str = ""
+    note: str = ""
+    settled_version: int | None = None
+
+
+def note_of(graph: tf.Graph) -> str:
+    """Says whether the keys of `graph` are exchanged ahead; '' if that wasn't asked for."""
+    return graph_state.of(graph, Prefetching).note
 
 
 def keep_whole(graph: tf.Graph, why: str) -> None:
     """Forbids that keys of `graph` are exchanged ahead."""
-    state_of(graph).prefetch_refused = why
+    graph_state.of(graph, Prefetching).refused = why
 
 
 def split_of(graph: tf.Graph) -> GraphSplit | None:
@@ -38,17 +56,17 @@ def staged(graph: tf.Graph, xs: list[Any]) -> list[Any]:
 
 def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
     """Splits `graph` if that is `wanted`, and hasn't been decided yet."""
-    state = state_of(graph)
-    if not wanted or NOTE in state.plan_notes or state.prefetch_settled_version == graph.version:
+    record = graph_state.of(graph, Prefetching)
+    if not wanted or record.note or record.settled_version == graph.version:
         return
     try:
         if collectives.size() == 1:
             raise NotPossible("there is one rank")
-        if state.prefetch_refused:
-            raise NotPossible(state.prefetch_refused)
+        if record.refused:
+            raise NotPossible(record.refused)
         split = split_graph(graph)
     except NotPossible as why:
-        state.plan_notes[NOTE] = f"off: {why}"
+        record.note = f"off: {why}"
         if isinstance(why, TakenOutside):
             tf.logging.warning(
                 "scope(prefetch_keys=True) exchanges no keys ahead in this graph: gradients of "
@@ -59,10 +77,8 @@ def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
             )
     else:
         if split is not None:
-            state.run_extension = PrefetchedKeys(split)
+            extend(graph, PrefetchedKeys(split))
             groups = f"{split.groups} group{'s' * (split.groups > 1)}"
-            state.plan_notes[NOTE] = (
-                f"on: keys of {groups} are exchanged while the batch before computes"
-            )
+            record.note = f"on: keys of {groups} are exchanged while the batch before computes"
     # No need to look again before something is added.
-    state.prefetch_settled_version = graph.version
+    record.settled_version = graph.version

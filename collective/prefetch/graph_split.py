@@ -27,9 +27,8 @@ from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.ops.communication import gate
-from collective.ops.graph import device_scopes, graphs, memory_types
+from collective.ops.graph import device_scopes, graphs, memory_types, seen_operations
 from collective.ops.graph.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
-from collective.ops.graph.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
 
 ITERATORS = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
@@ -209,7 +208,7 @@ def split_graph(graph: tf.Graph) -> GraphSplit | None:
     """
     groups = _trained_groups(graph)
     if not groups:
-        if state_of(graph).seen_by_session:
+        if seen_operations.last(graph):
             raise NotPossible("no lookup with gradients shares an exchange")
         return None
     if any(group.answered for group in groups):
@@ -288,7 +287,7 @@ def _trained_groups(graph: tf.Graph) -> list[Group]:
 
 def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
     """Splits `graph` after the keys of `groups`."""
-    gates, seen_by_session = gate.gates_of(graph), state_of(graph).seen_by_session
+    gates, seen_by_session = gate.gates_of(graph), seen_operations.last(graph)
     closed = gates.at(1).zero
     path = upstream([op for group in groups for op in group.keys], {closed.name})
     iterator = _iterator(path)

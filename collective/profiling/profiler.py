@@ -18,10 +18,10 @@ from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops.communication import collectives
 from collective.ops.communication.horovod_library import hvd
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state
 from collective.ops.graph.sessions import run_unpatched
 from collective.options import ScopeOptions
+from collective.plan.builder import KnownRuns
 from collective.profiling import breakdown, trace
 from collective.profiling.lookup_counts import LookupCounter
 from collective.profiling.phases import Phases
@@ -324,9 +324,9 @@ class Profiler:
             [breakdown.StepTimes(**step) for step in message["steps"]] for message in messages
         ]
         combined = breakdown.combine(steps_by_rank, [message["carried"] for message in messages])
-        state = state_of(session.graph)
-        state.received_bytes = combined.received[collectives.rank()]
-        state.keys_per_owner = combined.keys_per_owner
+        known = graph_state.of(session.graph, KnownRuns)
+        known.received_bytes = combined.received[collectives.rank()]
+        known.keys_per_owner = combined.keys_per_owner
         if collectives.rank() > 0:
             return
         with _warns_of_errors("the profile"):

@@ -6,6 +6,7 @@ rank-local. The graph determines all of this: the functions are pure and need no
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -14,8 +15,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
-from collective.ops.graph import graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state, graphs
+from collective.tables.served_table import served_graph
 from collective.tables.table import is_movable, is_replicated
 
 # Kinds of collectives whose results all ranks have.
@@ -83,11 +84,7 @@ def has_replicas(graph: tf.Graph) -> bool:
 
     A graph that is built for serving has none, and neither have variables that are made eagerly.
     """
-    return (
-        collectives.size() > 1
-        and not graphs.is_eager()
-        and state_of(graphs.outermost(graph)).served_from is None
-    )
+    return collectives.size() > 1 and not graphs.is_eager() and served_graph(graph) is None
 
 
 def replicated_variables(graph: tf.Graph) -> list[Any]:
@@ -117,6 +114,19 @@ def _rank_local_variables(graph: tf.Graph) -> list[Any]:
     ]
 
 
+@dataclasses.dataclass
+class ShownMeans:
+    """Records operations that show a script the means of gradients over several batches."""
+
+    operations: set[tf.Operation] = dataclasses.field(default_factory=set)
+
+
+def note_shown_means(operations: Iterable[tf.Operation]) -> None:
+    """Notes that `operations` show a script the means of gradients over several batches."""
+    for op in operations:
+        graph_state.of(graphs.outermost(op.graph), ShownMeans).operations.add(op)
+
+
 class ReplicationAnalysis:
     """Tells which values of a graph are rank-local.
 
@@ -137,9 +147,10 @@ class ReplicationAnalysis:
     ):
         gates = gates_of(graph)
         all_gates = [gate for gate in [*gates.gates, gates.prefetch_gate] if gate is not None]
-        state = state_of(graphs.outermost(graph))
-        self._gradient_proxies = state.gradient_proxies
-        self._synced = state.replicated_operations | synced | {gate.zero.op for gate in all_gates}
+        outermost = graphs.outermost(graph)
+        self._shown_means = graph_state.of(outermost, ShownMeans).operations
+        replicated = collectives.replicated_operations(outermost)
+        self._synced = replicated | synced | {gate.zero.op for gate in all_gates}
         rank_local = {graph_analysis.memory(v) for v in _rank_local_variables(graph)}
         variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
         variables += graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
@@ -192,7 +203,7 @@ class ReplicationAnalysis:
         """Tells whether `op` brings in something rank-local by itself."""
         if _is_argument(op):
             return not _captured(op)
-        if op in self._gradient_proxies:
+        if op in self._shown_means:
             return False
         if op.type in graph_analysis.VARIABLE_TYPES:
             is_librarys = str(op.name).startswith("collective/")

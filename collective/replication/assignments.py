@@ -29,8 +29,7 @@ from collective.ops.communication import collectives, dense_allreduce
 from collective.ops.communication.gate import GraphGates, gates_of
 from collective.ops.counting import counted
 from collective.ops.exchange import slice_means
-from collective.ops.graph import control_flow, graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import control_flow, graph_analysis, graphs, seen_operations
 from collective.replication.analysis import (
     ReplicationAnalysis,
     has_replicas,
@@ -309,7 +308,7 @@ def _refuse_update_op(graph: tf.Graph, op: tf.Operation, variable: Any) -> None:
             "drift apart. Assign floating-point values, which become the mean over ranks; or make "
             f"it each rank's own, a local variable: {LOCAL}."
         )
-    if op._id <= state_of(graph).seen_by_session:
+    if op._id <= seen_operations.last(graph):
         raise NotImplementedError(
             f"A session had run '{op.name}' before it was one of tf.GraphKeys.UPDATE_OPS: what it "
             f"writes to '{variable.op.name}' would stay this rank's own. Add it before the first "
@@ -341,7 +340,7 @@ def _note_assignments(graph: tf.Graph, pending: PendingSyncs) -> None:
             pending.note(op, 1, str(variable.name))
         elif (
             not can_wait
-            or op._id <= state_of(graph).seen_by_session
+            or op._id <= seen_operations.last(graph)
             or analysis.is_per_sample(op.inputs[1:])
         ):
             reason = f"by '{op.name}' ({op.type}), which has no mean over ranks, and"

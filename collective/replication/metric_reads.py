@@ -15,15 +15,22 @@ combined, operations that read them are refused when they are run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.reduced_reads import reads_of
 from collective.ops.communication import collectives, fused_reductions, gate
 from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
-from collective.ops.graph import device_scopes, graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import (
+    device_scopes,
+    graph_analysis,
+    graph_state,
+    graphs,
+    seen_operations,
+)
 from collective.replication import metric_states, metrics
 from collective.replication.analysis import has_replicas, takes_data
 from collective.replication.metric_states import MetricState
@@ -50,8 +57,9 @@ class _Use(NamedTuple):
     read: tf.Tensor
 
 
+@dataclasses.dataclass
 class MetricReads:
-    """Remembers the metrics' states of one graph.
+    """Records the metrics' states of one graph.
 
     Attributes:
         version: the graph's version when the states were looked for last.
@@ -59,19 +67,16 @@ class MetricReads:
         warned: the names of variables of which a warning has been given.
     """
 
-    def __init__(self) -> None:
-        self.version: int | None = None
-        self.by_name: dict[str, MetricState] = {}
-        self.warned: set[str] = set()
+    version: int | None = None
+    by_name: dict[str, MetricState] = dataclasses.field(default_factory=dict)
+    warned: set[str] = dataclasses.field(default_factory=set)
 
 
 def reduce_reads(graph: tf.Graph) -> None:
     """Finds the operations that read metrics' states, and gives them those of all ranks."""
     if not has_replicas(graph) or not metric_states.metric_variables(graph):
         return
-    state = state_of(graph)
-    known: MetricReads = state.metric_reads or MetricReads()
-    state.metric_reads = known
+    known = graph_state.of(graph, MetricReads)
     if known.version == graph.version:
         return
     states = metric_states.states_of(graph)
@@ -95,17 +100,18 @@ def reduce_reads(graph: tf.Graph) -> None:
                 _start_on_rank_0(graph, refused, each)
         if wanted:
             gate.gates_of(graph).changed()
-    if refused != state.refused_reads:
-        state.refused_reads, state.refusals = refused, state.refusals + 1
+    reads = reads_of(graph)
+    if refused != reads.refused:
+        reads.refused, reads.refusals = refused, reads.refusals + 1
     known.version = graph.version
 
 
 def reduce_fetched(graph: tf.Graph, leaves: Iterable[Any]) -> None:
     """Reduces the states that are fetched directly."""
-    known: MetricReads | None = state_of(graph).metric_reads
-    if known is None or not known.by_name:
+    known = graph_state.of(graph, MetricReads)
+    if not known.by_name:
         return
-    reduced, reads = state_of(graph).reduced_reads, {}
+    reduced, reads = reads_of(graph).wholes, {}
     for leaf in leaves:
         try:
             x = graph.as_graph_element(leaf)
@@ -128,7 +134,7 @@ def refusal_of(values: Iterable[Any]) -> str | None:
     """Returns why a metric of these values can't be that of all ranks; None if it can."""
     for value in values:
         graph = value.graph
-        refused, element = state_of(graph).refused_reads, graph.as_graph_element(value)
+        refused, element = reads_of(graph).refused, graph.as_graph_element(value)
         is_tensor = isinstance(element, tf.Tensor)
         if is_tensor and element.name in refused:
             return refused[element.name]
@@ -187,7 +193,7 @@ def _reducible(
             )
         elif (own := _own_sum(use)) is not None:
             _refuse_others(refused, each, use, own)
-        elif use.op._id <= state_of(graph).seen_by_session:
+        elif use.op._id <= seen_operations.last(graph):
             refused[use.op] = (
                 f"A session had run '{use.op.name}', which reads the metric variable "
                 f"'{each.name}', before that was updated: its value would be of this rank's "
@@ -381,7 +387,7 @@ def _computed_by(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
 def _reduced(read: tf.Tensor, known: MetricReads) -> tf.Tensor:
     """Returns what all ranks have of a state in the place of `read`, what this rank has of it."""
     graph = read.graph
-    reduced = state_of(graph).reduced_reads
+    reduced = reads_of(graph).wholes
     if read.name not in reduced:
         each = known.by_name[read.name]
         assert each.reduction is not None
@@ -392,7 +398,7 @@ def _reduced(read: tf.Tensor, known: MetricReads) -> tf.Tensor:
         whole = of_all_ranks(f"{each.name}/state", value, each.reduction, state)
         whole.set_shape(read.shape)
         reduced[read.name] = whole
-        state_of(graph).metric_updates[whole.op] = read.op
+        metrics.note_update(whole, read.op)
     return reduced[read.name]
 
 
@@ -402,7 +408,7 @@ def _start_on_rank_0(graph: tf.Graph, refused: dict[Any, str], each: MetricState
         value = op.inputs[1]
         if _is_ours(value.op):
             continue
-        if op._id <= state_of(graph).seen_by_session:
+        if op._id <= seen_operations.last(graph):
             refused[op] = (
                 f"A session had run '{op.name}', which sets the metric variable '{each.name}', "
                 "before anything was added to that: all ranks' sum would have the value of each. "

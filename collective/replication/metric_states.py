@@ -14,9 +14,8 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication.fused_reductions import Reduction
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.communication.fused_reductions import Reduction, is_reduction
+from collective.ops.graph import graph_analysis, graph_state
 from collective.replication.analysis import is_fed
 from collective.replication.pending_syncs import analysis_of
 
@@ -100,10 +99,29 @@ class MetricState:
         return str(self.variable.op.name)
 
 
+@dataclasses.dataclass
+class MetricVariables:
+    """Records variables of a graph's metrics.
+
+    Attributes:
+        more: variables that are in no collection: those of Keras's metrics, and those that the
+            metrics of an Estimator read.
+        obstacles: why the ranks' states of a metric can't be combined, by the variables' names.
+    """
+
+    more: list[tf.Variable] = dataclasses.field(default_factory=list)
+    obstacles: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def note(graph: tf.Graph, variables: Iterable[tf.Variable]) -> None:
+    """Notes that `variables`, which are in no collection, are metrics'."""
+    graph_state.of(graph, MetricVariables).more.extend(variables)
+
+
 def metric_variables(graph: tf.Graph) -> list[Any]:
     """Returns the variables of metrics: those of `tf.metrics`, of Keras, and a script's own."""
     collected = graph.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-    unique = {id(v): v for v in [*collected, *state_of(graph).metric_variables]}
+    unique = {id(v): v for v in [*collected, *graph_state.of(graph, MetricVariables).more]}
     return sorted(unique.values(), key=lambda v: str(v.op.name))
 
 
@@ -111,7 +129,7 @@ def states_of(graph: tf.Graph) -> list[MetricState]:
     """Returns the states of a graph's metrics, in the order of the variables' names."""
     variables = metric_variables(graph)
     depends = _depending_on([graph_analysis.memory(v).outputs[0] for v in variables])
-    states, known = [], state_of(graph).metric_obstacles
+    states, known = [], graph_state.of(graph, MetricVariables).obstacles
     for variable in variables:
         state = _state_of(variable, depends)
         if state.is_final:
@@ -176,7 +194,7 @@ def dependents(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
 
 def is_of_all_ranks(op: tf.Operation) -> bool:
     """Tells whether `op` gives what ranks have exchanged, or will have."""
-    return graph_analysis.is_of_carrier(op.type) or op in state_of(op.graph).reduced_values
+    return graph_analysis.is_of_carrier(op.type) or is_reduction(op)
 
 
 def is_aside(op: tf.Operation) -> bool:

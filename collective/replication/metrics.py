@@ -5,18 +5,31 @@ A metric's value, and the result of its update, are computed from the sum of the
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
-from collective.ops.graph import graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state, graphs
+from collective.replication import metric_states
 from collective.replication.analysis import has_replicas
 from collective.tensorflow_internals.variables import variables
 
 # Names what reduces the states of `tf.metrics`.
 SCOPE = "collective/metric"
+
+
+@dataclasses.dataclass
+class OwnUpdates:
+    """Records this rank's own updates of metrics, by the operations that return ranks' sums."""
+
+    by_sum: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
+
+
+def note_update(total: tf.Tensor, own_update: tf.Operation) -> None:
+    """Notes that `total` is the sum over ranks of the results of `own_update`."""
+    graph_state.of(total.graph, OwnUpdates).by_sum[total.op] = own_update
 
 
 def aggregate_across_replicas(
@@ -50,8 +63,8 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     graph = tf.get_default_graph()
     if not has_replicas(graph):
         return own_update
-    metric_states = graphs.outermost(graph).get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-    if not any(v is state for v in metric_states):
+    states = graphs.outermost(graph).get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
+    if not any(v is state for v in states):
         return own_update
     if not graphs.is_outside(graph):
         tf.logging.warning(
@@ -65,7 +78,7 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     with tf.name_scope(SCOPE), tf.control_dependencies(None):
         current = tf.convert_to_tensor(state)
         total = of_all_ranks(f"{state.op.name}/updated", own_update, Reduction.SUM, current)
-    state_of(graph).metric_updates[total.op] = own_update.op
+    note_update(total, own_update.op)
     return total
 
 
@@ -73,7 +86,7 @@ def add_weight(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Metric.add_weight`: Keras puts the variables of metrics in no collection."""
     variable = original(metric, *args, **kwargs)
     if not graphs.is_eager():
-        state_of(variable.graph).metric_variables.append(variable)
+        metric_states.note(variable.graph, [variable])
     return variable
 
 
@@ -90,7 +103,7 @@ def _own_updates(update: tf.Operation) -> set[tf.Operation]:
     if update.type == "NoOp":
         # A group.
         return {op for part in update.control_inputs for op in _own_updates(part)}
-    own_by_sum = state_of(update.graph).metric_updates
+    own_by_sum = graph_state.of(update.graph, OwnUpdates).by_sum
     walked = graph_analysis.walk([update], stop=lambda op: op in own_by_sum or _has_effect(op))
     if any(_has_effect(op) for op in walked if op not in own_by_sum):
         # It does something else, too.

@@ -7,6 +7,7 @@ with as few allreduces as the values' dependences allow.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,8 +15,13 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import dense_allreduce
 from collective.ops.communication.gate import gates_of
-from collective.ops.graph import device_scopes, graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import (
+    device_scopes,
+    graph_analysis,
+    graph_state,
+    graphs,
+    seen_operations,
+)
 from collective.replication.analysis import ReplicationAnalysis, takes_data
 
 
@@ -37,8 +43,9 @@ class PendingValue(NamedTuple):
         return self.op.inputs[self.place]
 
 
+@dataclasses.dataclass
 class PendingSyncs:
-    """Remembers what is written to the replicated variables of one graph.
+    """Records what is written to the replicated variables of one graph.
 
     Attributes:
         values: the values that must still become means.
@@ -51,13 +58,13 @@ class PendingSyncs:
         changed_locally: the memory of the variables that these change by rank-local values.
     """
 
-    def __init__(self) -> None:
-        self.values: list[PendingValue] = []
-        self.synced: set[tf.Operation] = set()
-        self.drifting: set[tf.Operation] = set()
-        self.averaged: set[tf.Operation] = set()
-        self.scanned_version = self.scanned_operations = 0
-        self.changed_locally: set[tf.Operation] = set()
+    values: list[PendingValue] = dataclasses.field(default_factory=list)
+    synced: set[tf.Operation] = dataclasses.field(default_factory=set)
+    drifting: set[tf.Operation] = dataclasses.field(default_factory=set)
+    averaged: set[tf.Operation] = dataclasses.field(default_factory=set)
+    scanned_version: int = 0
+    scanned_operations: int = 0
+    changed_locally: set[tf.Operation] = dataclasses.field(default_factory=set)
 
     def note(self, op: tf.Operation, place: int, name: str) -> None:
         """Notes that input `place` of `op`, on its way to the variable `name`, is to be a mean."""
@@ -67,11 +74,7 @@ class PendingSyncs:
 
 def pending_syncs_of(graph: tf.Graph) -> PendingSyncs:
     """Returns the record of `graph`; of the graph around it if it is a function's."""
-    state = state_of(graphs.outermost(graph))
-    if state.pending_syncs is None:
-        state.pending_syncs = PendingSyncs()
-    pending: PendingSyncs = state.pending_syncs
-    return pending
+    return graph_state.of(graphs.outermost(graph), PendingSyncs)
 
 
 def analysis_of(
@@ -105,7 +108,7 @@ def sync_pending(graph: tf.Graph) -> None:
     values = [each for each in pending.values if analysis.is_rank_local([each.value])]
     values.sort(key=lambda each: (each.name, each.op._id))
     pending.values = values
-    if any(each.op._id <= state_of(graph).seen_by_session for each in values):
+    if any(each.op._id <= seen_operations.last(graph) for each in values):
         raise NotImplementedError(
             f"A session had run the moving average '{values[0].name}' before the optimizer was "
             "made: its values would stay this rank's own. Build the whole graph before the first "

@@ -16,9 +16,9 @@ from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.reading.compatibility import find_stored_table
 from collective.coordination.barrier import Steps
-from collective.ops.graph.graph_state import state_of
 from collective.serving.base_version import BaseVersion
 from collective.serving.variable_copy import CopiedVariables, TablePart, copy_variables
+from collective.tables import served_table
 from collective.tables.served_table import ServedDynamicTable, ServedTable
 from collective.tensorflow_internals.variables import resource_variable_ops
 
@@ -45,7 +45,7 @@ class ServedCheckpoint:
 
     def bind(self, graph: tf.Graph) -> None:
         """Marks `graph` as a graph for serving, before its first variable."""
-        state_of(graph).served_from = self
+        served_table.serve(graph, self)
 
     def table(
         self,

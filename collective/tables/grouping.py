@@ -29,14 +29,13 @@ from collective import strategies
 from collective.ops import native_library
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange.key_exchange import Wire
-from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph import device_scopes, graph_state, graphs, seen_operations
 from collective.ops.graph.graph_analysis import (
     VARIABLE_TYPES,
     gives_other_values,
     marks_upstream,
     upstream,
 )
-from collective.ops.graph.graph_state import GraphState, state_of
 from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
@@ -70,17 +69,16 @@ class WrittenLookup:
     group: Group | None = None
 
 
+@dataclasses.dataclass
 class GraphLookups:
-    """Holds the lookups of one graph.
+    """Records the lookups of one graph.
 
     Attributes:
         written: all of them, in the order in which they were written.
     """
 
-    def __init__(self, state: GraphState) -> None:
-        self.written: list[WrittenLookup] = []
-        self._ungrouped: list[WrittenLookup] = []
-        self._state = state
+    written: list[WrittenLookup] = dataclasses.field(default_factory=list)
+    _ungrouped: list[WrittenLookup] = dataclasses.field(default_factory=list)
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor, reason_ungrouped: str) -> None:
         """Notes that `lookup` was written, with the result `out`."""
@@ -114,8 +112,9 @@ class GraphLookups:
             answers: keys are exchanged in the runs that use their rows.
         """
         graph = tf.get_default_graph()
+        seen = seen_operations.last(graphs.outermost(graph))
         for written in self.groupable():
-            if written.out._id <= self._state.seen_by_session:
+            if written.out._id <= seen:
                 written.reason_ungrouped = "a session had run its graph"
         groupable = self.groupable()
         if not groupable or graphs.is_function(graph):
@@ -158,11 +157,7 @@ class GraphLookups:
 
 def lookups_of(graph: tf.Graph) -> GraphLookups:
     """Returns the lookups of `graph`, or of the graph around it if it is a function's."""
-    state = state_of(graphs.outermost(graph))
-    if state.lookups is None:
-        state.lookups = GraphLookups(state)
-    lookups: GraphLookups = state.lookups
-    return lookups
+    return graph_state.of(graphs.outermost(graph), GraphLookups)
 
 
 def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
@@ -12,8 +13,7 @@ from collective import strategies
 from collective.errors import TableError
 from collective.ops.counting import counted
 from collective.ops.exchange import key_hashing, tensorflow_lookup
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state, graphs
 from collective.tensorflow_internals.graphs import composite_tensor, tensor_conversion_registry
 
 
@@ -38,10 +38,21 @@ class ServedGraph(Protocol):
         """Stands in for `Saver.save`."""
 
 
+@dataclasses.dataclass
+class Serving:
+    """Records the checkpoint that a graph is served from; None if it isn't built for serving."""
+
+    checkpoint: ServedGraph | None = None
+
+
 def served_graph(graph: tf.Graph) -> ServedGraph | None:
     """Returns the checkpoint from which `graph` is served; None if it isn't built for serving."""
-    served: ServedGraph | None = state_of(graphs.outermost(graph)).served_from
-    return served
+    return graph_state.of(graphs.outermost(graph), Serving).checkpoint
+
+
+def serve(graph: tf.Graph, checkpoint: ServedGraph) -> None:
+    """Marks `graph` as one that is served from `checkpoint`, before its first variable."""
+    graph_state.of(graph, Serving).checkpoint = checkpoint
 
 
 class ServedTable(composite_tensor.CompositeTensor):

@@ -8,6 +8,7 @@ don't train in such a graph, with or without this library.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator
@@ -17,8 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.gradients.reduction import of_shards, updating_shards
 from collective.ops.communication import collectives
-from collective.ops.graph import graphs, library_operations
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state, graphs, library_operations
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
@@ -182,6 +182,13 @@ def make_train_function(
     return train_function
 
 
+@dataclasses.dataclass
+class DrawnSeeds:
+    """Records how many seeds Keras has got in a graph."""
+
+    count: int = 0
+
+
 def create_seed(original: Callable[..., int], generator: Any, seed: int | None) -> int:
     """Replaces `RandomGenerator._create_seed`: draws Keras's seeds from `tf.set_random_seed`.
 
@@ -210,9 +217,9 @@ def create_seed(original: Callable[..., int], generator: Any, seed: int | None) 
             "seed of its own."
         )
     else:
-        state = state_of(graphs.outermost(graph))
-        state.keras_seeds += 1
-        text = f"{graph.seed}/{state.keras_seeds}"
+        drawn = graph_state.of(graphs.outermost(graph), DrawnSeeds)
+        drawn.count += 1
+        text = f"{graph.seed}/{drawn.count}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % (2**31 - 1)
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import control_flow
+from collective.ops.graph import control_flow, graph_state
 from collective.ops.graph.device_scopes import beside
-from collective.ops.graph.graph_state import state_of
 from collective.ops.graph.graphs import is_function
 from collective.tensorflow_internals.graphs import attr_value_pb2
 
 Phase = Literal["other", "rows", "gradients"]
+
+
+@dataclasses.dataclass
+class OpenedGates:
+    """Records for which gates the collectives of a graph wait.
+
+    Attributes:
+        zeros: the gates' int32 zeros as they are known in the graph, by the collectives' names.
+    """
+
+    zeros: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 class Carrier:
@@ -84,7 +95,7 @@ class Carrier:
             # The gradient of a branch or a function takes the gate from here: it can't reach
             # further outside.
             gate = graph.capture(gate)
-        state_of(graph).gate_by_collective[name] = gate
+        graph_state.of(graph, OpenedGates).zeros[name] = gate
         name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
         with (
             tf.name_scope("meeting"),

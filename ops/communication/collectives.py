@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import carriers, hierarchy, membership
-from collective.ops.communication.carrier import Carrier, Phase, elements, like
+from collective.ops.communication.carrier import Carrier, OpenedGates, Phase, elements, like
 from collective.ops.communication.collective_names import PREFIX, near
 from collective.ops.communication.horovod_carrier import HOROVOD
 from collective.ops.communication.horovod_library import hvd
@@ -36,8 +36,7 @@ from collective.ops.communication.membership import Process, rank, size
 from collective.ops.communication.mixed_carrier import MIXED
 from collective.ops.communication.nccl_carrier import NCCL
 from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state
 from collective.ops.graph.graphs import outermost
 from collective.ops.graph.sessions import session_before_scripts
 from collective.tensorflow_internals.graphs import config
@@ -45,7 +44,24 @@ from collective.tensorflow_internals.graphs import config
 # Begins the names of operations, besides collectives, that either all ranks or none must run.
 ALIKE = "collective/alike/"
 CARRIERS = {carrier.name: carrier for carrier in (HOROVOD, SHARED_MEMORY, NCCL, MIXED)}
-_counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass
+class UsedNames:
+    """Records how many collectives of a graph have each name."""
+
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+
+@dataclasses.dataclass
+class ReplicatedOperations:
+    """Records operations of a graph by which ranks have made something the same on all of them.
+
+    Attributes:
+        noted: operations whose results are the same, though their inputs aren't.
+    """
+
+    noted: set[tf.Operation] = dataclasses.field(default_factory=set)
 
 
 def init() -> None:
@@ -97,9 +113,9 @@ def _probe(process: Process) -> Iterator[Callable[[bool], None]]:
 def unique_name(base: str) -> str:
     """Returns `collective.base` for its first use in the graph, then `collective.base.1`, …"""
     base = base.replace("/", ".")  # Horovod uses only what follows the last slash.
-    counter = _counters.setdefault(outermost(tf.get_default_graph()), collections.Counter())
-    counter[base] += 1
-    return PREFIX + base + (f".{counter[base] - 1}" if counter[base] > 1 else "")
+    counts = graph_state.of(outermost(tf.get_default_graph()), UsedNames).counts
+    counts[base] += 1
+    return PREFIX + base + (f".{counts[base] - 1}" if counts[base] > 1 else "")
 
 
 def collective_name(op: tf.Operation) -> str | None:
@@ -128,9 +144,9 @@ def _carrier(x: tf.Tensor, chosen: str | None = None) -> Carrier:
 def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
     """Returns (base of the name, gate) of the collective whose gradient is requested."""
     name, graph = str(op.name).rpartition("/")[2], op.graph
-    while name not in state_of(graph).gate_by_collective:
+    while name not in (zeros := graph_state.of(graph, OpenedGates).zeros):
         graph = graph.outer_graph
-    return name[len(PREFIX) :], state_of(graph).gate_by_collective[name]
+    return name[len(PREFIX) :], zeros[name]
 
 
 def alltoall(
@@ -208,8 +224,19 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
 
 
 def _marked_replicated(sums: list[tf.Tensor]) -> list[tf.Tensor]:
-    state_of(outermost(sums[0].graph)).replicated_operations.update(x.op for x in sums)
+    note_replicated(sums)
     return sums
+
+
+def note_replicated(tensors: Iterable[tf.Tensor]) -> None:
+    """Notes that these tensors are the same on all ranks."""
+    for x in tensors:
+        replicated_operations(outermost(x.graph)).add(x.op)
+
+
+def replicated_operations(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns the noted operations of `graph`, which a session runs."""
+    return graph_state.of(graph, ReplicatedOperations).noted
 
 
 def in_order() -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives, gate
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.communication.collectives import note_replicated
+from collective.ops.graph import graph_state, graphs, seen_operations
 
 
 @dataclasses.dataclass
@@ -42,6 +42,13 @@ class OpenPlace:
         self.elements = first + size
         self.given.op._update_input(0, tf.concat([self.given.op.inputs[0], flat], 0))
         return self.sums[first : self.elements]
+
+
+@dataclasses.dataclass
+class OpenPlaces:
+    """Records the places that a graph's allreduces of gradients keep for other values."""
+
+    places: list[OpenPlace] = dataclasses.field(default_factory=list)
 
 
 def over_ranks(
@@ -81,7 +88,8 @@ def over_ranks(
                 zero,
             )
             for given in later:
-                state_of(given.graph).open_places.append(OpenPlace(given, sums.pop()))
+                places = graph_state.of(given.graph, OpenPlaces).places
+                places.append(OpenPlace(given, sums.pop()))
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
         for i, mean in zip(indices, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
@@ -91,9 +99,8 @@ def over_ranks(
 
 def open_places(graph: tf.Graph) -> list[OpenPlace]:
     """Returns the places in a graph's allreduces to which values can still be added."""
-    state = state_of(graph)
-    places: list[OpenPlace] = state.open_places
-    return [each for each in places if each.given.op._id > state.seen_by_session]
+    places, seen = graph_state.of(graph, OpenPlaces).places, seen_operations.last(graph)
+    return [each for each in places if each.given.op._id > seen]
 
 
 def sum_type(dtype: tf.DType) -> tf.DType:
@@ -183,9 +190,3 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
         )
 
     return mean(x)
-
-
-def note_replicated(tensors: Iterable[tf.Tensor]) -> None:
-    """Notes that these tensors are the same on all ranks."""
-    for x in tensors:
-        state_of(graphs.outermost(x.graph)).replicated_operations.add(x.op)

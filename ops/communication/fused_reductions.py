@@ -20,6 +20,7 @@ each run feeds one of them with an empty tensor:
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import hashlib
 from collections.abc import Sequence
@@ -29,8 +30,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.communication.dense_allreduce import OpenPlace
-from collective.ops.graph import device_scopes, graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
 
 SCOPE = "collective/reductions/"
 # Each run feeds the ways that its sums don't take.
@@ -105,17 +105,35 @@ class JoinedSums(NamedTuple):
     ways: tuple[Way, ...]
 
 
+@dataclasses.dataclass
+class ReducedValues:
+    """Records the values of a graph that are reduced over all ranks.
+
+    Attributes:
+        by_operation: the values, by the operations that return their reductions.
+        joined: sums that travel alone or with gradients.
+    """
+
+    by_operation: dict[tf.Operation, WaitingValue | FusedValue] = dataclasses.field(
+        default_factory=dict
+    )
+    joined: list[JoinedSums] = dataclasses.field(default_factory=list)
+
+
 def joined_sums(graph: tf.Graph) -> list[JoinedSums]:
     """Returns the sums of a graph that may travel with gradients."""
-    joined: list[JoinedSums] = state_of(graph).joined_sums
-    return joined
+    return graph_state.of(graph, ReducedValues).joined
 
 
 def fused_values(graph: tf.Graph) -> list[FusedValue]:
     """Returns the values of a graph that have collectives."""
-    return [
-        each for each in state_of(graph).reduced_values.values() if isinstance(each, FusedValue)
-    ]
+    values = graph_state.of(graph, ReducedValues).by_operation.values()
+    return [each for each in values if isinstance(each, FusedValue)]
+
+
+def is_reduction(op: tf.Operation) -> bool:
+    """Tells whether `op` returns a value of all ranks, in the place of each rank's own."""
+    return op in graph_state.of(op.graph, ReducedValues).by_operation
 
 
 def of_all_ranks(
@@ -137,8 +155,9 @@ def of_all_ranks(
         # Until there is a collective, only a session of scope() can run it.
         kept = tf.identity(value)
     result = tf.identity(kept)
-    state_of(graph).replicated_operations.add(result.op)
-    state_of(graph).reduced_values[result.op] = WaitingValue(name, value, result, reduction, state)
+    collectives.note_replicated([result])
+    values = graph_state.of(graph, ReducedValues).by_operation
+    values[result.op] = WaitingValue(name, value, result, reduction, state)
     return result
 
 
@@ -148,9 +167,8 @@ def fuse(graph: tf.Graph) -> None:
     A value that depends on another's result gets a later collective; so does a value that waits for
     another gate.
     """
-    waiting = [
-        each for each in state_of(graph).reduced_values.values() if isinstance(each, WaitingValue)
-    ]
+    reduced = graph_state.of(graph, ReducedValues).by_operation.values()
+    waiting = [each for each in reduced if isinstance(each, WaitingValue)]
     if not waiting:
         return
     results = {each.result.op: [each.value.op] for each in waiting}
@@ -205,7 +223,8 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
             shape = tf.shape(each.value if each.state is None else each.state)
         each.result.op._update_input(0, tf.reshape(whole, shape))
         described = f"the ranks' {reduction.value} of '{each.name}'"
-        state_of(own.graph).reduced_values[each.result.op] = FusedValue(described, own, each.result)
+        values_of_graph = graph_state.of(own.graph, ReducedValues).by_operation
+        values_of_graph[each.result.op] = FusedValue(described, own, each.result)
         if each.state is not None:
             states.append((own, tf.reshape(each.state, [-1])))
     if states:

@@ -24,8 +24,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.graph import device_scopes, graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_analysis, graph_state
 from collective.ops.graph.graphs import outermost
 
 CLOSED = (
@@ -172,8 +171,9 @@ class Gate:
         return self._tokens.enqueue(tf.constant(0))
 
 
+@dataclasses.dataclass
 class GraphGates:
-    """Holds the gates and checks of a graph.
+    """Records the gates and checks of a graph.
 
     Attributes:
         gates: one for each level, from 1.
@@ -187,14 +187,13 @@ class GraphGates:
             collectives' names: a rank that is out of data sends the current values.
     """
 
-    def __init__(self) -> None:
-        self.gates: list[Gate] = []
-        self.prefetch_gate: Gate | None = None
-        self.checks: list[Check] = []
-        self.checked: list[tf.Operation] = []
-        self.key_requests: dict[str, KeyRequest] = {}
-        self.states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {}
-        self._levels: dict[tf.Operation, int] = {}
+    gates: list[Gate] = dataclasses.field(default_factory=list)
+    prefetch_gate: Gate | None = None
+    checks: list[Check] = dataclasses.field(default_factory=list)
+    checked: list[tf.Operation] = dataclasses.field(default_factory=list)
+    key_requests: dict[str, KeyRequest] = dataclasses.field(default_factory=dict)
+    states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = dataclasses.field(default_factory=dict)
+    _levels: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
         """Returns the gate of a lookup whose ids are `tensors`.
@@ -261,8 +260,4 @@ class GraphGates:
 
 def gates_of(graph: tf.Graph) -> GraphGates:
     """Returns the gates of `graph`, or of the graph around it if it is a function's."""
-    state = state_of(outermost(graph))
-    if state.gates is None:
-        state.gates = GraphGates()
-    gates: GraphGates = state.gates
-    return gates
+    return graph_state.of(outermost(graph), GraphGates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,24 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.exchange.dispatch import operations_given
 from collective.ops.exchange.shard_gradients import gradient_scale, mark_distinct
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 _LAYOUT = ("ranks", "section_tables", "kinds", "dims", "pooled", "weighted")
 _LOOKUPS = ("sections", "dims", "combiners", "weighted", "max_norms")
 
 for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
     tf.no_gradient(_name)
+
+
+@dataclasses.dataclass
+class PooledMembers:
+    """Records which members of a group have a gradient.
+
+    Attributes:
+        by_gradient: the members' numbers, by the operation that sums their gradients.
+    """
+
+    by_gradient: dict[tf.Operation, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @tf.RegisterGradient("CollectiveAsk")
@@ -200,7 +212,8 @@ def _pool_gradient(
         **_attributes(op, *_LOOKUPS),
     )
     # Describes the exchange of gradients.
-    state_of(pool_gradient.flat.graph).pool_gradients[pool_gradient.flat.op] = tuple(members)
+    op = pool_gradient.flat.op
+    graph_state.of(op.graph, PooledMembers).by_gradient[op] = tuple(members)
     return pool_gradient
 
 

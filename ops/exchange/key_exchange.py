@@ -5,6 +5,7 @@ The gradients travel back as the derivative of this.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,14 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import KeyRequest, gates_of
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
+
+
+@dataclasses.dataclass
+class GradientTypes:
+    """Records the types in which gradients of a graph's rows travel, by the casts' names."""
+
+    by_cast: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
 
 
 class ReceivedKeys(NamedTuple):
@@ -96,7 +104,7 @@ def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
     graph = tf.get_default_graph()
     with graph.gradient_override_map({"Cast": "CollectiveWire", "Identity": "CollectiveWire"}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)
-    state_of(graph).gradient_wire_types[out.op.name] = gradient
+    graph_state.of(graph, GradientTypes).by_cast[out.op.name] = gradient
     return out
 
 
@@ -104,6 +112,6 @@ def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
 def _wire_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return _cast(
         tf.convert_to_tensor(gradient),
-        state_of(op.graph).gradient_wire_types[op.name],
+        graph_state.of(op.graph, GradientTypes).by_cast[op.name],
         op.outputs[0].dtype,
     )

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 
 _scales = threading.local()
+
+
+@dataclasses.dataclass
+class DistinctIndices:
+    """Records the names of a graph's indices that are known to have no row twice."""
+
+    names: set[str] = dataclasses.field(default_factory=set)
 
 
 @contextlib.contextmanager
@@ -38,7 +46,7 @@ def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 def mark_distinct(indices: tf.Tensor) -> tf.Tensor:
     """Notes that `indices` have no row twice, and returns them."""
-    state_of(indices.graph).distinct_indices.add(indices.name)
+    graph_state.of(indices.graph, DistinctIndices).names.add(indices.name)
     return indices
 
 
@@ -47,7 +55,7 @@ def is_distinct(indices: tf.Tensor) -> bool:
 
     The gradient that has these indices may have had its values changed since.
     """
-    return indices.name in state_of(indices.graph).distinct_indices
+    return indices.name in graph_state.of(indices.graph, DistinctIndices).names
 
 
 def of_shard(slices: tf.IndexedSlices) -> tf.IndexedSlices:

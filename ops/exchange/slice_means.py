@@ -23,15 +23,10 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.communication.dense_allreduce import (
-    filled_later,
-    note_replicated,
-    opened,
-    sum_type,
-)
+from collective.ops.communication.collectives import note_replicated
+from collective.ops.communication.dense_allreduce import filled_later, opened, sum_type
 from collective.ops.exchange import shard_gradients
-from collective.ops.graph import device_scopes, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_state, graphs, seen_operations
 
 # The most elements in the matrices of a step (a megabyte of float32): about as many as travel in
 # the time that a separate exchange takes. The number of elements is the same on all ranks; the
@@ -58,6 +53,13 @@ class SliceMean:
     given: tf.Tensor
     mean: tf.Tensor | None = None
     rows: tf.IndexedSlices | None = None
+
+
+@dataclasses.dataclass
+class SliceMeans:
+    """Records the means of a graph that may travel as matrices, by the names of the values."""
+
+    by_values: dict[str, SliceMean] = dataclasses.field(default_factory=dict)
 
 
 def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.IndexedSlices]:
@@ -170,7 +172,8 @@ def _elements(shape: Sequence[int]) -> int:
 
 def note(everyones: tf.IndexedSlices, mean: SliceMean) -> None:
     """Notes that `everyones`, which a script gets, may travel as `mean`."""
-    state_of(everyones.values.graph).slice_means[everyones.values.name] = mean
+    means = graph_state.of(everyones.values.graph, SliceMeans)
+    means.by_values[everyones.values.name] = mean
 
 
 def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -180,13 +183,13 @@ def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     are.
     """
     graph = tf.get_default_graph()
-    mean: SliceMean | None = state_of(graph).slice_means.get(gradient.values.name)
+    mean = graph_state.of(graph, SliceMeans).by_values.get(gradient.values.name)
     if mean is None or not graphs.is_outside(graph):
         return gradient
     if mean.rows is None:
         if gradient.values.consumers() or gradient.indices.consumers():
             return gradient
-        if mean.given.op._id <= state_of(graph).seen_by_session:
+        if mean.given.op._id <= seen_operations.last(graph):
             return gradient
         # Without the dependencies that a script gives its updates, which may wait for the
         # allreduce.

@@ -12,9 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import graph_analysis, graphs
+from collective.ops.graph import graph_analysis, graph_state, graphs
 from collective.ops.graph.control_flow import in_loops_one_at_a_time
-from collective.ops.graph.graph_state import state_of
 from collective.tensorflow_internals.graphs import function_pb2, graph_pb2
 
 
@@ -40,8 +39,7 @@ def separate(graph: tf.Graph) -> None:
 
     It must happen before a session sees the call.
     """
-    state = state_of(graph)
-    calls = state.function_calls = state.function_calls or Calls()
+    calls = graph_state.of(graph, Calls)
     if calls.version == graph.version:
         return
     for op in graph.get_operations():

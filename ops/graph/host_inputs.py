@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import graph_analysis
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, seen_operations
 
 _CPU = {"device_type": "CPU", "device_index": 0}
 
@@ -51,5 +50,5 @@ def _can_be_placed(op: tf.Operation) -> bool:
     return (
         tf.DeviceSpec.from_string(op.device).device_type is None
         and op.colocation_groups() == [f"loc:@{op.name}".encode()]
-        and op._id > state_of(op.graph).seen_by_session
+        and op._id > seen_operations.last(op.graph)
     )

@@ -7,18 +7,34 @@ of a norm, for the script's.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
+
+
+@dataclasses.dataclass
+class NotedRanges:
+    """Records operations of a graph, each list by the numbers of the first and last of some.
+
+    Attributes:
+        librarys: those that the library has made itself.
+        optimizers: those that TensorFlow's and the library's optimizers made to update tables.
+        own_optimizers: those that a script's own optimizers made.
+    """
+
+    librarys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    optimizers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    own_optimizers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
 def noted(graph: tf.Graph) -> Iterator[None]:
     """Notes the operations that are added to `graph` inside."""
-    with _noted_in(graph, state_of(graph).library_operations):
+    with _noted_in(graph, graph_state.of(graph, NotedRanges).librarys):
         yield
 
 
@@ -32,11 +48,9 @@ def noted_as_optimizers(graph: tf.Graph, optimizer: Any) -> Iterator[None]:
 
     Those of a script's own optimizer are noted separately: it may compute anything.
     """
-    state = state_of(graph)
+    ranges = graph_state.of(graph, NotedRanges)
     is_known = type(optimizer).__module__.partition(".")[0] in _KNOWN
-    with _noted_in(
-        graph, state.optimizer_operations if is_known else state.own_optimizer_operations
-    ):
+    with _noted_in(graph, ranges.optimizers if is_known else ranges.own_optimizers):
         yield
 
 
@@ -61,14 +75,10 @@ class NotedOperations:
     """
 
     def __init__(self, graph: tf.Graph) -> None:
-        state = state_of(graph)
+        noted = graph_state.of(graph, NotedRanges)
         self.librarys, self.optimizers, self.own_optimizers = (
             {number for first, last in ranges for number in range(first, last + 1)}
-            for ranges in (
-                state.library_operations,
-                state.optimizer_operations,
-                state.own_optimizer_operations,
-            )
+            for ranges in (noted.librarys, noted.optimizers, noted.own_optimizers)
         )
 
     def is_librarys(self, op: tf.Operation) -> bool:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import device_scopes
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_state
 from collective.ops.graph.graphs import outermost
+
+
+@dataclasses.dataclass
+class TrainingFlag:
+    """Records the flag of a graph.
+
+    Attributes:
+        tensor: bool scalar, True in runs that update something; None if nothing has asked for it.
+    """
+
+    tensor: tf.Tensor | None = None
 
 
 def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
@@ -23,15 +35,15 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
         with device_scopes.on_host():
             return tf.constant(True)
     graph = outermost(graph)
-    state = state_of(graph)
-    if state.training_flag is None:
+    record = graph_state.of(graph, TrainingFlag)
+    if record.tensor is None:
         with graph.as_default(), tf.init_scope(), device_scopes.on_host():
-            state.training_flag = tf.placeholder_with_default(
+            record.tensor = tf.placeholder_with_default(
                 tf.constant(False), [], "collective/training"
             )
-    return state.training_flag
+    return record.tensor
 
 
 def existing(graph: tf.Graph) -> tf.Tensor | None:
     """Returns the flag of `graph`; None if nothing has asked for one."""
-    return state_of(graph).training_flag
+    return graph_state.of(graph, TrainingFlag).tensor

@@ -12,7 +12,8 @@ import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense, given, started, variable, whole
 
 from collective.ops.exchange import embedding_bag, shard_gradients
-from collective.ops.graph.graph_state import state_of
+from collective.ops.exchange.embedding_bag_gradients import PooledMembers
+from collective.ops.graph import graph_state
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +212,8 @@ def test_members_that_a_loss_does_not_use(graph: tf.Graph):
             gradient, of_weights = tf.gradients(
                 [tf.reduce_sum(outputs[m]) * (m + 1) for m in used], [rows, weights]
             )
-            assert state_of(graph).pool_gradients[gradient.op] == tuple(sorted(used))
+            members = graph_state.of(graph, PooledMembers).by_gradient
+            assert members[gradient.op] == tuple(sorted(used))
             assert len([t for t in gradient.op.inputs if t.shape.rank == 2]) == len(used)
             wanted = np.zeros(12)
             for first, factor, member in (

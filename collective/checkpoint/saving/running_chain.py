@@ -24,7 +24,7 @@ from collective.checkpoint.rows.table_changes import Follower
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.tables.policies.last_use import global_step
 from collective.tables.updates import write_announcements
 
@@ -62,6 +62,13 @@ class RunningChain:
         return increment_prefix(self.prefix, self.number) if self.number else self.prefix
 
 
+@dataclasses.dataclass
+class IncrementalFolders:
+    """Records the folders in which increments follow the checkpoints of a graph's sessions."""
+
+    paths: set[str] = dataclasses.field(default_factory=set)
+
+
 def enable(graph: tf.Graph, folder: str) -> None:
     """Lets increments follow the checkpoints that sessions of `graph` save in `folder`.
 
@@ -69,7 +76,7 @@ def enable(graph: tf.Graph, folder: str) -> None:
         RuntimeError: the compiled operations are missing.
     """
     write_announcements.want(graph)
-    state_of(graph).incremental_folders.add(normal(folder))
+    graph_state.of(graph, IncrementalFolders).paths.add(normal(folder))
 
 
 def of_folder(session: Any, folder: str) -> RunningChain:
@@ -82,7 +89,7 @@ def of_folder(session: Any, folder: str) -> RunningChain:
     if chain is not None:
         found: RunningChain = chain
         return found
-    if normal(folder) not in state_of(session.graph).incremental_folders:
+    if normal(folder) not in graph_state.of(session.graph, IncrementalFolders).paths:
         raise ValueError(
             f"no increments are saved in '{folder}': call collective.checkpoint."
             "enable_increments(folder) while the graph is built, before a session runs it."
@@ -175,7 +182,7 @@ def of_base(
     chains = state_of_session(session).chains
     before: RunningChain | None = chains.get(folder)
     as_latest = as_latest or before is not None and before.prefix == prefix
-    if not as_latest or folder not in state_of(session.graph).incremental_folders:
+    if not as_latest or folder not in graph_state.of(session.graph, IncrementalFolders).paths:
         yield
         return
     follower = None if before is None else before.follower

@@ -18,8 +18,7 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.ops import placement
 from collective.ops.communication import collectives
-from collective.ops.graph import device_scopes, graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
 from collective.ops.rows import dynamic_rows
 from collective.ops.rows.compiled_row_store import FilterShape
 from collective.policy import COUNTER_TYPES, TablePolicy
@@ -207,7 +206,8 @@ def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
         )
     table.admission = Admission(table, collections)
     if policy.draws_keys:
-        state_of(graphs.outermost(tf.get_default_graph())).drawing_tables.append(table)
+        graph = graphs.outermost(tf.get_default_graph())
+        graph_state.of(graph, next_step.NextStep).drawing_tables.append(table)
 
 
 def _option(policy: TablePolicy) -> str:

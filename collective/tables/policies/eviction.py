@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
 from collective.policy import TablePolicy
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.policies import next_step
 from collective.tables.policies.last_use import DeviceLastUse, LastUse, global_step
 from collective.tables.rows import row_columns
 from collective.tables.rows.row_store import Store, local_counts
@@ -32,7 +32,7 @@ def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
     if policy.steps_to_live is not None or policy.capacity is not None:
         kind = LastUse if table.bridge is None else DeviceLastUse
         table.last_used = kind(table, collections)
-    state_of(graphs.outermost(tf.get_default_graph())).evicting_tables.append(table)
+    next_step.evicting_tables(graphs.outermost(tf.get_default_graph())).append(table)
 
 
 def evicts(policy: TablePolicy) -> bool:

@@ -9,6 +9,7 @@ A training run that needs the step is refused before ranks exchange anything if 
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Set
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph import device_scopes, graph_state, graphs, seen_operations
 from collective.ops.graph.graph_analysis import (
     ASSIGNS,
     PASSES,
@@ -26,12 +27,31 @@ from collective.ops.graph.graph_analysis import (
     holder,
     memory,
 )
-from collective.ops.graph.graph_state import state_of
 from collective.policy import EverySteps
 from collective.tables.dynamic_table import DynamicTable
 
 # Operations that an assigned value passes through on its way from its source.
 _PASSED = frozenset({"Identity", "Cast", "Reshape"})
+
+
+@dataclasses.dataclass
+class NextStep:
+    """Records what needs the global step of a graph.
+
+    Attributes:
+        tensor: int64 scalar, the global step to which a run leads; None if nothing asked for it.
+        evicting_tables: the tables whose rows are evicted.
+        drawing_tables: the tables that admit keys by chance.
+    """
+
+    tensor: tf.Tensor | None = None
+    evicting_tables: list[DynamicTable] = dataclasses.field(default_factory=list)
+    drawing_tables: list[DynamicTable] = dataclasses.field(default_factory=list)
+
+
+def evicting_tables(graph: tf.Graph) -> list[DynamicTable]:
+    """Returns the tables of `graph` whose rows are evicted."""
+    return graph_state.of(graph, NextStep).evicting_tables
 
 
 def tensor(graph: tf.Graph) -> tf.Tensor:
@@ -40,13 +60,13 @@ def tensor(graph: tf.Graph) -> tf.Tensor:
     It is 0 in a graph without a global step.
     """
     graph = graphs.outermost(graph)
-    state = state_of(graph)
-    if state.next_step is None:
+    record = graph_state.of(graph, NextStep)
+    if record.tensor is None:
         with graph.as_default(), tf.init_scope(), device_scopes.on_host():
-            state.next_step = tf.placeholder_with_default(
+            record.tensor = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], "collective/next_step"
             )
-    return state.next_step
+    return record.tensor
 
 
 def connect(graph: tf.Graph) -> None:
@@ -54,11 +74,11 @@ def connect(graph: tf.Graph) -> None:
 
     It must be called before a session sees the graph: TensorFlow accepts no change afterwards.
     """
-    state = state_of(graph)
-    if state.next_step is None or _is_connected(graph):
+    record = graph_state.of(graph, NextStep)
+    if record.tensor is None or _is_connected(graph):
         return
     step = tf.train.get_global_step(graph)
-    if step is None or state.next_step.op._id <= state.seen_by_session:
+    if step is None or record.tensor.op._id <= seen_operations.last(graph):
         return
     with (
         graphs.open_for_changes(graph),
@@ -70,7 +90,7 @@ def connect(graph: tf.Graph) -> None:
         # this.
         value = step.read_value() if hasattr(step, "read_value") else step
         led_to = tf.add(tf.cast(value, tf.int64), 1, "collective/step_led_to")
-        state.next_step.op._update_input(0, led_to)
+        record.tensor.op._update_input(0, led_to)
 
 
 def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
@@ -85,8 +105,8 @@ def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
     Raises:
         TableError: there is no global step.
     """
-    state = state_of(graph)
-    for table in [*state.evicting_tables, *state.drawing_tables]:
+    record = graph_state.of(graph, NextStep)
+    for table in [*record.evicting_tables, *record.drawing_tables]:
         if table.handle.op not in operations:
             continue
         for needs, without in _needs_of_step(table):
@@ -140,7 +160,7 @@ def _needs_of_step(table: DynamicTable) -> Iterator[tuple[str, str]]:
 
 
 def _is_connected(graph: tf.Graph) -> bool:
-    next_step = state_of(graph).next_step
+    next_step = graph_state.of(graph, NextStep).tensor
     return next_step is not None and next_step.op.inputs[0].op.type != "Const"
 
 

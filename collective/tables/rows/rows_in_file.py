@@ -9,17 +9,17 @@ save, reads the rows in the file without moving them.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops import native_library, placement
-from collective.ops.graph import graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state, graphs
 from collective.ops.rows import rows_in_file
 from collective.policy import TablePolicy
 from collective.tables.rows import initializers, row_store
@@ -28,6 +28,28 @@ from collective.tables.rows.row_store import CompiledStore
 
 any_is_overfull = rows_in_file.any_is_overfull
 IN_FILE = rows_in_file.IN_FILE
+
+
+class TableWithFile(Protocol):
+    """Is a table whose rows go to a file."""
+
+    def store(self, session: Any) -> row_store.Store:
+        """Returns its rows in `session`."""
+
+    def columns_of_slots(self, session: Any) -> list[RowColumn]:
+        """Returns its slots in `session`, row by row."""
+
+
+@dataclasses.dataclass
+class TablesWithFiles:
+    """Records the tables of a graph whose rows go to files."""
+
+    tables: list[TableWithFile] = dataclasses.field(default_factory=list)
+
+
+def tables_of(graph: tf.Graph) -> list[TableWithFile]:
+    """Returns the tables of `graph` whose rows go to files."""
+    return graph_state.of(graph, TablesWithFiles).tables
 
 
 class StoreWithFile(CompiledStore):
@@ -158,7 +180,7 @@ def prepare(table: Any) -> None:
             f"table '{table.op.name}' is to keep rows in a file (storage='dram_ssd'), which needs "
             f"the compiled operations: {native_library.missing()}."
         )
-    state_of(graphs.outermost(tf.get_default_graph())).tables_with_files.append(table)
+    tables_of(graphs.outermost(tf.get_default_graph())).append(table)
 
 
 def check_all_rows_are_not_updated(table: Any, optimizer: Any) -> None:

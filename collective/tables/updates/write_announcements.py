@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.graph import graph_analysis, graphs
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_analysis, graph_state, graphs, seen_operations
 from collective.ops.graph.sessions import run_unpatched
 from collective.ops.rows import row_changes
 from collective.tables.table import shard_of
@@ -45,11 +45,34 @@ _PASSES = graph_analysis.PASSES | {"IdentityN", "Exit", "NextIteration", "Merge"
 _BY_NUMBER = frozenset({"IdentityN"})  # Output i is input i.
 
 
+@dataclasses.dataclass
+class Announcements:
+    """Records which writes of a graph are announced.
+
+    Attributes:
+        wanted: whether writes of tables and slots are announced.
+        announced: operations before which a write is announced, with the numbers of the inputs
+            that are the written variables.
+        unannounced: the names of variables written by operations that a session had seen before
+            their writes were to be announced.
+    """
+
+    wanted: bool = False
+    announced: set[tuple[tf.Operation, int]] = dataclasses.field(default_factory=set)
+    unannounced: set[str] = dataclasses.field(default_factory=set)
+
+
+def are_wanted(graph: tf.Graph) -> bool:
+    """Tells whether writes of the tables and slots of `graph` are announced."""
+    return graph_state.of(graph, Announcements).wanted
+
+
 def want(graph: tf.Graph) -> None:
     """From now on, announces writes of the tables and slots of `graph`.
 
     Call it before a session runs the graph. If a session has already seen an operation that writes
-    a variable, the variable is in `GraphState.unannounced`, and all of it always counts as written.
+    a variable, the variable is in `Announcements.unannounced`, and all of it always counts as
+    written.
 
     Raises:
         RuntimeError: the compiled operations are missing.
@@ -59,23 +82,21 @@ def want(graph: tf.Graph) -> None:
         raise RuntimeError(
             f"following the changes of tables needs the compiled operations: {reason}."
         )
-    state = state_of(graph)
-    if not state.announces_writes:
-        state.announces_writes, state.prepared_version = True, None
+    graph_state.of(graph, Announcements).wanted = True
 
 
 def announce(graph: tf.Graph) -> None:
     """Puts an announcement before each operation that may write a table or slot."""
-    state = state_of(graph)
-    if not state.announces_writes:
+    record, seen = graph_state.of(graph, Announcements), seen_operations.last(graph)
+    if not record.wanted:
         return
     for variable in _shards(graph):
         for op, number in _users(variable.handle):
-            if (op, number) in state.announced or not _writes(graph, op):
+            if (op, number) in record.announced or not _writes(graph, op):
                 continue
-            state.announced.add((op, number))
-            if op._id <= state.seen_by_session:
-                state.unannounced.add(variable.op.name)
+            record.announced.add((op, number))
+            if op._id <= seen:
+                record.unannounced.add(variable.op.name)
             else:
                 _announce_before(graph, op, number)
 
@@ -108,14 +129,14 @@ def announce_rows(session: Any, variable: Any, rows: np.ndarray) -> None:
         variable: the table or slot.
         rows: [K] int64 local rows.
     """
-    if state_of(session.graph).announces_writes:
+    if are_wanted(session.graph):
         row_changes.announce(watch(session, [variable])[0], rows)
 
 
 def is_announced(variable: Any) -> bool:
     """Tells whether every write of a table or slot is announced, in its graph's sessions."""
-    state = state_of(variable.graph)
-    return state.announces_writes and variable.op.name not in state.unannounced
+    record = graph_state.of(variable.graph, Announcements)
+    return record.wanted and variable.op.name not in record.unannounced
 
 
 def _shards(graph: tf.Graph) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.monitoring import input_check
-from collective.ops.graph.graph_state import state_of
+from collective.prefetch import enable
 from tests.ranks import estimators, reference
 
 pytestmark = pytest.mark.either_backend
@@ -73,7 +73,7 @@ def test_a_dataset_that_every_rank_reads_whole(strategy, rank, size, form):
     with noticed(times=rank == 0 and size > 1):
         graph = run(strategy, dataset, ids=ids)
     if size > 1:
-        assert state_of(graph).input_check.runs == input_check.SAME_BATCHES
+        assert input_check.check_of(graph).runs == input_check.SAME_BATCHES
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -82,14 +82,14 @@ def test_shard_is_the_fix(strategy, size, form):
     with noticed(times=0):
         graph = run(strategy, lambda: strategy.shard(dataset()), ids=ids)
     if size > 1:
-        assert state_of(graph).input_check.runs == 1, "no step after the first costs anything"
+        assert input_check.check_of(graph).runs == 1, "no step after the first costs anything"
 
 
 def test_with_keys_exchanged_ahead(strategy, rank, size):
     with noticed(times=rank == 0 and size > 1):
         graph = run(strategy, whole, prefetch_keys=True)
     if size > 1:
-        assert state_of(graph).plan_notes["prefetch_keys"].startswith("on")
+        assert enable.note_of(graph).startswith("on")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_is_fed_and_what_is_evaluated_is_not_compared(strategy, size):
                 session.run(rows)
                 session.run(train, {ids: IDS[i]})
     if size > 1:
-        assert state_of(graph).input_check.runs == 1
+        assert input_check.check_of(graph).runs == 1
 
 
 def test_ranks_of_which_one_feeds_what_the_others_read(strategy, rank, size):

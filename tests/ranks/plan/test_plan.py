@@ -15,7 +15,7 @@ from collective.ops import placement
 from collective.ops.communication import carriers
 from collective.ops.exchange import embedding_bag, key_hashing
 from collective.ops.graph import graph_state, sessions
-from collective.plan import step_estimate
+from collective.plan import builder, step_estimate
 from tests.ranks import grouped, reference
 
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
@@ -383,7 +383,7 @@ def test_a_broadcast_of_variables_is_no_training(strategy, rank, size, folder, w
         with tf.train.MonitoredTrainingSession("", hooks=hooks) as session:
             if way != "hook":
                 session.run(broadcast)
-            assert graph_state.state_of(graph).training_run is None
+            assert graph_state.of(graph, builder.KnownRuns).training is None
             for _ in range(2):
                 session.run(train, {"ids:0": [1, 2]})
             plan = strategy.plan()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.graph_state import state_of
+from collective.ops.graph import graph_state
 from collective.ops.graph.host_inputs import keep_on_host
+from collective.ops.graph.seen_operations import SeenOperations
 
 CPU = "/device:CPU:0"
 
@@ -66,7 +67,7 @@ def test_what_a_session_has_seen_stays(graph: tf.Graph):
     ids = data()
     with tf.Session() as session:
         session.run(ids, {ids: [1]})
-        state_of(graph).seen_by_session = ids.op._id
+        graph_state.of(graph, SeenOperations).last = ids.op._id
         keep_on_host([more := ids + 1])
         assert not ids.device and more.device == CPU
         assert session.run(more, {ids: [1]}).tolist() == [2]

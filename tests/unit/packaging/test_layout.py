@@ -222,7 +222,6 @@ def test_no_folder_is_full():
 SHORT_MODULES = {
     "collective.checkpoint.files.bundle_writer": "only imports make bundles of bare numbers",
     "collective.coordination.hash_seed": "is about Python, not about meetings",
-    "collective.coordination.reduced_reads": "knows fetches of metrics, which no other run has",
     "collective.data.permutation": "is a published algorithm",
     "collective.estimator.prediction": "gathers predictions; the Estimator trains and evaluates",
     "collective.gradients.part_functions": "alone looks into functions",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.graph_state import state_of
+from collective.ops.communication import collectives
 from collective.replication.analysis import ReplicationAnalysis, is_fed, replicated_variables
 
 
@@ -86,7 +86,7 @@ def test_a_variable_that_drifted_is_rank_local_and_one_of_averages_is_not():
 def test_results_of_collectives_are_the_same_everywhere(graph: tf.Graph):
     mean, noted = tf.identity(batch()), tf.identity(batch())
     assert not is_rank_local(2.0 * mean, synced={mean.op})
-    state_of(graph).replicated_operations.add(noted.op)
+    collectives.note_replicated([noted])
     assert not is_rank_local(2.0 * noted)
 
 
