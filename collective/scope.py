@@ -48,6 +48,19 @@ class Scope(Generic[Strategy]):
         self._leave()
 
 
+class _OfThread(threading.local):
+    """Holds what one thread has opened.
+
+    Attributes:
+        scopes: each scope(), the innermost last.
+        embedding_scopes: the options of each embedding_scope().
+    """
+
+    def __init__(self) -> None:
+        self.scopes: list[OpenScope] = []
+        self.embedding_scopes: list[EmbeddingOptions] = []
+
+
 class ScopeStack:
     """Tracks the scopes of a process, whichever `CollectiveStrategy` object opened them.
 
@@ -63,7 +76,7 @@ class ScopeStack:
         self.defaults = ScopeOptions()
         self._lock = threading.RLock()
         self._open: list[OpenScope] = []
-        self._of_thread = threading.local()
+        self._of_thread = _OfThread()
         self._first: Callable[[], None] = lambda: None
         self._last: Callable[[], None] = lambda: None
         self._changed: Callable[[ScopeOptions | None], None] = lambda options: None
@@ -91,8 +104,8 @@ class ScopeStack:
     @property
     def options(self) -> ScopeOptions:
         """Returns the options in force for the thread that asks."""
-        current = self._current()
-        return self.defaults if current is None else current.options
+        entered = self._of_thread.scopes or self._open
+        return entered[-1].options if entered else self.defaults
 
     @property
     def given(self) -> dict[str, Any]:
@@ -105,7 +118,7 @@ class ScopeStack:
     @property
     def embedding_options(self) -> EmbeddingOptions | None:
         """Returns the options of embedding_scope() in force; None outside of it."""
-        entered = self._entered_embedding()
+        entered = self._of_thread.embedding_scopes
         return entered[-1] if entered else None
 
     def enter(self, given: dict[str, Any]) -> None:
@@ -115,7 +128,7 @@ class ScopeStack:
                 self._first()
             scope = OpenScope(dataclasses.replace(self.options, **given))
             self._open.append(scope)
-            self._entered().append(scope)
+            self._of_thread.scopes.append(scope)
             try:
                 self._changed(scope.options)
             except BaseException:  # The requested options can't take effect.
@@ -126,9 +139,9 @@ class ScopeStack:
         """Closes the scope that this thread opened last."""
         with self._lock:
             # A thread that didn't open it leaves the scope that was opened last.
-            self._open.remove((self._entered() or list(self._open)).pop())
-            current = self._current()
-            self._changed(None if current is None else current.options)
+            self._open.remove((self._of_thread.scopes or list(self._open)).pop())
+            entered = self._of_thread.scopes or self._open
+            self._changed(entered[-1].options if entered else None)
             if not self._open:
                 self._last()
 
@@ -145,27 +158,13 @@ class ScopeStack:
             )
         around = self.embedding_options or EmbeddingOptions()
         # A script that opens one knows itself what is a table.
-        self._entered_embedding().append(dataclasses.replace(around, **{"chosen": False, **given}))
+        self._of_thread.embedding_scopes.append(
+            dataclasses.replace(around, **{"chosen": False, **given})
+        )
 
     def leave_embedding(self) -> None:
         """Closes the embedding_scope() that this thread opened last."""
-        self._entered_embedding().pop()
-
-    def _current(self) -> OpenScope | None:
-        entered = self._entered() or self._open
-        return entered[-1] if entered else None
-
-    def _entered(self) -> list[OpenScope]:
-        if not hasattr(self._of_thread, "scopes"):
-            self._of_thread.scopes = []
-        entered: list[OpenScope] = self._of_thread.scopes
-        return entered
-
-    def _entered_embedding(self) -> list[EmbeddingOptions]:
-        if not hasattr(self._of_thread, "embedding_scopes"):
-            self._of_thread.embedding_scopes = []
-        entered: list[EmbeddingOptions] = self._of_thread.embedding_scopes
-        return entered
+        self._of_thread.embedding_scopes.pop()
 
 
 SCOPES = ScopeStack()

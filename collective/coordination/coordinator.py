@@ -118,11 +118,12 @@ class Coordinator:
             session: the session.
             run: the run that was prepared for these fetches and feeds.
         """
-        fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
-        description = "runs " + ", ".join(fetched)
+        if not run.description:
+            fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
+            run.description = "runs " + ", ".join(fetched)
         with self._one_at_a_time, self.progress:
             member = self.member_of(session)
-            attempt = RunAttempt(original, session, member, run, description, dict(feeds or {}))
+            attempt = RunAttempt(original, session, member, run, run.description, dict(feeds or {}))
             try:
                 self._clean_up(attempt)
                 self._equalise_early_variables(attempt)
@@ -133,7 +134,7 @@ class Coordinator:
                 self._equalise_initialized(attempt)
                 return values
             except tf.errors.OutOfRangeError as error:
-                raise run.end_of_data(error, description) from None
+                raise run.end_of_data(error, run.description) from None
 
     def _clean_up(self, attempt: RunAttempt) -> None:
         """Delivers an earlier failure, and refuses a session that is over (step 1)."""
@@ -157,7 +158,8 @@ class Coordinator:
         if variables or attempt.run.footprint.initialized:
             self._agree_on(attempt)
             self.progress.enters(Phase.EQUALISING)
-        broadcast_initial_values(attempt.original, attempt.session, variables)
+        if variables:
+            broadcast_initial_values(attempt.original, attempt.session, variables)
 
     def _line_up(self, attempt: RunAttempt) -> None:
         """Starts the run's counter, and waits for peers in an earlier evaluation (step 3)."""

@@ -60,6 +60,9 @@ class PreparedRun:
         gate: the first gate that it passes, if any.
         disagreement: the headers that kept a gate closed, set while it runs.
         disagreed_later: whether that wasn't the first gate, so that collectives had been executed.
+        feeds: the library's own feeds, by the tensors' names: the graph's training flag, and what
+            its footprint feeds with nothing.
+        description: says what it does, for peers, the launcher and errors; '' before it is run.
         label: its description for the launcher.
         is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
@@ -81,6 +84,8 @@ class PreparedRun:
     gate: Gate | None = None
     disagreement: list[Header] | None = None
     disagreed_later: bool = False
+    feeds: dict[str, Any] = dataclasses.field(default_factory=dict)
+    description: str = ""
     label: Label | None = None
     is_step: bool = False
     extended: bool = False

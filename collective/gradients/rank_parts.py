@@ -64,7 +64,7 @@ class GradientParts:
     """
 
     def __init__(self, graph: tf.Graph) -> None:
-        self._graph = graph
+        self._graph, self._gradients = graph, gradients_of(graph)
         self.settled: set[tf.Operation] = set()
         self._parts: dict[str, Part] = {}
         self._work: list[tuple[tf.Operation, Verdict, Mapping[int, Part]]] = []
@@ -84,7 +84,7 @@ class GradientParts:
 
     def _read(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
         """Follows the parts through the graph; returns what has to be done where."""
-        gradients = gradients_of(self._graph)
+        gradients = self._gradients
         version = self._graph.version, len(gradients.of_tables) + len(gradients.of_shards)
         if version == self._version or self._is_changing:
             return self._work
@@ -98,12 +98,18 @@ class GradientParts:
 
     def gather_fetched(self, leaves: Iterable[Any]) -> None:
         """Has a session fetch the rows of all ranks in the place of this rank's."""
-        whole = reads_of(self._graph).wholes
+        self._read()
         parts = [
             (leaf, part)
             for leaf in leaves
-            if (part := self.part_of(leaf)) is not None and leaf.name not in whole
+            if isinstance(leaf, tf.Tensor)
+            and leaf.graph is self._graph
+            and (part := self._parts.get(leaf.name)) is not None
         ]
+        if not parts:
+            return
+        whole = reads_of(self._graph).wholes
+        parts = [(leaf, part) for leaf, part in parts if leaf.name not in whole]
         if not parts:
             return
         with self._changing():

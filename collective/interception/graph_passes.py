@@ -6,7 +6,7 @@ A pass doesn't touch what it changed in an earlier call, or what a session has s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -19,7 +19,6 @@ from collective.ops.counting import counted
 from collective.ops.exchange.key_exchange import Wire
 from collective.ops.graph import (
     function_copies,
-    graph_analysis,
     graph_state,
     library_operations,
 )
@@ -32,6 +31,7 @@ from collective.tables.grouping import lookups_of
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded
 from collective.tables.updates import write_announcements
+from collective.tables.updates.write_announcements import Announcements
 
 
 @dataclasses.dataclass
@@ -165,28 +165,26 @@ PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
 )
 
 
-def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
+def prepare_run(graph: tf.Graph, options: ScopeOptions, leaves: Sequence[Any] = ()) -> None:
     """Prepares a graph that a session is about to run, once for each version of the graph.
 
     Args:
         graph: the session's graph.
-        fetches: the fetches of the run, if they are known.
+        options: of scope().
+        leaves: the fetches of the run, if they are known.
     """
-    leaves = [] if fetches is None else graph_analysis.flatten(fetches)
-    fetch_whole_tables(leaves)
-    rank_parts.gather_fetched(graph, leaves)
-    options, prepared = SCOPES.options, graph_state.of(graph, PreparedGraph)
-    if prepared.state != _state_of(graph, options):
+    if leaves:
+        fetch_whole_tables(leaves)
+        rank_parts.gather_fetched(graph, leaves)
+    prepared, writes = graph_state.of(graph, PreparedGraph), graph_state.of(graph, Announcements)
+    if prepared.state != (graph.version, options, writes.wanted):
         # A script may run a graph that isn't the default graph; TensorFlow would be eager then.
         with graph.as_default():
             for graph_pass in PASSES:
                 graph_pass(graph, options)
-        prepared.state = _state_of(graph, options)
-    metric_reads.reduce_fetched(graph, leaves)
-
-
-def _state_of(graph: tf.Graph, options: ScopeOptions) -> tuple[int, ScopeOptions, bool]:
-    return graph.version, options, write_announcements.are_wanted(graph)
+        prepared.state = graph.version, options, writes.wanted
+    if leaves:
+        metric_reads.reduce_fetched(graph, leaves)
 
 
 def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -12,12 +13,14 @@ from collective.gradients import reduction
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
-from collective.ops.graph import graphs, seen_operations
+from collective.ops.graph import graph_analysis, graphs, seen_operations
 from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import memory_report
 from collective.wrappers import horovod
+
+_NO_START = contextlib.nullcontext()
 
 
 def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,19 +40,26 @@ def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) ->
     return reduction.reduce_tape(original, tape, *args, **kwargs)
 
 
-def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+def run(
+    original: Any,
+    session: Any,
+    fetches: Any,
+    feed_dict: Any = None,
+    options: Any = None,
+    run_metadata: Any = None,
+) -> Any:
     """Replaces `Session.run`: prepares the graph, then all ranks run it together."""
-    if STARTUP.follows(session.graph):
-        with STARTUP.running(session.graph):
-            return _run(original, session, *args, **kwargs)
-    return _run(original, session, *args, **kwargs)
-
-
-def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
-    with memory_report.adding_table_sizes(session.graph):
-        observer = run_observer.of_options(SCOPES.options)
-        return session_runs.run(observer, original, session, *args, **kwargs)
+    graph, leaves, scope = session.graph, graph_analysis.flatten(fetches), SCOPES.options
+    with STARTUP.running(graph) if STARTUP.follows(graph) else _NO_START:
+        graph_passes.prepare_run(graph, scope, leaves)
+        observer = run_observer.of_options(scope)
+        try:
+            return session_runs.run(
+                observer, original, session, fetches, leaves, feed_dict, options, run_metadata
+            )
+        except tf.errors.ResourceExhaustedError as error:
+            memory_report.add_table_sizes(error, graph)
+            raise
 
 
 def extend(original: Any, session: Any) -> None:
@@ -62,6 +72,6 @@ def extend(original: Any, session: Any) -> None:
         # The session has seen everything that a run of keys needs. Another thread may be adding to
         # the graph right now.
         return
-    graph_passes.prepare_run(session.graph)
+    graph_passes.prepare_run(session.graph, SCOPES.options)
     original(session)
     seen_operations.note_all(session.graph)

@@ -17,7 +17,8 @@ from collective import feature_column
 from collective.checkpoint.reading import whole_reads
 from collective.checkpoint.restoring import model_start, restores, vocabulary, warm_start
 from collective.checkpoint.saving import increments, saver, saver_hook, saves
-from collective.coordination import session_ends, session_runs
+from collective.coordination import session_ends, session_making, session_runs
+from collective.coordination.clock import Clock
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, reduction, row_scatters
 from collective.interception import hooks, rank0_output
@@ -316,7 +317,7 @@ MANAGER = tf.train.SessionManager
 MONITORED = monitored_session._MonitoredSession
 RECOVERABLE = monitored_session._RecoverableSession
 SESSIONS = (
-    Patch(BaseSession, "tf.Session.__init__", session_runs.with_own_gpu, ALL_OF_GPU),
+    Patch(BaseSession, "tf.Session.__init__", session_making.with_own_gpu, ALL_OF_GPU),
     Patch(BaseSession, "tf.Session.run", hooks.run, NO_AGREEMENT),
     Patch(BaseSession, "tf.Session._extend_graph", hooks.extend, SEEN),
     Patch(BaseSession, "tf.Session.make_callable", session_runs.make_callable, NO_AGREEMENT),
@@ -340,16 +341,17 @@ SESSIONS = (
     ),
     Patch(tf.train, "tf.train.MonitoredTrainingSession", increments.training_session, ONE_CHIEF),
     Patch(
-        MANAGER, "tf.train.SessionManager.prepare_session", session_runs.prepare_session, INIT_FN
+        MANAGER, "tf.train.SessionManager.prepare_session", session_making.prepare_session, INIT_FN
     ),
     Patch(
-        MANAGER, "tf.train.SessionManager.wait_for_session", session_runs.wait_for_session, NO_CHIEF
+        MANAGER,
+        "tf.train.SessionManager.wait_for_session",
+        session_making.wait_for_session,
+        NO_CHIEF,
     ),
-    Patch(tf.train.Supervisor, "tf.train.Supervisor.__init__", session_runs.supervise, OWN_CLOCK),
+    Patch(tf.train.Supervisor, "tf.train.Supervisor.__init__", session_making.supervise, OWN_CLOCK),
     Patch(tf, "tf.add_check_numerics_ops", dense_view.check_numerics, OUTSIDE),
-    ReplacedValue(
-        basic_session_run_hooks, "basic_session_run_hooks.time", session_runs.Clock(), SAME_STEP
-    ),
+    ReplacedValue(basic_session_run_hooks, "basic_session_run_hooks.time", Clock(), SAME_STEP),
     ReplacedValue(
         writer_lib,
         "writer_lib.EventFileWriter",

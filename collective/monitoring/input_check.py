@@ -119,7 +119,7 @@ def watched(
     """
     check = check_of(session.graph)
     is_over = check.is_over and (run.recorder is None or not run.recorder.holds_copies)
-    if collectives.size() == 1 or is_over:
+    if is_over or collectives.size() == 1:
         return carry_out
     recorder: Recorder = run.recorder or _recorder_of(session.graph, run)
 

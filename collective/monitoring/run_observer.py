@@ -22,6 +22,7 @@ from collective.plan import builder
 from collective.profiling import profiler
 from collective.profiling.profiler import Original, Profiler
 from collective.startup import STARTUP
+from collective.tables.rows import rows_in_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,10 @@ class RunObserver:
             run: the run.
             carry_out: carries it out by `original`, or by what the profiler puts in its place.
         """
-        with storage_limit.between_runs(session):
-            return self._observe(original, session, run, carry_out)
+        if tables := rows_in_file.tables_of(session.graph):
+            with storage_limit.between_runs(session, tables):
+                return self._observe(original, session, run, carry_out)
+        return self._observe(original, session, run, carry_out)
 
     def _observe(
         self,

@@ -26,16 +26,16 @@ _runs = _RunsInProgress()
 
 
 @contextlib.contextmanager
-def between_runs(session: Any) -> Iterator[None]:
+def between_runs(session: Any, tables: Sequence[rows_in_file.TableWithFile]) -> Iterator[None]:
     """Carries out a run of `session` inside, and moves rows after it if no other is in progress.
+
+    Args:
+        session: the session.
+        tables: those of its graph whose rows go to files.
 
     Raises:
         OSError: a file can't be written. The peers are told when they next wait for this rank.
     """
-    tables = rows_in_file.tables_of(session.graph)
-    if not tables:
-        yield
-        return
     with _runs.lock:
         _runs.count += 1
     well = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,20 +13,15 @@ from collective.tables.table import Sharded
 MOST_NAMED = 5
 
 
-@contextlib.contextmanager
-def adding_table_sizes(graph: tf.Graph) -> Iterator[None]:
-    """Adds the sizes of the tables of `graph` on this rank to a run's `ResourceExhaustedError`.
+def add_table_sizes(error: tf.errors.ResourceExhaustedError, graph: tf.Graph) -> None:
+    """Adds the sizes of the tables of `graph` on this rank to the error of a run.
 
     A message that already names them, or the settings of a GPU's memory, is left unchanged.
     """
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        text = _tables(graph)
-        known = (text, placement.DYNAMIC, placement.SHARE_OPTION)
-        if text and not any(words in error.message for words in known):
-            error._message = f"{error.message}\n{text}"
-        raise
+    text = _tables(graph)
+    known = (text, placement.DYNAMIC, placement.SHARE_OPTION)
+    if text and not any(words in error.message for words in known):
+        error._message = f"{error.message}\n{text}"
 
 
 def _tables(graph: tf.Graph) -> str:

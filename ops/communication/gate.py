@@ -4,7 +4,7 @@ A collective that one rank starts and another never reaches hangs both. A rank m
 can't go on from the end of its data, from an id outside a table, or from a peer that has left or
 runs something else. All of this can be known before the first collective, so it is settled there.
 Every collective depends on the gate of its graph, an operation that waits for a token. The code
-that runs the graph (`collective.coordination.session_runs`) adds an operation to each run that
+that runs the graph (`collective.coordination.run_preparation`) adds an operation to each run that
 exchanges the ranks' headers, and that puts the token there if all ranks are well. So either all
 ranks carry out a step, or none does and nothing is applied.
 

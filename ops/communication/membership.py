@@ -88,17 +88,17 @@ def join() -> Process:
 
 def rank() -> int:
     """Returns this process's number among all ranks, from 0."""
-    return _place().rank
+    return (_process or _place()).rank
 
 
 def size() -> int:
     """Returns the number of ranks, N."""
-    return _place().size
+    return (_process or _place()).size
 
 
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0."""
-    return _place().local_rank
+    return (_process or _place()).local_rank
 
 
 def _of_horovod() -> Process:
@@ -106,10 +106,9 @@ def _of_horovod() -> Process:
 
 
 def _place() -> Process:
-    if _process is None:
-        if hvd is not None and hvd.is_initialized():  # the script has initialised it
-            return _of_horovod()
-        raise ValueError(
-            "This process has joined no job: make a collective.CollectiveStrategy() first."
-        )
-    return _process
+    """Returns the place of a process that hasn't joined."""
+    if hvd is not None and hvd.is_initialized():  # the script has initialised it
+        return _of_horovod()
+    raise ValueError(
+        "This process has joined no job: make a collective.CollectiveStrategy() first."
+    )

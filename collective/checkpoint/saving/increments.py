@@ -27,7 +27,7 @@ from collective.checkpoint.saving.retention import Retention
 from collective.checkpoint.saving.running_chain import RunningChain
 from collective.checkpoint.saving.saver import common_prefix, note_last_checkpoint
 from collective.checkpoint.saving.saves import ShardedSave
-from collective.coordination import session_runs
+from collective.coordination import session_making
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives
 from collective.tables.policies.last_use import global_step
@@ -136,7 +136,7 @@ def training_session(
     """
     secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
     if secs is None and steps is None:
-        return session_runs.without_agreement(original, *args, **kwargs)
+        return session_making.without_agreement(original, *args, **kwargs)
     check_interval("MonitoredTrainingSession", secs, steps)
     signature = inspect.signature(original)
 
@@ -158,7 +158,7 @@ def training_session(
         given.arguments["hooks"] = [*(given.arguments["hooks"] or []), hook]
         return original(*given.args, **given.kwargs)
 
-    return session_runs.without_agreement(with_increments, *args, **kwargs)
+    return session_making.without_agreement(with_increments, *args, **kwargs)
 
 
 def check_interval(owner: str, secs: Any, steps: Any) -> None:
