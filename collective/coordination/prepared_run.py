@@ -60,8 +60,7 @@ class PreparedRun:
         gate: the first gate that it passes, if any.
         disagreement: the headers that kept a gate closed, set while it runs.
         disagreed_later: whether that wasn't the first gate, so that collectives had been executed.
-        feeds: the library's own feeds, by the tensors' names: the graph's training flag, and what
-            its footprint feeds with nothing.
+        feeds: what its footprint feeds with nothing, by the tensors' names.
         description: says what it does, for peers, the launcher and errors; '' before it is run.
         label: its description for the launcher.
         is_step: whether the launcher counts it as a step of training.

@@ -40,8 +40,6 @@ def prepared_run(
         len(context.gates.gates),
         len(context.groups),
         context.reads.refusals,
-        context.flag.tensor is None,
-        id(context.extended.extension),
         compared,
     )
     prepared = prepared_runs.get(key)
@@ -58,8 +56,9 @@ def prepared_run(
             if footprint.trains:
                 footprint = footprint.comparing(compared)
             counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
-            prepared = prepared_runs[key] = _prepare(context, footprint, (leaves, fed))
+            prepared = _prepare(context, footprint, (leaves, fed))
             prepared.counted = counted
+            prepared_runs[key] = prepared
     return prepared
 
 
@@ -85,7 +84,7 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
     run = PreparedRun(footprint, keep_alive, extended=extended)
     run.is_step = footprint.is_step and not footprint.restores
     run.kept = footprint.taking_nothing()
-    run.feeds = _feeds(context, footprint)
+    run.feeds = {x.name: value for x, value in footprint.empty_feeds}
     awaited = run_analysis.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
@@ -105,13 +104,6 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
                 _idle_agreement(gates, run, level) for level in footprint.levels(gates)[1:]
             ]
     return run
-
-
-def _feeds(context: RunContext, footprint: RunFootprint) -> dict[str, Any]:
-    """Returns the library's own feeds of a run, by the tensors' names."""
-    flag = context.flag.tensor
-    feeds = {flag.name: True} if flag is not None and footprint.trains else {}
-    return {**feeds, **{x.name: value for x, value in footprint.empty_feeds}}
 
 
 def _agreement(

@@ -83,7 +83,10 @@ def run(
         return original(session, fetches, feed_dict, options, run_metadata)
     note_run(session)
     PREEMPTION.stop(context.state, prepared.footprint)
-    feeds = {**(feed_dict or {}), **prepared.feeds} if prepared.feeds else feed_dict
+    own_feeds = prepared.feeds
+    if context.flag.tensor is not None and prepared.footprint.trains:
+        own_feeds = {context.flag.tensor.name: True, **own_feeds}
+    feeds = {**(feed_dict or {}), **own_feeds} if own_feeds else feed_dict
 
     def run_alone(original: Any) -> Any:
         if not prepared.beside:

@@ -24,7 +24,7 @@ class TrainingFlag:
 def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     """Returns a bool scalar: True in a run that updates a table or a global variable.
 
-    `collective.coordination.run_preparation` feeds it. Each graph that a session runs has one flag,
+    `collective.coordination.session_runs` feeds it. Each graph that a session runs has one flag,
     shared by the functions and branches in it.
 
     Args:
