@@ -30,7 +30,7 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
-from collective.ops import placement  # noqa: E402
+from collective.ops import kernel_device  # noqa: E402
 from collective.ops.exchange import dispatch  # noqa: E402
 
 WARM = 5
@@ -88,7 +88,7 @@ def main() -> None:
     for name, default in (("tables", 26), ("dim", 16), ("batch", 64), ("steps", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
-    if not placement.on_device(False):
+    if not kernel_device.on_device(False):
         sys.exit("no kernels compute here: see --help for the double of a GPU")
     strategy, rng = collective.CollectiveStrategy(), np.random.default_rng(0)
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

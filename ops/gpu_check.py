@@ -180,7 +180,7 @@ def check_tensorflow(seed: int, names: Sequence[str]) -> int:
     """
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
     # TensorFlow is needed only here.
-    from collective.ops import placement
+    from collective.ops import kernel_device
     from collective.ops.binding_checks import growing, training
     from collective.ops.communication import collectives
     from collective.ops.exchange import dispatch
@@ -212,7 +212,7 @@ def check_tensorflow(seed: int, names: Sequence[str]) -> int:
         verdict = "WRONG" if wrong else "right"
         print(f"rank {rank}: {name}: {verdict} ({time.monotonic() - begin:.1f} s)", flush=True)
         print("".join(f"{line}\n" for line in wrong), end="", flush=True)
-    print(f"rank {rank} of {collectives.size()}: {placement.chosen()}", flush=True)
+    print(f"rank {rank} of {collectives.size()}: {kernel_device.chosen()}", flush=True)
     if not names and not failed:
         print("\n".join(training.report(seed)), flush=True)
     return 1 if failed else 0

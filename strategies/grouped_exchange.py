@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import collectives, gate, hierarchy
 from collective.ops.exchange import (
     answered_exchange,
@@ -102,8 +102,8 @@ def exchange_group(
 ) -> Group:
     """Builds one exchange for `group`; none of its inputs depends on another's rows.
 
-    Kernels compute for all of its tables, or for none (`collective.ops.placement.on_device`). It is
-    none of the graph's `groups_of` yet.
+    Kernels compute for all of its tables, or for none (`collective.ops.kernel_device.on_device`).
+    It is none of the graph's `groups_of` yet.
 
     Args:
         backend: decides the layout.
@@ -113,7 +113,7 @@ def exchange_group(
         provisional: whether another group will replace it; no run leaves out any of its lookups.
         answers: owners may answer keys as they come, in the run that exchanges them.
     """
-    layout, on_device = backend.layout(group), placement.on_device(group[0].table.hashed)
+    layout, on_device = backend.layout(group), kernel_device.on_device(group[0].table.hashed)
     with dispatch.in_host_memory(not on_device):
         return _build(group, layout, level, wire, provisional, answers and not on_device)
 
@@ -368,7 +368,7 @@ def _digest(
     parts += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
     # Messages of tables that count keys, and of kernels, look different.
     parts += [s for s, section in enumerate(layout.sections) if _counts(layout, section)]
-    if placement.on_device(group[0].table.hashed):
+    if kernel_device.on_device(group[0].table.hashed):
         parts.append("by kernels")
     if hosts is not None:
         parts.append((*hosts, *(["in order"] if hierarchy.keeps_order() else [])))

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import key_exchange, tensorflow_lookup
 from collective.ops.graph.graphs import is_outside
@@ -37,7 +37,7 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
         checks.append(gate.Check(name, (table.op.name,), (table.rows,), bounds))
     if ranks == 1:
         # Of what it pools on a GPU, TensorFlow checks nothing.
-        if lookup.sparse_ids is not None and placement.chosen() != "cpu":
+        if lookup.sparse_ids is not None and kernel_device.chosen() != "cpu":
             checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
         (ids,) = gates.behind_checks(checks, [ids])
     else:

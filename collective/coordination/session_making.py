@@ -17,7 +17,7 @@ from collective.coordination.run_analysis import is_shared
 from collective.coordination.session_state import state_of_session
 from collective.ops.communication import collectives, membership
 from collective.ops.graph import graphs
-from collective.ops.placement import TENSORFLOW_SHARE, chosen
+from collective.ops.kernel_device import TENSORFLOW_SHARE, chosen
 from collective.ops.rows import file_systems
 from collective.tables.table import is_replicated
 from collective.tensorflow_internals.graphs import context

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.communication import carriers, collectives, hierarchy
 from collective.ops.communication.collective_names import (
     AGREEMENT,
@@ -146,14 +146,14 @@ def _between_hosts(groups: Sequence[Group]) -> str:
 
 def _in_host_memory(tables: Sequence[Any]) -> str:
     """Says which dynamic tables aren't on the GPU, though there is one, and why; '' for none."""
-    if placement.chosen() == "cpu":
+    if kernel_device.chosen() == "cpu":
         return ""
     names = [f"'{t.op.name}'" for t in tables if t.rows is None and t.bridge is None]
     if not names:
         return ""
     why = "their type isn't float32"
-    if not placement.on_device(dynamic=True):
-        why = f"{placement.DYNAMIC}=host"
+    if not kernel_device.on_device(dynamic=True):
+        why = f"{kernel_device.DYNAMIC}=host"
     more = f" and {counted(len(names) - NAMED, 'other')}" if len(names) > NAMED else ""
     named = ", ".join(names[:NAMED])
     return f"in the host's memory, and their policies act there ({why}): {named}{more}"
@@ -235,7 +235,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
 def _policy_options(table: Any) -> dict[str, float | str]:
     """Returns the options of a table's policy, and where keys are counted if not on a GPU."""
     options: dict[str, float | str] = table.policy.options()
-    if getattr(table, "admission", None) is not None and placement.on_device(dynamic=False):
+    if getattr(table, "admission", None) is not None and kernel_device.on_device(dynamic=False):
         options["admission"] = "host"
     return options
 

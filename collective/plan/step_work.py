@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import carriers, collectives
 from collective.plan import step_estimate
 from collective.plan.step_estimate import StepWork
@@ -44,7 +44,7 @@ def of_step(
         lookups: the lookups that the run needs.
         exchanges: the collectives of the run.
     """
-    if placement.chosen() != "cpu" or tf.config.list_physical_devices("GPU"):
+    if kernel_device.chosen() != "cpu" or tf.config.list_physical_devices("GPU"):
         return None
     for op in footprint.operations:
         # A product of more than two dimensions takes its parameters for each of them.

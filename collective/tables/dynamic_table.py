@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import dispatch, key_hashing, shard_gradients
 from collective.ops.graph import device_scopes, graphs, training_flag
@@ -100,7 +100,9 @@ class DynamicTable(ReservedVariable, Table):
         # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
         self.bridge = (
-            dispatch.bridge() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
+            dispatch.bridge()
+            if dtype == tf.float32 and kernel_device.on_device(dynamic=True)
+            else None
         )
         self.compiled = self.bridge is None and row_store.is_compiled()
         self.capacity = self._capacity(self.dim * dtype.size)

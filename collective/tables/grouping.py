@@ -36,7 +36,7 @@ from collective.ops.graph.graph_analysis import (
     marks_upstream,
     upstream,
 )
-from collective.ops.placement import on_device
+from collective.ops.kernel_device import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 from collective.strategies.single_exchange import exchange_single

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.counting import counted
 from collective.tables.table import Sharded
 
@@ -19,7 +19,7 @@ def add_table_sizes(error: tf.errors.ResourceExhaustedError, graph: tf.Graph) ->
     A message that already names them, or the settings of a GPU's memory, is left unchanged.
     """
     text = _tables(graph)
-    known = (text, placement.DYNAMIC, placement.SHARE_OPTION)
+    known = (text, kernel_device.DYNAMIC, kernel_device.SHARE_OPTION)
     if text and not any(words in error.message for words in known):
         error._message = f"{error.message}\n{text}"
 
@@ -45,10 +45,10 @@ def _tables(graph: tf.Graph) -> str:
 
 
 def _advice() -> Any:
-    if placement.chosen() != "gpu":
+    if kernel_device.chosen() != "gpu":
         return ""
-    share = f"{100 * placement.TENSORFLOW_SHARE:.0f} %"
+    share = f"{100 * kernel_device.TENSORFLOW_SHARE:.0f} %"
     return (
         f" TensorFlow may have {share} of the GPU's memory, unless "
-        f"config.{placement.SHARE_OPTION} of the session says otherwise."
+        f"config.{kernel_device.SHARE_OPTION} of the session says otherwise."
     )

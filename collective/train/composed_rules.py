@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.tables.table import Table
 from collective.train.rows import Rows
 
@@ -85,7 +85,7 @@ def _apply(
 
     The latter has no `indices`; those of the former name each row once.
     """
-    if isinstance(variable, Table) and placement.on_device(variable.hashed):
+    if isinstance(variable, Table) and kernel_device.on_device(variable.hashed):
         return rule(optimizer, Rows(variable, gradient, *indices))
     return original(optimizer, gradient, variable, *indices)
 

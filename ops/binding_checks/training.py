@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import collectives
 from collective.ops.exchange import dispatch, embedding_bag, key_exchange
 from collective.ops.gpu.rules import EXAMPLES, Adam, Rule
@@ -258,7 +258,7 @@ def config() -> tf.ConfigProto:
     """Configures a session as a script does."""
     made = tf.ConfigProto()
     made.gpu_options.allow_growth = True
-    made.gpu_options.per_process_gpu_memory_fraction = placement.TENSORFLOW_SHARE
+    made.gpu_options.per_process_gpu_memory_fraction = kernel_device.TENSORFLOW_SHARE
     return made
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import carriers
 from collective.ops.communication.membership import Process
 from collective.tensorflow_internals.graphs import config
@@ -156,7 +156,7 @@ def why_flat() -> str:
         return _settled.unavailable
     if carriers.in_force() != carriers.MIXED:
         return "Horovod carries everything"
-    if placement.chosen() != "cpu":
+    if kernel_device.chosen() != "cpu":
         return "tables are on GPUs"
     return "" if _choice is True or _is_worthwhile() else f"auto, by {_measured()}"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.graph import device_scopes
 
 _current = threading.local()
@@ -48,11 +48,11 @@ def operations() -> Any:
 
 def launch_kernels() -> bool:
     """Tells whether `operations` launch kernels."""
-    return placement.chosen() != "cpu" and not _is_in_host_memory()
+    return kernel_device.chosen() != "cpu" and not _is_in_host_memory()
 
 
 def _by_kernels() -> Any:
-    return placement.injected() or _on_gpu()
+    return kernel_device.injected() or _on_gpu()
 
 
 @functools.cache
@@ -78,6 +78,6 @@ def operations_given(sizes: Sequence[tf.Tensor]) -> Any:
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[None]:
     """Places operations that are made inside where dynamic tables are, or static ones."""
-    if not placement.on_device(dynamic):
+    if not kernel_device.on_device(dynamic):
         return device_scopes.on_host()
-    return device_scopes.on("/gpu:0" if placement.chosen() == "gpu" else None)
+    return device_scopes.on("/gpu:0" if kernel_device.chosen() == "gpu" else None)

@@ -7,9 +7,9 @@ order of the stream. The host waits for data that it reads, and before memory is
 
 *Memory.* Kernels read and write TensorFlow's tensors in place. CuPy has the hash tables, and the
 memory that kernels need to find keys. TensorFlow makes one allocator per GPU and process, with the
-limit of the first use of the GPU: for a session `placement.TENSORFLOW_SHARE`, for eager operations
-no limit. CuPy and the rows of dynamic tables take, as they grow, memory that TensorFlow has not
-taken.
+limit of the first use of the GPU: for a session `kernel_device.TENSORFLOW_SHARE`, for eager
+operations no limit. CuPy and the rows of dynamic tables take, as they grow, memory that TensorFlow
+has not taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.communication import collectives
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.kernel_api import Kernels
@@ -149,14 +149,14 @@ class GpuBridge(MemoryBridge):
         return (
             f"{self.device.memory()}; TensorFlow may take all that is free, since something ran "
             "eagerly on the GPU before the first lookup was made and a session set its limit, "
-            f"{100 * placement.TENSORFLOW_SHARE:.0f} %: run it after them, or in "
+            f"{100 * kernel_device.TENSORFLOW_SHARE:.0f} %: run it after them, or in "
             "tf.device('/cpu:0')"
         )
 
     def advice(self) -> str:
         return (
             f"{super().advice()}; or leave dynamic tables more of the GPU's memory: TensorFlow "
-            f"takes less of it with config.{placement.SHARE_OPTION} of the session"
+            f"takes less of it with config.{kernel_device.SHARE_OPTION} of the session"
         )
 
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:

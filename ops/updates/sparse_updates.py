@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.placement import on_device
+from collective.ops.kernel_device import on_device
 from collective.ops.updates.reduced_updates import RowUpdate, apply
 
 COMPILED = frozenset({"AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer", "MomentumOptimizer"})

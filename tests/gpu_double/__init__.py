@@ -21,6 +21,6 @@ def device_operations() -> Any:
 
 def use() -> None:
     """Has the double compute from now on in this process."""
-    from collective.ops import placement
+    from collective.ops import kernel_device
 
-    placement.use(device_operations)
+    kernel_device.use(device_operations)

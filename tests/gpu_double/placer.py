@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 
 _SOURCE = Path(__file__).with_name("placer.cc")
 _ROOM = 1 << 24
@@ -28,8 +28,8 @@ def use(choice: str) -> None:
     Sessions run them with the emulator's kernels, as `tests.gpu_double.use` does. They must place
     softly: no GPU is there.
     """
-    placement.use(_device_operations)
-    placement.chosen = lambda: choice
+    kernel_device.use(_device_operations)
+    kernel_device.chosen = lambda: choice
 
 
 def _device_operations() -> Any:

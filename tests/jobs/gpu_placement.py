@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy, TablePolicy, train
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.graph import graph_analysis
 from collective.prefetch.enable import split_of
 from tests.gpu_double import placer
@@ -133,7 +133,7 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
         except ValueError as error:
             yield str(error)
             return
-        on_device = {"a": choice == "gpu", "c": placement.on_device(dynamic=True)}
+        on_device = {"a": choice == "gpu", "c": kernel_device.on_device(dynamic=True)}
         for table, wanted in on_device.items():
             for op in _users(graph, {"a": "ab", "c": "cd"}[table]):
                 if devices[op.name] != ("GPU" if wanted else "CPU"):
@@ -220,7 +220,7 @@ def main() -> None:
     rank = CollectiveStrategy().rank()
     for device, optimizer, (choice, dynamic), options in cases():
         placer.use(choice)
-        os.environ[placement.DYNAMIC] = dynamic
+        os.environ[kernel_device.DYNAMIC] = dynamic
         for line in misplaced(device, optimizer, choice, options):
             found.append(f"{device} {optimizer} {choice} {dynamic} {options}: {line}")
     print("\n".join(found) or f"rank {rank}: everything is placed", flush=True)

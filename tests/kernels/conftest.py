@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
@@ -19,8 +19,8 @@ from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 def bind(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch) -> DeviceOperations:
     """Has kernels stand in for the compiled operations from now on, until the test ends."""
     bound = DeviceOperations(bridge)
-    monkeypatch.setattr(placement, "_injected", lambda: bound)
-    monkeypatch.setattr(placement, "injected", lambda: bound)
+    monkeypatch.setattr(kernel_device, "_injected", lambda: bound)
+    monkeypatch.setattr(kernel_device, "injected", lambda: bound)
     return bound
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.rows.shards import RowReads, RowRequest, Shard, by_table
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.graph import graphs
 from collective.ops.graph.sessions import run_unpatched
 from collective.ops.rows.row_snapshots import CopyRoom, HoldOperation, RowSnapshot
@@ -23,7 +23,7 @@ Receiver = Callable[[Shard, int, Any], None]
 def can_be_held(group: Sequence[Shard]) -> bool:
     """Tells whether a dynamic table with its slots, or a static shard, is in the host's memory."""
     table: Any = group[0].table
-    if native_library.missing() is not None or placement.on_device(group[0].dynamic):
+    if native_library.missing() is not None or kernel_device.on_device(group[0].dynamic):
         return False
     return not group[0].dynamic or (table.policy.storage is None and table.compiled)
 

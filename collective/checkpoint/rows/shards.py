@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint.files import tensor_bundle
 from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable, part_rows
 from collective.checkpoint.files.tensor_bundle import slice_rows
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.ops.graph.sessions import run_unpatched
@@ -166,7 +166,7 @@ class ShardOperations:
             )
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
             self.restore: data_files.RestoreOperation | None = None
-            if not (dynamic or native_library.missing() or placement.on_device(dynamic)):
+            if not (dynamic or native_library.missing() or kernel_device.on_device(dynamic)):
                 self.restore = data_files.RestoreOperation(variable.handle, dtype)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import collectives
 from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
 from collective.ops.rows import dynamic_rows
@@ -193,8 +193,8 @@ def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
         option = _option(policy)
         raise TableError(
             f"Table '{table.op.name}' has {option} in its policy, but it is dynamic, and in the "
-            f"GPU's memory, where every key gets a row. Set {placement.DYNAMIC}=host, which has "
-            "dynamic tables in the host's memory, or leave the option out."
+            f"GPU's memory, where every key gets a row. Set {kernel_device.DYNAMIC}=host, which "
+            "has dynamic tables in the host's memory, or leave the option out."
         )
     if not admits_some:
         return

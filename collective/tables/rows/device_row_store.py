@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.counting import counted
 from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
@@ -47,7 +47,7 @@ class DeviceColumn(RowColumn):
             except (MemoryError, RuntimeError) as error:
                 raise MemoryError(
                     f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of address space: "
-                    f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
+                    f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {kernel_device.DYNAMIC}=host."
                 ) from error
             self._rows = bridge.within(self._memory, (rows, dim), dtype)
         self.ensure_capacity(0)
@@ -76,7 +76,7 @@ class DeviceColumn(RowColumn):
                     f"{counted(before // self._row_bytes, 'row')}, and needs "
                     f"{size - before:,} bytes more for {count:,}: {error}. "
                     f"{self._bridge.memory()}, and TensorFlow what it has taken. Train on more "
-                    f"ranks; or set {placement.DYNAMIC}=host, which has dynamic tables in the "
+                    f"ranks; or set {kernel_device.DYNAMIC}=host, which has dynamic tables in the "
                     "host's memory"
                 ) from error
             self._bridge.within(

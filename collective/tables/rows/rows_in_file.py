@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.graph import graph_state, graphs
 from collective.ops.rows import rows_in_file
 from collective.policy import TablePolicy
@@ -172,7 +172,7 @@ def prepare(table: Any) -> None:
     if table.bridge is not None:
         raise TableError(
             f"table '{table.op.name}' is to keep rows in a file (storage='dram_ssd'), but it is in "
-            f"the GPU's memory. Set {placement.DYNAMIC}=host, which has dynamic tables in the "
+            f"the GPU's memory. Set {kernel_device.DYNAMIC}=host, which has dynamic tables in the "
             "host's memory, or leave the storage out."
         )
     if not table.compiled:

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import device_scopes
 from collective.ops.updates import reduced_updates, sparse_updates
@@ -201,7 +201,7 @@ def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
     # Another optimizer lets Adam do its updates: the number of rows to go over is unknown.
     is_uncounted = variable.hashed and variable.slot_row_count is None
     return not (
-        is_uncounted and kind is adam.AdamOptimizer and not placement.on_device(variable.hashed)
+        is_uncounted and kind is adam.AdamOptimizer and not kernel_device.on_device(variable.hashed)
     )
 
 

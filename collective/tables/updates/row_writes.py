@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.exchange import dispatch
 from collective.tables.rows.reserved_variable import ReservedVariable
 from collective.tables.table import Sharded
@@ -21,7 +21,7 @@ def on_device(holder: Any) -> bool:
     """Tells whether a variable is a table or slot in memory where kernels compute."""
     if isinstance(holder, ReservedVariable):
         return holder.on_device
-    return isinstance(holder, Sharded) and placement.on_device(dynamic=False)
+    return isinstance(holder, Sharded) and kernel_device.on_device(dynamic=False)
 
 
 def read(holder: Any, rows: tf.Tensor) -> tf.Tensor:

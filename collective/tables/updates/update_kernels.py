@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.graph import graph_analysis, graphs
 from collective.ops.graph.gpu_kernels import gpu_kernel
 from collective.tables.table import Table
@@ -50,7 +50,7 @@ def _is_on_device(variable: Any) -> bool:
     # in for a GPU.
     return (
         isinstance(variable, Table)
-        and placement.on_device(variable.hashed)
+        and kernel_device.on_device(variable.hashed)
         and tf.test.is_built_with_cuda()
     )
 
@@ -99,7 +99,7 @@ def _copies_all(op: tf.Operation) -> bool:
 
 def _refuse(optimizer_: Any, table: Table, reason: str) -> None:
     """Raises the error that names what can be done."""
-    setting = f"{placement.DYNAMIC}=host" if table.hashed else f"{placement.CHOICE}=cpu"
+    setting = f"{kernel_device.DYNAMIC}=host" if table.hashed else f"{kernel_device.CHOICE}=cpu"
     raise TableError(
         f"table '{table.op.name}' is in a GPU's memory, where {type(optimizer_).__name__} can't "
         f"update it: TensorFlow {reason}. Use another optimizer, or keep the table in the host's "

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.gpu import device_key_map as on_device
 from collective.ops.gpu import update
 from collective.ops.gpu.memory_bridge import MemoryBridge
@@ -388,8 +388,8 @@ def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=[type(one).__name__ for one in OPTIMIZERS])
 def test_trained_as_in_the_hosts_memory(optimizer: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(placement.CHOICE, "cpu")
-    placement.chosen_by_environment.cache_clear()
+    monkeypatch.setenv(kernel_device.CHOICE, "cpu")
+    kernel_device.chosen_by_environment.cache_clear()
     wanted, _ = trained(optimizer)
     bind(EmulatedBridge(seed=5), monkeypatch)
     got, kinds = trained(optimizer)
@@ -439,16 +439,16 @@ def test_adam_takes_memory_for_a_table_that_grows_seldom():
 
 def test_dynamic_tables_may_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
     wanted, _ = trained(OPTIMIZERS[3])
-    monkeypatch.setenv(placement.DYNAMIC, "host")
+    monkeypatch.setenv(kernel_device.DYNAMIC, "host")
     bind(EmulatedBridge(), monkeypatch)
     got, kinds = trained(OPTIMIZERS[3])
     assert FOUND_BY_PYTHON not in kinds
     assert {"CollectiveFindRows", "CollectiveSparseReduceUpdate"} <= kinds
     for one, other in zip(got, wanted):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    monkeypatch.setenv(placement.DYNAMIC, "nvme")
+    monkeypatch.setenv(kernel_device.DYNAMIC, "nvme")
     with pytest.raises(ValueError, match="COLLECTIVE_DYNAMIC_TABLES=nvme: there is no such choice"):
-        placement.on_device(True)
+        kernel_device.on_device(True)
 
 
 def test_a_table_without_room_names_itself_in_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy, TablePolicy, checkpoint
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.gpu.device_key_map import DeviceKeyMap
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.rows.keymap import KeyMap
@@ -265,8 +265,8 @@ def test_rows_go_as_in_the_hosts_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setenv(placement.CHOICE, "cpu")
-    placement.chosen_by_environment.cache_clear()
+    monkeypatch.setenv(kernel_device.CHOICE, "cpu")
+    kernel_device.chosen_by_environment.cache_clear()
     arguments = POLICIES[policy], optimizer, grouping, tmp_path
     wanted = program(*arguments)
     bind(EmulatedBridge(seed=3), monkeypatch)
@@ -280,8 +280,8 @@ def test_rows_go_as_in_the_hosts_memory(
 def test_last_uses_go_from_the_host_to_a_gpu_and_back(
     saved_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(placement.CHOICE, "cpu")
-    placement.chosen_by_environment.cache_clear()
+    monkeypatch.setenv(kernel_device.CHOICE, "cpu")
+    kernel_device.chosen_by_environment.cache_clear()
 
     def on(where: str, restores: bool, *batches: np.ndarray) -> list[np.ndarray]:
         with monkeypatch.context() as patch:
@@ -333,6 +333,6 @@ def test_the_plan_names_tables_that_stay_in_the_hosts_memory(monkeypatch: pytest
     assert note(tf.float32) is None
     said = "in the host's memory, and their policies act there "
     assert note(tf.float32, tf.float64) == f"{said}(their type isn't float32): 't1'"
-    monkeypatch.setenv(placement.DYNAMIC, "host")
+    monkeypatch.setenv(kernel_device.DYNAMIC, "host")
     names = "'t0', 't1', 't2', 't3', 't4' and 1 other"
     assert note(*[tf.float32] * 6) == f"{said}(COLLECTIVE_DYNAMIC_TABLES=host): {names}"

@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.gpu import device_key_map, memory_bridge, row_finders
 from collective.ops.gpu.device_key_map import DeviceKeyMap
 from collective.ops.gpu.segments import Segments
@@ -116,7 +116,7 @@ def test_no_memory_names_the_bytes_and_the_option():
 
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         ran(found(DeviceOperations(bridge), full))
-    for words in ("'users': no room for 1,234 bytes", "and hold 6", placement.SHARE_OPTION):
+    for words in ("'users': no room for 1,234 bytes", "and hold 6", kernel_device.SHARE_OPTION):
         assert words in caught.value.message
 
 

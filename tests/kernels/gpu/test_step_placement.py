@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.graph.graph_analysis import upstream
 from tests.gpu_double.copies import copies
 from tests.kernels.conftest import bind
@@ -26,7 +26,7 @@ class PlacedBridge(EmulatedBridge):
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     bind(PlacedBridge(), monkeypatch)
-    monkeypatch.setattr(placement, "chosen", lambda: "gpu")
+    monkeypatch.setattr(kernel_device, "chosen", lambda: "gpu")
 
 
 BATCH = {

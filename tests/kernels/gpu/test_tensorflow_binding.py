@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, placement
+from collective.ops import kernel_device, native_library
 from collective.ops.binding_checks import growing, training
 from collective.ops.exchange import embedding_bag
 from collective.ops.gpu import memory_bridge
@@ -183,24 +183,24 @@ def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pyt
     ],
 )
 def test_choices_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str):
-    monkeypatch.setenv(placement.CHOICE, value)
+    monkeypatch.setenv(kernel_device.CHOICE, value)
     with pytest.raises((ValueError, RuntimeError), match=words):
-        placement.chosen_by_environment.__wrapped__()
+        kernel_device.chosen_by_environment.__wrapped__()
 
 
 def test_the_choice_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: Any):
-    monkeypatch.delenv(placement.CHOICE, raising=False)
-    assert placement.chosen_by_environment.__wrapped__() == "cpu"
+    monkeypatch.delenv(kernel_device.CHOICE, raising=False)
+    assert kernel_device.chosen_by_environment.__wrapped__() == "cpu"
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
-    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernel_device.importlib.util, "find_spec", lambda name: None)
     caplog.set_level("WARNING", logger="tensorflow")
     tf.get_logger().addHandler(caplog.handler)
     try:
         assert (
-            placement.chosen_by_environment.__wrapped__() == "cpu"
+            kernel_device.chosen_by_environment.__wrapped__() == "cpu"
             and "there is no CuPy" in caplog.text
         )
     finally:
         tf.get_logger().removeHandler(caplog.handler)
-    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: object())
-    assert placement.chosen_by_environment.__wrapped__() == "gpu"
+    monkeypatch.setattr(kernel_device.importlib.util, "find_spec", lambda name: object())
+    assert kernel_device.chosen_by_environment.__wrapped__() == "gpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
+from collective.ops import kernel_device
 
 pytestmark = pytest.mark.either_backend
 
@@ -24,7 +24,7 @@ def test_tables_are_named_with_what_they_take(strategy, size, monkeypatch, chose
                 table = tf.get_variable(name, [rows, 16], initializer=tf.zeros_initializer())
         tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1])))
         needs_more = tf.py_function(full, [tf.zeros([])], tf.float32)
-        monkeypatch.setattr(placement, "chosen", lambda: chosen)
+        monkeypatch.setattr(kernel_device, "chosen", lambda: chosen)
         with (
             tf.Session() as session,
             pytest.raises(tf.errors.ResourceExhaustedError, match="no room") as caught,

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.coordination import session_state
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import carriers
 from collective.ops.exchange import embedding_bag, key_hashing
 from collective.ops.graph import graph_state, sessions
@@ -327,7 +327,7 @@ def test_a_small_model_is_told_that_sharding_does_not_pay(strategy, size, ids):
         with started(train, {"ids:0": [1]} if ids is of_placeholders else None):
             plan = strategy.plan()
     assert before.estimate is None  # nobody knows what a step is
-    if size == 1 or placement.chosen() != "cpu":
+    if size == 1 or kernel_device.chosen() != "cpu":
         assert plan.estimate is None
         return
     # A sample's rows are of 4, 3 and 4 elements; the network has 7 parameters.

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.ops import placement
+from collective.ops import kernel_device
 from tests.ranks import reference
 from tests.ranks.grouped import everyone, rows_of, same
 
@@ -92,7 +92,7 @@ def test_an_invalid_id_of_any_member_is_everyones_error_and_nothing_is_applied(
 @pytest.mark.parametrize("grouping", [True, False])
 def test_ids_indices_and_weights_that_do_not_belong_together(strategy, rank, size, grouping):
     """On one rank: the same error on all, before anything moves, and the session goes on."""
-    on_device = placement.chosen() != "cpu"
+    on_device = kernel_device.chosen() != "cpu"
     with strategy.scope(grouping=grouping), tf.Graph().as_default():
         with strategy.embedding_scope():
             t, u = (

@@ -270,7 +270,7 @@ def test_the_plan_says_where_keys_are_refused(strategy, monkeypatch):
         collective.get_embedding_variable("u", D, ev_option=TablePolicy(weight_bound=3))
         plan = str(strategy.plan())
         assert "filter_freq=3" in plan and "admission=" not in plan
-        monkeypatch.setattr(builder.placement, "on_device", lambda dynamic: not dynamic)
+        monkeypatch.setattr(builder.kernel_device, "on_device", lambda dynamic: not dynamic)
         policies = [table["policy"] for table in json.loads(strategy.plan().to_json())["tables"]]
         assert policies == [{"filter_freq": 3, "admission": "host"}, {"weight_bound": 3.0}]
 

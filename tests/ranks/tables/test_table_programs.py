@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from tests.ranks.table_program_sessions import Program
 
 SESSIONS = 3
@@ -26,6 +26,6 @@ def seeds():
 @pytest.mark.parametrize("seed", seeds())
 def test_tables_have_what_dictionaries_have(strategy, rank, size, folder, seed):
     """All ranks train the same keys; a session ends with a save, and the next one restores it."""
-    program = Program(seed, folder, size, placement.on_device(dynamic=True))
+    program = Program(seed, folder, size, kernel_device.on_device(dynamic=True))
     for _ in range(SESSIONS):
         program.run_session(strategy, rank)

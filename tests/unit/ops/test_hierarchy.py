@@ -8,7 +8,7 @@ import time
 import pytest
 from tensorflow.python.framework import config
 
-from collective.ops import placement
+from collective.ops import kernel_device
 from collective.ops.communication import carriers, hierarchy
 from collective.ops.communication.hierarchy import Bandwidths, Hosts, hosts_of
 from collective.ops.communication.membership import Process
@@ -22,7 +22,7 @@ def job(monkeypatch):
     monkeypatch.setattr(carriers._meeting, "unavailable", "")
     monkeypatch.setattr(carriers._meeting, "scope_choice", None)
     monkeypatch.delenv(carriers.VARIABLE, raising=False)
-    monkeypatch.setattr(placement, "chosen", lambda: "cpu")
+    monkeypatch.setattr(kernel_device, "chosen", lambda: "cpu")
     monkeypatch.setattr(hierarchy, "_settled", hierarchy._Settled())
     monkeypatch.setattr(hierarchy, "_choice", hierarchy.AUTO)
     return process
@@ -102,7 +102,7 @@ def test_what_can_not_be_merged_is_flat(job, monkeypatch):
     settle(job, [["0", "1", "0", "1"], ["9e9 1e8"] * 4])
     hierarchy.use(True)
     with monkeypatch.context() as patch:
-        patch.setattr(placement, "chosen", lambda: "gpu")
+        patch.setattr(kernel_device, "chosen", lambda: "gpu")
         assert hierarchy.why_flat() == "tables are on GPUs"
     carriers.use("horovod")
     assert hierarchy.why_flat() == "Horovod carries everything"
