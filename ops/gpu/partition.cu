@@ -91,6 +91,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
     const i64 at = first + turn * kThreads;
-    if (at < piece.count) rows[at] = local_of(keys[at], piece.dynamic != 0, ranks);
+    if (at < piece.count) rows[at] = local_row_of(keys[at], piece.dynamic != 0, ranks);
   }
 }

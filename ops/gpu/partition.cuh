@@ -3,7 +3,7 @@
 // counts is [N, tiles + 1]. It holds counts, and after the scan the sums of those before; the last
 // column is the sum of all.
 
-#include "owners.cuh"
+#include "placement.cuh"
 #include "segments.cuh"
 
 constexpr u32 kNone = 0xFFFFFFFFu;

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "wire.h"
-
 namespace collective {
 
 namespace {
@@ -16,7 +14,7 @@ constexpr uint64_t kFirstHash = 0x8CB92BA72F3D8DD7ull, kSecondHash = 0xAEF175021
 constexpr uint64_t kCounter = 0x9E3779B97F4A7C15ull;
 
 // The generator of `collective.tables.rows.initializers.hashed`.
-uint64_t HashOf(uint64_t seed, uint64_t counter) { return Owners::Mix(counter * kCounter + seed); }
+uint64_t HashOf(uint64_t seed, uint64_t counter) { return Mix(counter * kCounter + seed); }
 
 }  // namespace
 
@@ -88,7 +86,7 @@ bool BloomCounter::Start() {
 
 int BloomCounter::Places(int64_t key, uint64_t* places) const {
   const uint64_t k = static_cast<uint64_t>(key);
-  const uint64_t partition = Owners::Mix(k) % static_cast<uint64_t>(shape_.partitions);
+  const uint64_t partition = static_cast<uint64_t>(partitions_.Owner(key));
   const uint64_t first = partition / shape_.step * shape_.cells;
   const uint64_t stride = HashOf(kSecondHash, k) | 1;
   uint64_t hash = HashOf(kFirstHash, k);
@@ -96,8 +94,7 @@ int BloomCounter::Places(int64_t key, uint64_t* places) const {
   for (int64_t i = 0; i < shape_.hashes; ++i, hash += stride) {
     // Without the mix, keys of a small partition would share all of their counters too often.
     const uint64_t cell = static_cast<uint64_t>(
-        (static_cast<unsigned __int128>(Owners::Mix(hash)) * static_cast<uint64_t>(shape_.cells)) >>
-        64);
+        (static_cast<unsigned __int128>(Mix(hash)) * static_cast<uint64_t>(shape_.cells)) >> 64);
     places[count] = first + cell;
     // A counter that a key has twice is counted once.
     count += std::find(places, places + count, first + cell) == places + count;

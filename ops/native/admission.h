@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "keymap.h"
+#include "placement.h"
 
 namespace collective {
 
@@ -62,7 +63,7 @@ struct BloomShape {
   int64_t hashes;      // How many counters a key has.
   int64_t cells;       // How many counters a partition has.
   int64_t width;       // Bytes of a counter: 1, 2, 4 or 8, unsigned.
-  int64_t partitions;  // In all; key k is counted in partition mix(k) mod this.
+  int64_t partitions;  // In all; keys are placed on them as on ranks.
   int64_t step;        // This rank has every step-th partition.
   uint64_t most;       // The value at which a counter stays.
 };
@@ -71,7 +72,8 @@ struct BloomShape {
 // the counts don't, either. Counts are added, so the order of keys doesn't matter.
 class BloomCounter : public KeyCounter {
  public:
-  explicit BloomCounter(const BloomShape& shape) : shape_(shape) {}
+  explicit BloomCounter(const BloomShape& shape)
+      : shape_(shape), partitions_(kDynamic, static_cast<int>(shape.partitions)) {}
   ~BloomCounter() override;
   bool Start();
 
@@ -91,6 +93,7 @@ class BloomCounter : public KeyCounter {
   int Places(int64_t key, uint64_t* places) const;
 
   const BloomShape shape_;
+  const Placement partitions_;  // A key's partition is its owner.
   char* cells_ = nullptr;
 };
 

@@ -268,10 +268,10 @@ class AlltoallKeysOp : public SharedOp {
       Parallel(context_, static_cast<int64_t>(count), elements, [&](int64_t p) {
         const collective::Piece& piece = pieces[p];
         const Section& section = op_->layout_.sections[piece.section];
-        const Owners owners(section.kind, op_->layout_.ranks);
+        const Placement placement(section.kind, op_->layout_.ranks);
         auto scratch = op_->scratch_.Take();
         int64_t* rows = scratch->rows.At(piece.keys);
-        for (int64_t k = 0; k < piece.keys; ++k) rows[k] = owners.Local(piece.key[k]);
+        for (int64_t k = 0; k < piece.keys; ++k) rows[k] = placement.Row(piece.key[k]);
         errors[p] = gather_op::Answer(section, piece, tables[section.table], rows, 1.f,
                                       &scratch->gather, out + piece.flat);
         if (written && errors[p].ok()) written(p);
@@ -342,10 +342,10 @@ class AlltoallKeysOp : public SharedOp {
         TF_RETURN_IF_ERROR(context_->allocate_output(5 + t, shape, &out));
         rows[t] = out->flat<int64_t>().data();
       }
-      const Owners owners(kStatic, layout.ranks);
+      const Placement placement(kStatic, layout.ranks);
       for (const collective::Piece& piece : received.pieces) {
         int64_t* out = rows[layout.sections[piece.section].table] + piece.row;
-        for (int64_t k = 0; k < piece.keys; ++k) out[k] = owners.Local(piece.key[k]);
+        for (int64_t k = 0; k < piece.keys; ++k) out[k] = placement.Row(piece.key[k]);
       }
       return OkStatus();
     }

@@ -214,10 +214,10 @@ class AskOp : public OpKernel {
     }
     const int64_t count = run->counts[s] = numbering->count();
     Part* parts = &run->parts[s * ranks_];
-    const Owners owners(sections_[s].kind, ranks_);
+    const Placement placement(sections_[s].kind, ranks_);
     int32_t *owner = run->owner + run->first[s] + s, *place = run->place + run->first[s] + s;
     for (int64_t u = 0; u < count; ++u) {
-      const int32_t r = owners.Of(distinct[u]);
+      const int32_t r = placement.Owner(distinct[u]);
       owner[u] = r;
       place[u] = static_cast<int32_t>(parts[r].keys++);
     }
@@ -281,10 +281,10 @@ class AskOp : public OpKernel {
       int64_t keys = 0, bags = 0, last = -1;
     };
     std::vector<Counter> counters(ranks_);
-    const Owners owners(sections_[s].kind, ranks_);
+    const Placement placement(sections_[s].kind, ranks_);
     int32_t* owner = run->owner + run->first[s] + s;
     for (int64_t i = 0; i < n; ++i) {
-      const int32_t r = owners.Of(ids[i]);
+      const int32_t r = placement.Owner(ids[i]);
       Counter& counter = counters[r];
       owner[i] = r;
       ++counter.keys;

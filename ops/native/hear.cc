@@ -48,9 +48,9 @@ class HearOp : public OpKernel {
     Parallel(context, static_cast<int64_t>(received.pieces.size()), all, [&](int64_t p) {
       const Piece& piece = received.pieces[p];
       const Section& section = layout_.sections[piece.section];
-      const Owners owners(section.kind, layout_.ranks);
+      const Placement placement(section.kind, layout_.ranks);
       int64_t* out = keys[section.table] + piece.row;
-      for (int64_t k = 0; k < piece.keys; ++k) out[k] = owners.Local(piece.key[k]);
+      for (int64_t k = 0; k < piece.keys; ++k) out[k] = placement.Row(piece.key[k]);
       if (counts[section.table] == nullptr) return;
       int64_t* count = counts[section.table] + piece.row;
       // The keys of a pooled section come as often as they were asked for.

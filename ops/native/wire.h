@@ -8,61 +8,14 @@
 #include <vector>
 
 #include "parallel.h"
+#include "placement.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace collective {
 
 constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;  // Elements of anything counted in int32.
 
-enum Kind { kStatic = 0, kDynamic = 1 };
 enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
-
-// Tells which rank owns a key of a table of this kind, and where the owner stores it.
-class Owners {
- public:
-  Owners(int kind, int ranks)
-      : dynamic_(kind == kDynamic),
-        ranks_(ranks),
-        mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
-    while ((1 << shift_) < ranks) ++shift_;
-  }
-
-  int32_t Of(int64_t key) const {
-    if (dynamic_) {
-      const uint64_t mixed = Mix(static_cast<uint64_t>(key));
-      return static_cast<int32_t>(mask_ >= 0 ? mixed & static_cast<uint64_t>(mask_)
-                                             : mixed % static_cast<uint64_t>(ranks_));
-    }
-    if (mask_ >= 0) return static_cast<int32_t>(key & mask_);
-    if (IsUint32(key))
-      return static_cast<int32_t>(static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_));
-    const int64_t rest = key % ranks_;
-    return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
-  }
-
-  // SplitMix64's output function, as in ops/exchange/key_hashing.py.
-  static uint64_t Mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-  }
-
-  // Returns the local row of a static table's key; a dynamic table's key itself.
-  int64_t Local(int64_t key) const {
-    if (dynamic_) return key;
-    if (mask_ >= 0) return key >> shift_;
-    if (IsUint32(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
-    return key / ranks_ - (key % ranks_ < 0 ? 1 : 0);
-  }
-
- private:
-  static bool IsUint32(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
-
-  bool dynamic_;
-  int ranks_;
-  int64_t mask_;
-  int shift_ = 0;
-};
 
 // Rows of a dynamic table that a lookup doesn't see are negative: it reads row 0.
 constexpr int64_t kNoRow = -1;  // The key has no row: nothing is updated.

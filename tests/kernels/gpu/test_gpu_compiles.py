@@ -81,11 +81,11 @@ def test_warnings_and_local_memory_are_seen(body: str, complaint: str):
 
 def test_an_error_names_file_and_line():
     declaration = "__device__ __forceinline__ u64 mix("
-    lines = FOLDER.joinpath("owners.cuh").read_text(encoding="utf-8").splitlines()
+    lines = FOLDER.joinpath("placement.cuh").read_text(encoding="utf-8").splitlines()
     (number,) = (number for number, line in enumerate(lines, 1) if line.startswith(declaration))
     text = Source("distinct.cu", ()).text().replace(declaration, "__device__ u65 mix(")
     with pytest.raises(
-        CompileError, match=rf'owners.cuh\({number}\): error: identifier "u65" is undefined'
+        CompileError, match=rf'placement.cuh\({number}\): error: identifier "u65" is undefined'
     ):
         compiled(text, "sm_90", ALL_OPTIONS)
 

@@ -1,5 +1,5 @@
-// Finds the rank that owns a key: the function of ops/native/wire.h and
-// ops/exchange/key_hashing.py.
+// Places a table's rows on ranks, for kernels: the twin of ops/native/placement.h and
+// ops/placement.py.
 
 #include "integers.cuh"
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 owner_of(i64 key, bool dynamic, u32 ranks) {
 }
 
 // Finds where the owner keeps a key: row key div N of a static table; a dynamic table's key itself.
-__device__ __forceinline__ i64 local_of(i64 key, bool dynamic, u32 ranks) {
+__device__ __forceinline__ i64 local_row_of(i64 key, bool dynamic, u32 ranks) {
   if (dynamic || ranks == 1) return key;
   if (static_cast<u64>(key) >> 32 == 0) return static_cast<u32>(key) / ranks;
   const i64 quotient = key / static_cast<i64>(ranks);
