@@ -123,8 +123,7 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
         if table.rows is None:
             dynamic.append(table)
             continue
-        by_rank = [len(range(rank, table.rows, ranks)) for rank in range(ranks)]
-        sizes[table.op.name] = tf.constant(by_rank, tf.int64)
+        sizes[table.op.name] = tf.constant(table.placement.counts(table.rows), tf.int64)
     if dynamic:
         counts = tf.stack([table.count() for table in dynamic])
         if ranks > 1:

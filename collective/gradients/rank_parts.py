@@ -52,7 +52,7 @@ ADVICE = (
 
 def owners_of(table: Sharded) -> str:
     """Returns a value that is the same for tables of which a rank owns the same keys."""
-    return str(table.op.name) if table.rows is None else "key mod N"
+    return str(table.op.name) if table.rows is None else repr(table.placement)
 
 
 class GradientParts:

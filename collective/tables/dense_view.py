@@ -31,6 +31,7 @@ class ShardedRows(Protocol):
     dtype: Any
     op: Any
     handle: Any
+    placement: Any
     initializer: Any
 
 
@@ -138,7 +139,7 @@ def local_rows(table: ShardedRows, value: Any) -> Any:
             f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be assigned a "
             f"value of shape {value.shape}: give the whole table, the same on every rank."
         )
-    return value[collectives.rank() :: collectives.size()]
+    return value[table.placement.rows_of(collectives.rank())]
 
 
 def agreed(table: ShardedRows, what: str) -> tf.Tensor:

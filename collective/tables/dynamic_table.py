@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import kernel_device
+from collective.ops import kernel_device, placement
 from collective.ops.communication import collectives, gate
-from collective.ops.exchange import dispatch, key_hashing, shard_gradients
+from collective.ops.exchange import dispatch, shard_gradients
 from collective.ops.graph import device_scopes, graphs, training_flag
 from collective.ops.graph.sessions import raw_session, run_unpatched
 from collective.ops.rows import dynamic_rows, keymap, memory
@@ -49,7 +49,7 @@ _STRINGS = (
 
 
 class DynamicTable(ReservedVariable, Table):
-    """Holds rows for any int64 keys; key k lives on rank mix(k) mod N.
+    """Holds rows for any int64 keys, placed on ranks by `collective.ops.placement.dynamic`.
 
     `collective.ops.exchange.key_hashing` has the mix.
 
@@ -190,9 +190,9 @@ class DynamicTable(ReservedVariable, Table):
         """Returns a shape of unknown rows: their number isn't that of the reserved memory."""
         return tf.TensorShape([None, self.dim])
 
-    def owners(self, keys_: tf.Tensor) -> tf.Tensor:
-        """Returns the ranks that own the int64 `keys_` [K], int32 [K]."""
-        return key_hashing.owners(keys_, collectives.size())
+    @property
+    def placement(self) -> Any:
+        return placement.dynamic(collectives.size())
 
     def local(self, keys_: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the local rows of `keys_` [K], int64 [K].
@@ -484,9 +484,8 @@ class DynamicTable(ReservedVariable, Table):
         rows = store.locate(keys_)
         return keys_[rows > 0], rows[rows > 0]
 
-    @staticmethod
-    def _is_owned(keys_: np.ndarray) -> np.ndarray:
-        return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
+    def _is_owned(self, keys_: np.ndarray) -> np.ndarray:
+        return self.placement.owner(keys_) == collectives.rank()
 
     def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
         """Gives rows that `slots` lack their initial value before they are read in `session`."""

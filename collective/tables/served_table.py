@@ -11,8 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from collective import strategies
 from collective.errors import TableError
+from collective.ops import placement
 from collective.ops.counting import counted
-from collective.ops.exchange import key_hashing, tensorflow_lookup
+from collective.ops.exchange import tensorflow_lookup
 from collective.ops.graph import graph_state, graphs
 from collective.tensorflow_internals.graphs import composite_tensor, tensor_conversion_registry
 
@@ -67,7 +68,7 @@ class ServedTable(composite_tensor.CompositeTensor):
         rows: V; None if dynamic.
         dim: D.
         shape: [V, D].
-        parts: its variables, [n_p, D] each; id i is row i div P of part i mod P.
+        parts: its variables, [n_p, D] each, in which its rows are like on as many ranks.
     """
 
     # Else tf.nn.safe_embedding_lookup_sparse would convert the table to a tensor.
@@ -96,7 +97,8 @@ class ServedTable(composite_tensor.CompositeTensor):
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of `keys` [K] int64, [K, D]."""
-        return tf.nn.embedding_lookup(self.parts, keys, partition_strategy="mod")
+        strategy = placement.static(len(self.parts)).strategy
+        return tf.nn.embedding_lookup(self.parts, keys, partition_strategy=strategy)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Looks up rows, for `tf.gather(table, indices)`."""
@@ -124,7 +126,7 @@ class ServedDynamicTable(ServedTable):
     Attributes:
         parts: its variables, [n_p, D] each, without the empty ones.
         keys: [n_p] int64 variables, ascending: row i of a part is that of key i.
-        numbers: the parts' numbers: key k is in part mix(k) mod P.
+        numbers: the parts' numbers: keys are placed on parts as on ranks.
         ranks: P, the number of parts with the empty ones.
         unknown: the value of all elements that an unknown key reads.
     """
@@ -149,7 +151,7 @@ class ServedDynamicTable(ServedTable):
             return self._unknown_rows(keys)
         if self.ranks == 1:
             return self._rows_in_part(0, keys)
-        owner = key_hashing.owners(keys, self.ranks)
+        owner = placement.dynamic(self.ranks).owner_tensor(keys)
         split = tf.dynamic_partition(keys, owner, self.ranks)
         places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, self.ranks)
         rows = [self._unknown_rows(part) for part in split]

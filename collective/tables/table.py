@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
+from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.exchange import dispatch, tensorflow_lookup
@@ -41,9 +42,7 @@ def in_shard_view() -> bool:
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
-    """Holds V rows of dimension D; row i lives on rank i mod N.
-
-    It is row i div N of the shard there.
+    """Holds V rows of dimension D, each on one of N ranks (`collective.ops.placement.static`).
 
     Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
     `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
@@ -57,7 +56,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         rows: V.
         dim: D.
         shape: [V, D].
-        handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
+        handle: the resource of this rank's shard, [its number of rows, D].
         shard_shape: its shape.
         shows_shard: True if the script sees the shard: in its shape, its value and assignments.
         hashed: True if a key's owner is found by hashing it.
@@ -105,26 +104,31 @@ class Sharded(resource_variable_ops.ResourceVariable):
             return super().sparse_read(indices, name)
         return tf.nn.embedding_lookup(self, indices, name=name)
 
+    @property
+    def placement(self) -> Any:
+        """Returns the placement of its rows on ranks: of static tables a `RowPlacement`."""
+        return placement.static(collectives.size())
+
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the ranks that own the int64 `keys` [K], int32 [K]."""
-        return tf.cast(tf.math.floormod(keys, collectives.size()), tf.int32)
+        return self.placement.owner_tensor(keys)
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of `keys` [K] int64, all of which this rank owns: [K, D].
 
         The gradient is `IndexedSlices` of the shard.
         """
-        return tensorflow_lookup.gather_rows(self, keys // collectives.size(), [self.dim])
+        return tensorflow_lookup.gather_rows(self, self.placement.row(keys), [self.dim])
 
     def ids_of_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the ids, int64 [K], of `rows` [K] of this rank's shard."""
         if collectives.size() == 1:
             return rows
-        return tf.cast(rows, tf.int64) * collectives.size() + collectives.rank()
+        return self.placement.key(collectives.rank(), tf.cast(rows, tf.int64))
 
     def rows_of_ids(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of this rank's shard, int64 [K], of `ids` [K], which it owns."""
-        return ids if collectives.size() == 1 else tf.cast(ids, tf.int64) // collectives.size()
+        return ids if collectives.size() == 1 else self.placement.row(tf.cast(ids, tf.int64))
 
     def check_is_looked_up(self) -> None:
         """Refuses a lookup by TensorFlow's functions if the table doesn't allow it."""

@@ -1,4 +1,4 @@
-"""Hashes keys of dynamic tables to the rank that owns them, and strings to keys.
+"""Mixes the bits of keys, which places those of dynamic tables on ranks; hashes strings to keys.
 
 The mix is SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number
 generators", OOPSLA 2014), a bijection of 64 bits. It spreads keys evenly over the ranks even if
@@ -31,18 +31,6 @@ def mix_np(keys: np.ndarray) -> np.ndarray:
         for shift, factor in _STEPS:
             x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
         return np.asarray(x ^ (x >> np.uint64(31)))
-
-
-def owners(keys: tf.Tensor, ranks: int) -> tf.Tensor:
-    """Returns which of `ranks` owns each of the int64 `keys`, int32: mix(key) mod N."""
-    if ranks == 1:
-        return tf.zeros_like(keys, tf.int32)
-    return tf.cast(tf.math.floormod(mix(keys), tf.constant(ranks, tf.uint64)), tf.int32)
-
-
-def owners_np(keys: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns `owners` of an int64 array."""
-    return (mix_np(keys) % np.uint64(ranks)).astype(np.int32)
 
 
 def of_strings(strings: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.exchange import embedding_bag, key_hashing
+from collective.ops import placement
+from collective.ops.exchange import embedding_bag
 
 COMBINERS = {
     None: embedding_bag.ROWS,
@@ -40,7 +41,7 @@ class Table:
         """Returns the row numbers that each rank owns, in the order of its shard."""
         if self.keys is None:
             return [np.arange(rank, len(self.rows), ranks) for rank in range(ranks)]
-        owners = key_hashing.owners_np(self.keys, ranks)
+        owners = placement.dynamic(ranks).owner(self.keys)
         return [np.flatnonzero(owners == rank) for rank in range(ranks)]
 
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given
 
+from collective.ops import placement
 from collective.ops.exchange import embedding_bag
-from collective.ops.exchange.key_hashing import owners_np
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -3, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
 
@@ -24,7 +24,7 @@ def graph() -> Any:
 
 def owner_of(kind: int, keys: np.ndarray, ranks: int) -> np.ndarray:
     # NumPy's remainder isn't negative
-    return keys % ranks if kind == embedding_bag.STATIC else owners_np(keys, ranks)
+    return keys % ranks if kind == embedding_bag.STATIC else placement.dynamic(ranks).owner(keys)
 
 
 def packed(values: Any, dtype: Any) -> np.ndarray:

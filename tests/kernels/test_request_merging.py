@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.ops import placement
 from collective.ops.exchange import embedding_bag, request_merging
 from collective.ops.exchange.embedding_bag import DYNAMIC, STATIC, SUM, BagMember, Section
-from collective.ops.exchange.key_hashing import owners_np
 
 V, DIMS, KINDS = 40, (3, 5), (STATIC, DYNAMIC)
 SECTIONS = [Section(0, 3), Section(1, 5), Section(0, 3, True, True), Section(1, 5, True)]
@@ -24,7 +24,7 @@ COUNTED = [False, True]
 
 
 def owner_of(kind, keys, ranks):
-    return keys % ranks if kind == STATIC else owners_np(keys, ranks)
+    return keys % ranks if kind == STATIC else placement.dynamic(ranks).owner(keys)
 
 
 class Rank:

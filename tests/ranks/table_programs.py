@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import TablePolicy
-from collective.ops.exchange import key_hashing
+from collective.ops import placement
 from collective.tables.rows import initializers
 from tests.ranks.admitted_keys import MASK, hashed
 from tests.ranks.dynamic_tables import D, drawn
@@ -246,11 +246,11 @@ class Reference:
         self.remove(keys)
 
     def _owner(self, key):
-        return int(key_hashing.owners_np(np.array([key], np.int64), self.size)[0])
+        return int(placement.dynamic(self.size).owner(np.array([key], np.int64))[0])
 
     def _of_rank(self, rank):
         keys = np.array(sorted(self.rows), np.int64)
-        return keys[key_hashing.owners_np(keys, self.size) == rank].tolist()
+        return keys[placement.dynamic(self.size).owner(keys) == rank].tolist()
 
     def _share(self, rows, rank):
         return len(range(rank, rows, self.size))

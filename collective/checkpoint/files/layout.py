@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
+
+from collective.ops import placement
 
 LAYOUT_ENTRY = "collective/layout"  # a string scalar: `CheckpointLayout.to_json`
 FORMAT_ENTRY = "collective/format"  # a string scalar: the version alone
@@ -54,6 +55,15 @@ class StoredTable:
         """Returns the number of rows in all parts."""
         return sum(self.parts)
 
+    @property
+    def placement(self) -> Any:
+        """Returns the placement of its rows on its parts: of a static table a `RowPlacement`.
+
+        In an increment it is that of the rows' numbers, which are keys there.
+        """
+        parts = len(self.parts)
+        return placement.static(parts) if self.kind == STATIC else placement.dynamic(parts)
+
 
 @dataclasses.dataclass(frozen=True)
 class Increment:
@@ -74,9 +84,8 @@ class Increment:
 class CheckpointLayout:
     """Describes all stored tables of a checkpoint.
 
-    A part of a static table on N > 1 ranks holds rows r, r + N, r + 2N, … in this order; a part of
-    a dynamic table holds the keys that rank r owned. A static table of one rank is a single part
-    under its own name, as plain TensorFlow saves it.
+    A part holds the rows of one rank (`collective.ops.placement`) by ascending keys. A static table
+    of one rank is a single part under its own name, as plain TensorFlow saves it.
 
     Attributes:
         ranks: N, the number of ranks that saved it.
@@ -170,18 +179,3 @@ class CheckpointLayout:
             record.get("replaced", ""),
             None if increment is None else Increment(**increment),
         )
-
-
-def part_rows(rows: int, ranks: int, part: int) -> int:
-    """Returns how many of a static table's `rows` rows are in part `part` of `ranks`."""
-    return len(range(part, rows, ranks))
-
-
-def parts_of_rank(saved: int, ranks: int, rank: int) -> range:
-    """Returns which of `saved` parts of a dynamic table can hold keys of `rank` of `ranks`.
-
-    A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: a number with both
-    remainders exists only if they are equal modulo gcd(saved, ranks).
-    """
-    step = math.gcd(saved, ranks)
-    return range(rank % step, saved, step)

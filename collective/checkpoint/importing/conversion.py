@@ -17,8 +17,8 @@ from collective.checkpoint.files.tensor_bundle import BundleWriter, slice_rows, 
 from collective.checkpoint.importing.key_buckets import KeyBuckets, bucket_count, first_repeated
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source, WholeVariable
 from collective.checkpoint.reading.name_map import NameMap
+from collective.ops import placement
 from collective.ops.counting import counted
-from collective.ops.exchange import key_hashing
 from collective.tensorflow_internals.checkpoints import checkpoint_management
 
 
@@ -163,7 +163,7 @@ class Conversion:
     ) -> None:
         """Writes a table with its slots, one part per bucket; or `table`'s keys without rows.
 
-        Keys are in part mix(key) mod the number of parts, as if ranks had saved them.
+        Keys are in parts as if as many ranks had saved them.
         """
         keys_name = f"{group[0][0]}/keys"
         block = min(slice_rows(rows.dim, rows.dtype) for _, rows in group)
@@ -183,7 +183,7 @@ class Conversion:
         ]
         parts = []
         layout = self._layout
-        in_buckets = self._sorted(group, buckets, lambda k: key_hashing.owners_np(k, buckets))
+        in_buckets = self._sorted(group, buckets, placement.dynamic(buckets).owner)
         for part, (keys, columns) in enumerate(in_buckets):
             parts.append(len(keys))
             for first in range(0, max(1, len(keys)), block):

@@ -1,9 +1,9 @@
 """Reads checkpoints of HybridBackend, which shards the variables that are looked up.
 
-On N > 1 ranks, rank s has the rows of the keys s, s + N, s + 2N, … in this order: key k is in its
-row k div N, and ranks s < V mod N have one row more. The ranks save these shards as the slices of
-one entry [V, D], one after the other. So the entry has V rows, but row i doesn't belong to key i:
-rows have to be permuted. The number of slices tells the number of ranks.
+On N > 1 ranks, rank s has the rows of the keys s, s + N, s + 2N, … in this order
+(`collective.ops.placement.ByRemainder`). The ranks save these shards as the slices of one entry
+[V, D], one after the other. So the entry has V rows, but row i doesn't belong to key i: rows have
+to be permuted. The number of slices tells the number of ranks.
 
 Slots are saved in the same way. Embedding variables of DeepRec are saved as in DeepRec, one
 partition per rank, and everything else as in TensorFlow.
@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from collective.checkpoint.files.layout import part_rows
 from collective.checkpoint.files.tensor_bundle import Bundle, RowSlice, slice_rows
 from collective.checkpoint.importing.deeprec import (
     add_embedding_variables,
@@ -27,6 +26,7 @@ from collective.checkpoint.importing.deeprec import (
     open_foreign,
 )
 from collective.checkpoint.importing.source import Source, WholeVariable
+from collective.ops.placement import ByRemainder
 
 # A table of up to this many bytes is read completely and permuted in memory.
 IN_MEMORY_BYTES = 128 << 20
@@ -67,8 +67,8 @@ def read(path: str, in_order: Collection[str] = ()) -> Source:
 
 def is_sharded(slices: Sequence[RowSlice]) -> bool:
     """Tells whether the slices have as many rows as the shards of that many ranks would."""
-    rows, ranks = sum(part.count for part in slices), len(slices)
-    return [part.count for part in slices] == [part_rows(rows, ranks, s) for s in range(ranks)]
+    counts = [part.count for part in slices]
+    return counts == ByRemainder(len(slices)).counts(sum(counts))
 
 
 def _permuted(
@@ -76,24 +76,23 @@ def _permuted(
 ) -> WholeVariable:
     """Describes a sharded variable by ascending keys."""
     dtype, shape = bundle.entries[name]
-    ranks = len(slices)
+    placed = ByRemainder(len(slices))
 
     def whole() -> Iterator[tuple[int, np.ndarray]]:
         stored = bundle.read_whole(name)
         rows = np.empty_like(stored)
         for shard, part in enumerate(slices):
-            rows[shard::ranks] = stored[part.first : part.first + part.count]
+            rows[placed.rows_of(shard)] = stored[part.first : part.first + part.count]
         yield 0, rows
 
     def blocks() -> Iterator[tuple[int, np.ndarray]]:
-        block = -(-slice_rows(shape[1], dtype) // ranks) * ranks  # equally many rows of each shard
+        block = slice_rows(shape[1], dtype)
         for first in range(0, shape[0], block):
             rows = np.empty((min(block, shape[0] - first), shape[1]), dtype)
             for shard, part in enumerate(slices):
-                rows_of_shard = rows[shard::ranks]
-                rows_of_shard[...] = bundle.read(
-                    name, part.first + first // ranks, len(rows_of_shard), in_place=True
-                )
+                rows_of_shard = rows[placed.rows_of(shard, first)]
+                start = part.first + placed.count(shard, first)
+                rows_of_shard[...] = bundle.read(name, start, len(rows_of_shard), in_place=True)
             yield first, rows
 
     is_small = bundle.stored_bytes(name) <= IN_MEMORY_BYTES
@@ -103,7 +102,7 @@ def _permuted(
         shape,
         whole if is_small else blocks,
         False,
-        f", put in the order of keys from {ranks} shards",
+        f", put in the order of keys from {len(slices)} shards",
         slot_of,
         is_table=True,
     )

@@ -16,7 +16,6 @@ from collective.checkpoint.files.chain import Chain, removed_keys
 from collective.checkpoint.files.layout import DYNAMIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.reading import table_reader
-from collective.ops.exchange import key_hashing
 
 
 def is_kept_whole(stored: StoredTable) -> bool:
@@ -150,7 +149,7 @@ class _Overlay:
         """Tells for each key whether an increment has all rows of the rank that owned it."""
         if not stored.whole or not any(stored.whole):
             return np.zeros(len(keys), bool)
-        return np.asarray(stored.whole)[key_hashing.owners_np(keys, len(stored.parts))]
+        return np.asarray(stored.whole)[stored.placement.owner(keys)]
 
     def _stays(self, keys: np.ndarray) -> np.ndarray:
         """Tells for each key of the base whether no increment has replaced or removed its row."""

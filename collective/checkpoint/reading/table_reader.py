@@ -13,7 +13,6 @@ from collective.checkpoint.files import chain
 from collective.checkpoint.files.layout import DYNAMIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.reading.compatibility import find_stored_table
-from collective.ops.exchange import key_hashing
 
 # Takes numbers of rows [b] and their values [b, D].
 Receive = Callable[[np.ndarray, np.ndarray], None]
@@ -110,7 +109,7 @@ class RowFinder:
         stored = self._stored
         rows = np.zeros((len(keys), stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
         if stored.kind == DYNAMIC:
-            parts = key_hashing.owners_np(keys, len(stored.parts))
+            parts = stored.placement.owner(keys)
             is_there = np.zeros(len(keys), bool)
             places = np.zeros(len(keys), np.int64)
             for part in np.unique(parts):
@@ -121,7 +120,7 @@ class RowFinder:
                 is_there[of_part] = stored_keys[places[of_part]] == keys[of_part]
         else:
             is_there = (keys >= 0) & (keys < stored.count)
-            parts, places = keys % len(stored.parts), keys // len(stored.parts)
+            parts, places = stored.placement.owner(keys), stored.placement.row(keys)
         found = np.flatnonzero(is_there)
 
         def receive(numbers: np.ndarray, values: np.ndarray) -> None:
@@ -140,8 +139,8 @@ def read_rows(bundle: Bundle, stored: StoredTable, rows: np.ndarray, receive: Re
         rows: their numbers, int64 [n], each in [0, V).
         receive: called with places in `rows` [b], and the values of these rows [b, D].
     """
-    ranks = len(stored.parts)
-    _read_places(bundle, stored, rows % ranks, rows // ranks, receive)
+    placed = stored.placement
+    _read_places(bundle, stored, placed.owner(rows), placed.row(rows), receive)
 
 
 def _read_places(
@@ -200,23 +199,21 @@ class RowCursor:
 def read_static(
     bundle: Bundle, stored: StoredTable, block: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Interleaves the parts of a static table: row i is row i div N of part i mod N.
+    """Interleaves the parts of a static table, so that rows are in the order of their numbers.
 
     Yields:
         (the number of the first row, rows [b, D]).
     """
-    ranks = len(stored.parts)
+    budget = BUFFER_BYTES // len(stored.parts)
     cursors = [
-        RowCursor(
-            bundle, bundle.layout.entry(stored, part), total, stored.block, BUFFER_BYTES // ranks
-        )
+        RowCursor(bundle, bundle.layout.entry(stored, part), total, stored.block, budget)
         for part, total in enumerate(stored.parts)
     ]
     for first in range(0, stored.count, block):
         count = min(block, stored.count - first)
         rows = np.empty((count, stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
         for part, cursor in enumerate(cursors):
-            rows_of_part = rows[(part - first) % ranks :: ranks]
+            rows_of_part = rows[stored.placement.rows_of(part, first)]
             rows_of_part[...] = cursor.take(len(rows_of_part))
         yield first, rows
 

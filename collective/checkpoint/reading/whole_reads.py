@@ -53,9 +53,8 @@ def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
     if not _is_in_parts(stored):
         raise tf.errors.NotFoundError(None, None, _not_one_tensor(stored, layout)) from None
     whole = np.empty((stored.count, stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
-    ranks = len(stored.parts)
-    for part in range(ranks):
-        whole[part::ranks] = original(reader, layout.entry(stored, part))
+    for part in range(len(stored.parts)):
+        whole[stored.placement.rows_of(part)] = original(reader, layout.entry(stored, part))
     return whole
 
 

@@ -24,6 +24,7 @@ from collective.checkpoint.restoring import warm_start
 from collective.checkpoint.rows.shards import Shard
 from collective.coordination import barrier
 from collective.errors import RankError
+from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.graph import device_scopes
@@ -335,7 +336,7 @@ def _fill_rows(
     values: Drawn | Given,
 ) -> None:
     """Fills this rank's shard: rows of old words, rows of new ones, buckets."""
-    numbers = np.arange(collectives.rank(), rows, collectives.size())
+    numbers = placement.static(collectives.size()).keys(collectives.rank(), rows)
     has_word = numbers < len(mapping)
     old = mapping[numbers[has_word]]
     found = np.flatnonzero(old >= 0)
@@ -361,7 +362,7 @@ def _fill_columns(
     values: Drawn | Given,
 ) -> None:
     """Fills this rank's shard: columns of old words, columns of new ones, buckets."""
-    numbers = np.arange(collectives.rank(), rows, collectives.size())
+    numbers = placement.static(collectives.size()).keys(collectives.rank(), rows)
     missing, present = np.flatnonzero(mapping < 0), np.flatnonzero(mapping >= 0)
 
     def receive(places: np.ndarray, read: np.ndarray) -> None:

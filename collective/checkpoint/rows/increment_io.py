@@ -18,14 +18,13 @@ from collective.checkpoint.files.layout import (
     CheckpointLayout,
     Increment,
     StoredTable,
-    parts_of_rank,
 )
 from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
 from collective.checkpoint.rows import key_counts
 from collective.checkpoint.rows.shards import RowReads, RowRequest, Shard, block_of, by_table
 from collective.checkpoint.rows.table_changes import TableChanges
+from collective.ops import placement
 from collective.ops.communication import collectives
-from collective.ops.exchange import key_hashing
 
 # What each rank tells the others about each table, by the shards' names: the numbers of rows and of
 # removed keys, and whether these are all rows.
@@ -140,13 +139,13 @@ def read_static(
         stored: the table in its base, or a slot.
         receive: called with local rows [b] and their values [b, D].
     """
-    ranks, rank = collectives.size(), collectives.rank()
+    now, rank = placement.static(collectives.size()), collectives.rank()
     for bundle, update in chain.updates_of(stored):
         with chain.advising(bundle):
-            for keys, (values,) in _blocks(bundle, [update]):
-                is_own = keys % ranks == rank
+            for keys, (values,) in _blocks(bundle, [update], now):
+                is_own = now.owner(keys) == rank
                 if is_own.any():
-                    receive(keys[is_own] // ranks, values[is_own])
+                    receive(now.row(keys[is_own]), values[is_own])
 
 
 def read_dynamic(
@@ -163,14 +162,16 @@ def read_dynamic(
         receive: called with keys [b] and the values [b, D] of each stored table.
         remove: called with a function that says which of the table's keys were removed.
     """
-    ranks, rank = collectives.size(), collectives.rank()
+    now, rank = placement.dynamic(collectives.size()), collectives.rank()
     for bundle, table in chain.updates_of(stored_tables[0]):
         updates = [bundle.layout.tables[stored.name] for stored in stored_tables]
         with chain.advising(bundle):
-            gone = [removed_keys(bundle, table, part) for part in _parts(table)]
+            gone = [
+                removed_keys(bundle, table, part) for part in table.placement.parts_of(now, rank)
+            ]
             remove(lambda keys: _gone(keys, table, gone))  # noqa: B023, called at once
-            for keys, values in _blocks(bundle, updates):
-                is_own = key_hashing.owners_np(keys, ranks) == rank
+            for keys, values in _blocks(bundle, updates, now):
+                is_own = now.owner(keys) == rank
                 receive(keys[is_own], [of_table[is_own] for of_table in values])
 
 
@@ -178,24 +179,20 @@ def _gone(keys: np.ndarray, table: StoredTable, gone: Sequence[np.ndarray]) -> n
     """Returns the removed keys: those that are listed, and all keys of parts that are whole."""
     of_whole_parts = keys[:0]
     if table.whole and any(table.whole):
-        saved = len(table.parts)
-        is_whole = np.asarray(table.whole)[key_hashing.owners_np(keys, saved)]
+        is_whole = np.asarray(table.whole)[table.placement.owner(keys)]
         of_whole_parts = keys[is_whole]
     return np.concatenate([of_whole_parts, *gone])
 
 
-def _parts(stored: StoredTable) -> range:
-    """Returns the parts in which this rank can have keys; rows of a static table are keys, too."""
-    # Both keys of a dynamic table and rows of a static one belong to ranks by a remainder.
-    return parts_of_rank(len(stored.parts), collectives.size(), collectives.rank())
-
-
 def _blocks(
-    bundle: Bundle, stored_tables: Sequence[StoredTable]
+    bundle: Bundle, stored_tables: Sequence[StoredTable], now: placement.Placement
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Yields keys and the rows of stored tables with the same keys, a block at a time."""
+    """Yields keys and the rows of stored tables with the same keys, a block at a time.
+
+    They are those of the parts that can have keys of this rank, as `now` places them.
+    """
     layout, table = bundle.layout, stored_tables[0]
-    for part in _parts(table):
+    for part in table.placement.parts_of(now, collectives.rank()):
         for first in range(0, table.parts[part], table.block):
             count = min(table.block, table.parts[part] - first)
             keys = bundle.read(layout.keys_entry(table, part), first, count)

@@ -9,7 +9,6 @@ Both are stored as slots with their own keys, so that any number of ranks can re
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint.files.layout import DYNAMIC, CheckpointLayout, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter, slice_rows
 from collective.checkpoint.rows.shards import Shard
+from collective.ops import placement
 from collective.ops.communication import collectives
-from collective.ops.exchange import key_hashing
 from collective.ops.rows.compiled_row_store import FilterShape
 from collective.tables.policies import bloom_filter
 
@@ -154,11 +153,9 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
             for place, row in zip(places, rows):
                 np.maximum(cells[place], row, out=cells[place])
     elif exact is not None:
-        ranks, rank = collectives.size(), collectives.rank()
-        for part in range(len(exact.parts)):
-            for keys, values in _blocks(bundle, exact, part):
-                is_owned = key_hashing.owners_np(keys, ranks) == rank
-                store.keys.add_counts(keys[is_owned], values[is_owned, 0])
+        for keys, values in _blocks(bundle, exact):
+            is_owned = placement.dynamic(collectives.size()).owner(keys) == collectives.rank()
+            store.keys.add_counts(keys[is_owned], values[is_owned, 0])
     elif any(name.startswith(f"{saved_as}/filter/") for name in tables) and not collectives.rank():
         tf.logging.warning(
             f"checkpoint '{bundle.prefix}' counts the keys of table '{saved_as}' that have no rows "
@@ -169,25 +166,21 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
 
 def _partitions(bundle: Bundle, stored_filter: StoredTable, shape: FilterShape) -> Any:
     """Yields numbers of this rank's partitions and their counters."""
-    ranks = len(stored_filter.parts)
-    for part in range(ranks):
-        for keys, values in _blocks(bundle, stored_filter, part):
-            partitions = (key_hashing.mix_np(keys) % np.uint64(shape.partitions)).astype(np.int64)
-            is_own = partitions % shape.step == collectives.rank() % shape.step
-            yield partitions[is_own], values[is_own]
+    now, of_filter = placement.dynamic(collectives.size()), placement.dynamic(shape.partitions)
+    for keys, values in _blocks(bundle, stored_filter):
+        partitions = of_filter.owner(keys)
+        is_own = of_filter.may_hold(partitions, now, collectives.rank())
+        yield partitions[is_own], values[is_own]
 
 
-def _blocks(bundle: Bundle, stored_table: StoredTable, part: int) -> Any:
-    """Yields the keys of a part, and the values stored with them, a block at a time.
+def _blocks(bundle: Bundle, stored_table: StoredTable) -> Any:
+    """Yields keys, and the values stored with them, a block at a time.
 
-    A part in which this rank can't have keys yields nothing.
+    They are those of the parts in which this rank can have keys.
     """
-    saved, ranks = len(stored_table.parts), collectives.size()
-    common = math.gcd(saved, ranks)
-    if part % common != collectives.rank() % common:
-        return
-    layout = bundle.layout
-    for first in range(0, stored_table.parts[part], stored_table.block):
-        count = min(stored_table.block, stored_table.parts[part] - first)
-        keys = bundle.read(layout.keys_entry(stored_table, part), first, count)
-        yield keys, bundle.read(layout.entry(stored_table, part), first, count)
+    layout, now = bundle.layout, placement.dynamic(collectives.size())
+    for part in stored_table.placement.parts_of(now, collectives.rank()):
+        for first in range(0, stored_table.parts[part], stored_table.block):
+            count = min(stored_table.block, stored_table.parts[part] - first)
+            keys = bundle.read(layout.keys_entry(stored_table, part), first, count)
+            yield keys, bundle.read(layout.entry(stored_table, part), first, count)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files import tensor_bundle
-from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable, part_rows
+from collective.checkpoint.files.layout import DYNAMIC, STATIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import slice_rows
 from collective.ops import kernel_device, native_library
 from collective.ops.communication import collectives
@@ -57,7 +57,7 @@ class Shard:
         """Returns the shape of this rank's rows: [0, D] for a dynamic shard, since it grows."""
         if self.dynamic:
             return 0, self.dim
-        return part_rows(self.table.rows, collectives.size(), collectives.rank()), self.dim
+        return self.table.placement.count(collectives.rank(), self.table.rows), self.dim
 
     @property
     def dtype(self) -> Any:

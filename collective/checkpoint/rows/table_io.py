@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from collective.checkpoint.files.chain import Chain
-from collective.checkpoint.files.layout import CheckpointLayout, StoredTable, parts_of_rank
+from collective.checkpoint.files.layout import CheckpointLayout, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
 from collective.checkpoint.rows import increment_io, key_counts
 from collective.checkpoint.rows.held_rows import HeldReads, HeldRows, Receiver, can_be_held
@@ -22,8 +21,8 @@ from collective.checkpoint.rows.shards import (
     by_table,
     operations_of,
 )
+from collective.ops import placement
 from collective.ops.communication import collectives
-from collective.ops.exchange import key_hashing
 from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 from collective.ops.rows import data_files
 
@@ -183,20 +182,13 @@ def layout_of(
 # ---- Reading this rank's rows of a checkpoint that any number of ranks saved
 
 
-def rows_of_rank(stored: StoredTable, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Finds the parts of a static table that hold rows of `rank` of `ranks`.
-
-    Part p of N' holds rows p, p + N', …; every N / gcd(N, N')th of these is the rank's, if any is.
-
-    Yields:
-        (part, the first of its rows that is the rank's, the distance to the next).
-    """
-    saved = len(stored.parts)
-    step = ranks // math.gcd(ranks, saved)
-    for part in range(saved):
-        first = next((i for i in range(step) if (i * saved + part) % ranks == rank), None)
-        if first is not None and first < stored.parts[part]:
-            yield part, first, step
+def own_rows(stored: StoredTable) -> Iterator[tuple[int, placement.CommonRows]]:
+    """Yields the parts of a static table that hold rows of this rank, and which of their rows."""
+    now = placement.static(collectives.size())
+    for part, count in enumerate(stored.parts):
+        common = stored.placement.common(part, now, collectives.rank())
+        if common is not None and common.first < count:
+            yield part, common
 
 
 def read_static(
@@ -209,15 +201,15 @@ def read_static(
         stored: a static table in it, or a slot.
         receive: called with local rows [b] and their values [b, D].
     """
-    saved, ranks = len(stored.parts), collectives.size()
-    for part, offset, step in rows_of_rank(stored, ranks, collectives.rank()):
-        entry = bundle.layout.entry(stored, part)
+    saved, now = stored.placement, placement.static(collectives.size())
+    for part, common in own_rows(stored):
+        entry, step = bundle.layout.entry(stored, part), common.step
         for first in range(0, stored.parts[part], stored.block):
             count = min(stored.block, stored.parts[part] - first)
-            first_of_rank = (offset - first) % step
+            first_of_rank = (common.first - first) % step
             values = bundle.read(entry, first, count)[first_of_rank::step]
             rows_in_part = first + first_of_rank + np.arange(len(values)) * step
-            receive((rows_in_part * saved + part) // ranks, values)
+            receive(now.row(saved.key(part, rows_in_part)), values)
 
 
 def read_shard(bundle: Bundle, stored: StoredTable, out: np.ndarray) -> np.ndarray:
@@ -245,12 +237,12 @@ def read_dynamic(
         receive: called with keys [b] and the values [b, D] of each stored table.
     """
     layout, first_table = bundle.layout, stored_tables[0]
-    ranks, rank = collectives.size(), collectives.rank()
-    for part in parts_of_rank(len(first_table.parts), ranks, rank):
+    now, rank = placement.dynamic(collectives.size()), collectives.rank()
+    for part in first_table.placement.parts_of(now, rank):
         for first in range(0, first_table.parts[part], first_table.block):
             count = min(first_table.block, first_table.parts[part] - first)
             keys = bundle.read(layout.keys_entry(first_table, part), first, count)
-            is_owned = key_hashing.owners_np(keys, ranks) == rank
+            is_owned = now.owner(keys) == rank
             values = [
                 bundle.read(layout.entry(stored, part), first, count)[is_owned]
                 for stored in stored_tables
@@ -267,17 +259,17 @@ def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.n
     """
     if not data_files.are_possible(bundle.prefix):
         return None
-    saved, ranks = len(stored.parts), collectives.size()
+    saved, now = stored.placement, placement.static(collectives.size())
     numbers = []
-    for part, offset, step in rows_of_rank(stored, ranks, collectives.rank()):
+    for part, common in own_rows(stored):
         slices = bundle.row_slices(bundle.layout.entry(stored, part))
         if sum(piece.count for piece in slices) != stored.parts[part]:
             return None
         for piece in slices:
-            skip = (offset - piece.first) % step
-            first = ((piece.first + skip) * saved + part) // ranks
+            skip = (common.first - piece.first) % common.step
+            first = now.row(saved.key(part, piece.first + skip))
             place = piece.shard, piece.offset, piece.size, piece.checksum
-            numbers.append((*place, skip, step, first, step * saved // ranks))
+            numbers.append((*place, skip, common.step, first, common.other_step))
     slices_of_files = np.array(numbers, np.int64).reshape(-1, data_files.SLICE_NUMBERS)
     return bundle.data_paths(), slices_of_files
 
@@ -320,9 +312,9 @@ class TableRestore:
         size = 0
         for shard in shards:
             if shard.name in self._initialized:
-                rows = self._stored[shard.name].count // collectives.size()
+                rows = self._stored[shard.name].count
                 size += rows * shard.dim * np.dtype(shard.dtype).itemsize
-        return size > SPARE_BYTES
+        return size > SPARE_BYTES * collectives.size()
 
     def verify(self) -> None:
         """Reads everything once, and keeps nothing."""

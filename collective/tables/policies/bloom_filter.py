@@ -1,10 +1,10 @@
 """Sizes counting Bloom filters, and defines which part of a filter a rank has, and a checkpoint.
 
-A filter consists of `PARTITIONS` small filters. Key k is counted in partition mix(k) mod
-`PARTITIONS`, and lives on rank mix(k) mod N. If N divides `PARTITIONS`, all keys of a partition
-live on one rank, and only this rank has the partition: what the filter knows of a key doesn't
-depend on N. Otherwise several ranks have a partition, each for its own keys, and the memory is
-divided by the greatest common divisor.
+A filter consists of `PARTITIONS` small filters. Keys are placed on partitions as on ranks: key k is
+counted in partition mix(k) mod `PARTITIONS`, and lives on rank mix(k) mod N. If N divides
+`PARTITIONS`, all keys of a partition live on one rank, and only this rank has the partition: what
+the filter knows of a key doesn't depend on N. Otherwise several ranks have a partition, each for
+its own keys, and the memory is divided by the greatest common divisor.
 
 A checkpoint has partitions by numbers u, which are those of a key on a rank: u mod `PARTITIONS` is
 the partition, u mod N the rank. It keeps them under the key whose mix is u, which that rank owns.
@@ -17,6 +17,7 @@ import math
 
 import numpy as np
 
+from collective.ops import placement
 from collective.ops.rows.compiled_row_store import FilterShape
 
 PARTITIONS = 6720  # 2**6 · 3 · 5 · 7: all numbers of ranks up to 8, most of those up to 64.
@@ -93,7 +94,8 @@ def numbers(step: int, rank: int, ranks: int) -> np.ndarray:
         step: `FilterShape.step`.
         rank, ranks: the rank, of so many.
     """
-    partitions = np.arange(rank % step, PARTITIONS, step, dtype=np.int64)
+    parts = placement.dynamic(PARTITIONS).parts_of(placement.dynamic(ranks), rank)
+    partitions = np.array(parts, np.int64)
     others = ranks // step
     if others == 1:
         return partitions

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.policy import TablePolicy
@@ -129,8 +130,8 @@ def _counts(session: Any, tables: Sequence[DynamicTable]) -> list[tuple[DynamicT
 
 
 def _share(rows: int) -> int:
-    """Returns this rank's share of a total number of rows."""
-    return len(range(collectives.rank(), rows, collectives.size()))
+    """Returns this rank's share of a total number of rows: like a static table's."""
+    return placement.static(collectives.size()).count(collectives.rank(), rows)
 
 
 def _remove(

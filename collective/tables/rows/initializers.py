@@ -23,7 +23,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library
+from collective.ops import native_library, placement
 from collective.ops.graph import device_scopes, graphs
 from collective.ops.rows import compiled_row_store
 from collective.ops.rows.compiled_row_store import FirstValues
@@ -375,7 +375,7 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
 def shard(
     init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int
 ) -> tf.Tensor:
-    """Returns the initial value of a rank's shard: rows rank, rank + N, rank + 2N, … of [V, D].
+    """Returns the initial value of a rank's shard of a static table [V, D].
 
     A rank holds no more than its shard and one block while it draws, if `init` is an array or one
     of TensorFlow's zeros, ones, constant, uniform, normal, truncated normal and variance scaling
@@ -386,7 +386,8 @@ def shard(
         init = init()
     value = None if callable(init) or isinstance(init, (tf.Tensor, variables.Variable)) else init
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
-    shard_rows = len(range(rank, shape[0], ranks))
+    placed = placement.static(ranks)
+    shard_rows = placed.count(rank, shape[0])
     if fill is None:
         # A GPU may have no room for the whole table.
         with same_on_all_ranks(init, name), device_scopes.on_host():
@@ -401,13 +402,13 @@ def shard(
             )
         with device_scopes.on_host():
             all_rows = tf.ensure_shape(all_rows, shape)
-            return tf.ensure_shape(all_rows[rank::ranks], [shard_rows, shape[1]])
+            return tf.ensure_shape(all_rows[placed.rows_of(rank)], [shard_rows, shape[1]])
 
     def draw(out: np.ndarray) -> None:
         step = max(1, BLOCK // max(1, shape[1]))
         for first in range(0, shard_rows, step):
             local = np.arange(first, min(shard_rows, first + step), dtype=np.uint64)
-            out[first : first + step] = fill(local * np.uint64(ranks) + np.uint64(rank), shape[1])
+            out[first : first + step] = fill(placed.key(rank, local), shape[1])
 
     return filled((shard_rows, shape[1]), dtype, draw)
 

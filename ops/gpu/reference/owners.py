@@ -1,4 +1,4 @@
-"""Finds the rank that owns a key."""
+"""Finds the rank that owns a key, and where it keeps it: `collective.ops.placement` once more."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def mix(keys: np.ndarray) -> np.ndarray:
 def owners(keys: np.ndarray, kind: int, ranks: int) -> np.ndarray:
     """Returns the rank that owns each of the int64 `keys` of a table of `kind`, int64."""
     return (mix(keys) % np.uint64(ranks)).astype(np.int64) if kind == DYNAMIC else keys % ranks
+
+
+def local_rows(keys: np.ndarray, is_dynamic: np.ndarray, ranks: int) -> np.ndarray:
+    """Returns where the owners keep the int64 `keys` [K]: rows of static tables, else the keys."""
+    return np.where(is_dynamic, keys, keys // ranks)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu.partition import Partition
-from collective.ops.gpu.reference.owners import owners
+from collective.ops.gpu.reference import owners
 from collective.ops.gpu.segments import DYNAMIC, Segments
 
 
@@ -19,7 +19,7 @@ def by_key(
     section = np.repeat(segments.sections, np.diff(segments.offsets))
     owner = np.zeros(len(keys), np.int64)
     for s, kind in enumerate(kinds):
-        owner[section == s] = owners(keys[section == s], kind, ranks)
+        owner[section == s] = owners.owners(keys[section == s], kind, ranks)
     return section, owner
 
 
@@ -48,4 +48,4 @@ def local_rows(
 ) -> np.ndarray:
     """See `collective.ops.gpu.partition.local_rows`."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
-    return np.where(np.asarray(kinds)[section] == DYNAMIC, keys, keys // ranks)
+    return owners.local_rows(keys, np.asarray(kinds)[section] == DYNAMIC, ranks)

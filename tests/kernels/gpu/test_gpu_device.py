@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
+from collective.ops import placement
 from collective.ops.exchange import embedding_bag
-from collective.ops.exchange import key_hashing as of_tensorflow
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.distinct import SOURCE, distinct
 from collective.ops.gpu.gather import gather
@@ -24,7 +24,7 @@ def test_owners_are_those_of_the_cpu():
     keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000, np.int64)
     for ranks in (1, 2, 3, 7, 8):
         np.testing.assert_array_equal(
-            owners(keys, DYNAMIC, ranks), of_tensorflow.owners_np(keys, ranks)
+            owners(keys, DYNAMIC, ranks), placement.dynamic(ranks).owner(keys)
         )
         assert np.all((keys - owners(keys, STATIC, ranks)) % ranks == 0)
 

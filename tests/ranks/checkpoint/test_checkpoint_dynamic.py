@@ -8,7 +8,6 @@ import collective
 from collective import checkpoint
 from collective.checkpoint import __main__ as command
 from collective.checkpoint.files import tensor_bundle as bundles
-from collective.checkpoint.rows import table_io
 from collective.coordination import barrier
 
 pytestmark = pytest.mark.double
@@ -69,17 +68,6 @@ def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkey
     want = saved(strategy, rank, size, f"{folder}/m")
     assert (want != 1).all() and (want != 0).all()
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize), want)
-
-
-def test_parts_without_a_ranks_keys_are_left_out():
-    """Counted out: of the mixes of one period, those that a rank owns, and the parts that they are
-    in.
-    """
-    for saved in range(1, 9):
-        for ranks in range(1, 9):
-            for rank in range(ranks):
-                want = {mix % saved for mix in range(rank, saved * ranks, ranks)}
-                assert set(table_io.parts_of_rank(saved, ranks, rank)) == want
 
 
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):

@@ -11,9 +11,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.coordination import session_state
-from collective.ops import kernel_device
+from collective.ops import kernel_device, placement
 from collective.ops.communication import carriers
-from collective.ops.exchange import embedding_bag, key_hashing
+from collective.ops.exchange import embedding_bag
 from collective.ops.graph import graph_state, sessions
 from collective.plan import builder, step_estimate
 from tests.ranks import grouped, reference
@@ -88,7 +88,7 @@ def test_rows_of_a_dynamic_table_are_those_so_far(strategy, rank, size):
         with started(train, {"ids:0": ids}) as session:
             plan = strategy.plan(session=session)
             unknown = strategy.plan()
-    mine = np.sum(key_hashing.owners_np(np.unique(ids), size) == rank)
+    mine = np.sum(placement.dynamic(size).owner(np.unique(ids)) == rank)
     table = next(table for table in plan.tables if table.name == "keyed")
     assert table.rows is None and table.shard_rows[rank] == mine
     assert table.shard_bytes[rank] == mine * 2 * 4 * (1 + SLOTS["adagrad"])

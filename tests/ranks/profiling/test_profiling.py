@@ -11,8 +11,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError
+from collective.ops import placement
 from collective.ops.communication import carriers
-from collective.ops.exchange import embedding_bag, key_hashing
+from collective.ops.exchange import embedding_bag
 from collective.profiling import breakdown, profiler, trace
 from tests.ranks import grouped, reference
 
@@ -64,7 +65,7 @@ def owned(size, owner):
         distinct = np.unique(batch(r))
         asked["user"] += np.sum(distinct % size == owner)
         asked["item"] += np.sum(distinct % size == owner)
-        asked["keyed"] += np.sum(key_hashing.owners_np(distinct, size) == owner)
+        asked["keyed"] += np.sum(placement.dynamic(size).owner(distinct) == owner)
     return asked
 
 
@@ -111,7 +112,7 @@ def test_a_step_of_which_every_byte_is_known(strategy, rank, size, folder, group
             4.0 * (WEIGHTS + 1)
         }
     distinct = np.unique(np.concatenate([batch(r) for r in range(size)]))
-    owners = key_hashing.owners_np(distinct, size)
+    owners = placement.dynamic(size).owner(distinct)
     assert out["dynamic_rows"] == {"keyed": [int(np.sum(owners == r)) for r in range(size)]}
     assert out["table_counts"]["keyed"]["rows"] == len(distinct)
     assert out["table_counts"]["keyed"]["admitted"] == len(distinct)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import collective
 from collective import TableError
-from collective.ops.exchange import key_hashing as key_ops
+from collective.ops import placement
 from tests.ranks.dynamic_tables import EXTREME, D, V, drawn, normal, touch
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
@@ -69,7 +69,7 @@ def test_extreme_keys_and_the_same_key_new_on_every_rank(strategy, rank, size):
             assert session.run(total) == len(EXTREME)
             moved = drawn(EXTREME) - 0.1 / np.sqrt(1.1, dtype=np.float32)
             np.testing.assert_allclose(session.run(rows, {p: EXTREME}), moved, rtol=1e-5, atol=1e-6)
-            owners = key_ops.owners_np(EXTREME, size)
+            owners = placement.dynamic(size).owner(EXTREME)
             assert session.run(sizes)["t"].tolist() == np.bincount(owners, minlength=size).tolist()
             np.testing.assert_array_equal(session.run(t.owners(tf.constant(EXTREME))), owners)
     assert len(np.unique(drawn(EXTREME), axis=0)) == len(EXTREME)

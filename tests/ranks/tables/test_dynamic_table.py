@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import DynamicTable
-from collective.ops.exchange import key_hashing as key_ops
+from collective.ops import placement
 from collective.tables.rows import row_store
 from tests.ranks.dynamic_tables import EXTREME, D, normal, touch
 
@@ -37,7 +37,7 @@ def test_rows_are_exported_ascending_and_imported_by_their_owners(strategy, rank
             blocks = list(t.export(session, block=7))
             assert all(len(k) == len(r) <= 7 for k, r in blocks)
             mine = np.concatenate([k for k, _ in blocks] or [np.empty(0, np.int64)])
-            np.testing.assert_array_equal(mine, keys[key_ops.owners_np(keys, size) == rank])
+            np.testing.assert_array_equal(mine, keys[placement.dynamic(size).owner(keys) == rank])
             by_key = dict(zip(shuffled.tolist(), values))
             for k, r in blocks:
                 np.testing.assert_array_equal(r, np.stack([by_key[int(key)] for key in k]))
@@ -86,7 +86,7 @@ def test_what_was_read_replaces_all_at_once(strategy, rank, size):
                 if start:
                     session.run([v.initializer for v in tf.global_variables()])
                     session.run(trains[1], {p: [5, 6, 7]})
-                loading, mine = t.loading([slot]), key_ops.owners_np(keys, size) == rank
+                loading, mine = t.loading([slot]), placement.dynamic(size).owner(keys) == rank
                 for block in (slice(0, 3), slice(3, None)):
                     own = mine[block]
                     loading.add(
@@ -107,7 +107,7 @@ def test_what_was_read_replaces_all_at_once(strategy, rank, size):
                     session.run(found, {p: keys}), 2 - 1 / np.sqrt(5), rtol=1e-6
                 )
                 t.initialize_slot_rows(session, [slot])
-                assert t.local_count(session) == (key_ops.owners_np(keys, size) == rank).sum()
+                assert t.local_count(session) == (placement.dynamic(size).owner(keys) == rank).sum()
 
 
 @pytest.mark.sample(5)

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import GlobalStepEvict, L2WeightEvict, TableError, TablePolicy, checkpoint
-from collective.ops.exchange import key_hashing
+from collective.ops import placement
 from collective.tables.rows import row_store
 from collective.train import GroupLassoFtrlOptimizer
 from tests.ranks.dynamic_tables import D, drawn, normal
@@ -254,7 +254,7 @@ class Reference:
 
     def train(self, keys):
         self.step += 1
-        owned = keys[key_hashing.owners_np(keys, self.size) == self.rank]
+        owned = keys[placement.dynamic(self.size).owner(keys) == self.rank]
         self.used.update((key, self.step) for key in owned.tolist())
         self.limit(self.step)
 
@@ -325,7 +325,7 @@ def test_what_came_and_went_is_counted(strategy, rank, size, folder):
         def counts(session, owned):
             """Returns the statistics, for an expectation of the same form: keys to be owned."""
             found = model.table.statistics(session)
-            owners = key_hashing.owners_np(owned, size)
+            owners = placement.dynamic(size).owner(owned)
             return found, np.count_nonzero(owners == rank)
 
         with tf.Session() as session:
@@ -362,7 +362,7 @@ def test_some_rows_stay_however_old(strategy, rank, size, folder):
             statistics = model.table.statistics(session)
     kept = []
     for owner in range(size):
-        keys = KEYS[key_hashing.owners_np(KEYS, size) == owner]  # the later ones used later
+        keys = KEYS[placement.dynamic(size).owner(KEYS) == owner]  # the later ones used later
         count = max(np.count_nonzero(keys >= KEYS[20]), share(18, owner, size))
         kept += keys[-count:].tolist()
         if owner == rank:
@@ -395,7 +395,7 @@ def test_imported_rows_count_as_used(strategy, rank, size, folder):
                 for keys, _, steps in model.table.export(session, block=2, last_used=True)
                 for key, step in zip(keys, steps)
             }
-            owned = KEYS[:5][key_hashing.owners_np(KEYS[:5], size) == rank]
+            owned = KEYS[:5][placement.dynamic(size).owner(KEYS[:5]) == rank]
             assert exported == {int(key): 4 if key in KEYS[:2] else 3 for key in owned}
             blocks = list(checkpoint.read_table(f"{folder}/m", "t", 2, last_used=True))
             keys, rows, steps = (np.concatenate(x) for x in zip(*blocks))

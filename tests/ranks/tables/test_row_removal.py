@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
+from collective.ops import placement
 from collective.ops.exchange import key_hashing
 from collective.tables.rows import row_store
 from tests.ranks.dynamic_tables import D, drawn, normal
@@ -31,7 +32,7 @@ class Model:
         )
 
     def owned(self, keys, rank, size):
-        return keys[key_hashing.owners_np(keys, size) == rank]
+        return keys[placement.dynamic(size).owner(keys) == rank]
 
 
 @pytest.mark.sample(2)

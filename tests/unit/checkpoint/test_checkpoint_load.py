@@ -17,7 +17,7 @@ from collective import checkpoint
 from collective.checkpoint.files import tensor_bundle
 from collective.checkpoint.files.layout import LAYOUT_ENTRY, CheckpointLayout, StoredTable
 from collective.checkpoint.reading import consolidate
-from collective.ops.exchange import key_hashing
+from collective.ops import placement
 from tests.foreign_checkpoints import deeprec
 
 GOLDEN = str(Path(__file__).resolve().parents[2] / "golden" / "version_1" / "m")
@@ -35,7 +35,7 @@ def model(request, tmp_path):
         {"dense/w": np.float32([[1, 2]]), "step": np.int64(3)},
         {},
     )
-    owners = key_hashing.owners_np(KEYS, ranks)
+    owners = placement.dynamic(ranks).owner(KEYS)
     for part in range(ranks):
         name = f"t/part_{part}" if ranks > 1 else "t"
         slices[name] = STATIC[part::ranks], 2

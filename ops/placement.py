@@ -1,0 +1,206 @@
+"""Places the rows of tables on ranks. No other module knows which rank has which row.
+
+    static table     key k is row k div N of rank k mod N               `static(N)`
+    dynamic table    key k is on rank mix(k) mod N, in a row store      `dynamic(N)`
+
+What follows from this is here as well: how many rows a rank has, which rows of a whole table are
+its own, which parts of a checkpoint can hold its keys. A checkpoint stores tables as the shards of
+the ranks that saved it, so a stored table has a placement, too: over its parts.
+
+Compiled operations have the same functions in `ops/native/placement.h`, CUDA kernels in
+`ops/gpu/placement.cuh`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops.exchange import key_hashing
+
+# A number, an int64 or uint64 array, or an int64 tensor. Results are of the same kind.
+Numbers = TypeVar("Numbers", int, np.ndarray)
+
+
+def static(ranks: int) -> RowPlacement:
+    """Returns the placement of a static table, or of its parts in a checkpoint.
+
+    Args:
+        ranks: N, the number of ranks or parts.
+    """
+    return ByRemainder(ranks)
+
+
+def dynamic(ranks: int) -> Placement:
+    """Returns the placement of a dynamic table, or of its parts in a checkpoint.
+
+    Args:
+        ranks: N, the number of ranks or parts.
+    """
+    return ByHash(ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement(abc.ABC):
+    """Tells which rank owns a key.
+
+    Two placements are equal if they place every key on the same rank.
+
+    Attributes:
+        ranks: N, the number of ranks, or of a stored table's parts.
+    """
+
+    ranks: int
+
+    @abc.abstractmethod
+    def owner(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the ranks, int32 [K], that own the int64 `keys` [K]. They may be negative."""
+
+    @abc.abstractmethod
+    def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns `owner` of a tensor, by TensorFlow's own operations."""
+
+    @abc.abstractmethod
+    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
+        """Tells whether a key can be both on `part` and, by another placement, on `rank`.
+
+        Args:
+            part: one of this placement's ranks, or an array of them.
+            other: a placement of the same kind.
+            rank: one of its ranks.
+        """
+
+    def parts_of(self, other: Placement, rank: int) -> Sequence[int]:
+        """Returns the ranks of this placement that can hold keys of `rank` of another one."""
+        is_part = self.may_hold(np.arange(self.ranks), other, rank)
+        return [int(part) for part in np.flatnonzero(is_part)]
+
+
+class CommonRows(NamedTuple):
+    """Describes the rows of one shard that another placement has in one shard, too.
+
+    Attributes:
+        first: the first of these rows.
+        step: the distance to the next; so they are rows `first`, `first + step`, ….
+        other_step: the distance of the same rows in the other shard.
+    """
+
+    first: int
+    step: int
+    other_step: int
+
+
+class RowPlacement(Placement):
+    """Tells which rank owns a key of a static table, and which row of its shard the key has.
+
+    A subclass is a way to place the rows of static tables, of which `static` chooses one. The keys
+    of a table are the numbers of its rows. A shard has its rows by ascending keys.
+
+    Attributes:
+        strategy: TensorFlow's name of it, for the `partition_strategy` of `embedding_lookup`, by
+            which a served model reads its parts.
+    """
+
+    strategy: str
+
+    @abc.abstractmethod
+    def row(self, keys: Numbers) -> Numbers:
+        """Returns the rows of `keys` in their owners' shards."""
+
+    @abc.abstractmethod
+    def key(self, rank: int, rows: Numbers) -> Numbers:
+        """Returns the keys of `rows` in the shard of `rank`."""
+
+    @abc.abstractmethod
+    def count(self, rank: int, rows: int) -> int:
+        """Returns how many of the first `rows` rows of a table `rank` has."""
+
+    @abc.abstractmethod
+    def rows_of(self, rank: int, first: int = 0) -> slice:
+        """Returns the slice that takes the rows of `rank` from rows of the table.
+
+        Args:
+            rank: the rank.
+            first: the number of the row in the table with which these begin.
+        """
+
+    @abc.abstractmethod
+    def common(self, part: int, other: RowPlacement, rank: int) -> CommonRows | None:
+        """Finds the rows of the shard `part` that are also on `rank` of another placement.
+
+        Returns:
+            The rows, of a shard without an end; None if there are none.
+        """
+
+    def counts(self, rows: int) -> list[int]:
+        """Returns how many rows of a table with `rows` rows each rank has: N numbers."""
+        return [self.count(rank, rows) for rank in range(self.ranks)]
+
+    def keys(self, rank: int, rows: int) -> np.ndarray:
+        """Returns the keys of all rows of `rank`, of a table with `rows` rows: ascending, int64."""
+        return self.key(rank, np.arange(self.count(rank, rows), dtype=np.int64))
+
+
+class ByRemainder(RowPlacement):
+    """Places key k of a static table on rank k mod N, as row k div N of its shard."""
+
+    strategy = "mod"
+
+    def owner(self, keys: np.ndarray) -> np.ndarray:
+        return (keys % self.ranks).astype(np.int32)
+
+    def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.math.floormod(keys, self.ranks), tf.int32)
+
+    def row(self, keys: Numbers) -> Numbers:
+        return keys // self.ranks
+
+    def key(self, rank: int, rows: Numbers) -> Numbers:
+        return rows * self.ranks + rank
+
+    def count(self, rank: int, rows: int) -> int:
+        return len(range(rank, rows, self.ranks))
+
+    def rows_of(self, rank: int, first: int = 0) -> slice:
+        return slice((rank - first) % self.ranks, None, self.ranks)
+
+    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
+        return _meet(part, self.ranks, rank, other.ranks)
+
+    def common(self, part: int, other: RowPlacement, rank: int) -> CommonRows | None:
+        step = other.ranks // math.gcd(self.ranks, other.ranks)
+        for first in range(step):
+            if self.key(part, first) % other.ranks == rank:
+                return CommonRows(first, step, other.row(self.ranks * step))
+        return None
+
+
+class ByHash(Placement):
+    """Places key k of a dynamic table on rank mix(k) mod N, as `key_hashing` mixes it."""
+
+    def owner(self, keys: np.ndarray) -> np.ndarray:
+        return (key_hashing.mix_np(keys) % np.uint64(self.ranks)).astype(np.int32)
+
+    def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
+        if self.ranks == 1:
+            return tf.zeros_like(keys, tf.int32)
+        mixed = key_hashing.mix(keys)
+        return tf.cast(tf.math.floormod(mixed, tf.constant(self.ranks, tf.uint64)), tf.int32)
+
+    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
+        return _meet(part, self.ranks, rank, other.ranks)
+
+
+def _meet(part: Numbers, parts: int, rank: int, ranks: int) -> Numbers:
+    """Tells whether a number has the remainders `part` mod `parts` and `rank` mod `ranks`.
+
+    There is one if they are equal modulo the greatest common divisor.
+    """
+    step = math.gcd(parts, ranks)
+    return part % step == rank % step
