@@ -16,7 +16,7 @@ THEME = Path(__file__).parent / "theme"
 # Methods by which the parts of the library work together: scripts never call them.
 FOR_THE_LIBRARY = {
     "collective.DynamicTable": (
-        *("initial_value", "new_store", "new_column", "shard_shape", "owners", "local"),
+        *("initial_value", "new_store", "new_column", "shard_shape", "placement", "local"),
         *("local_of_tables", "fetch", "ids_of_rows", "rows_of_ids", "refuse", "store"),
         *("ascending", "columns_of_slots", "initialize_slot_rows", "loading"),
     ),

@@ -97,8 +97,7 @@ def distinct(
     mostly stays in the L2.
 
     Args:
-        keys: [K] int64, any values, including the extreme ones. A static table's key belongs to
-            rank key mod N, a dynamic table's key to mix(key) mod N.
+        keys: [K] int64, any values, including the extreme ones. `placement.cuh` has their owners.
         segments: M of them with K keys. Keys are equal only within a section.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`; 1 to de-duplicate the keys that an owner received.

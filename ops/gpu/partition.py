@@ -113,8 +113,7 @@ def partition(
         keys, four times.
 
     Args:
-        keys: [K] int64, any values. A static table's key belongs to rank key mod N, a dynamic
-            table's key to mix(key) mod N.
+        keys: [K] int64, any values. `placement.cuh` has their owners.
         segments: M of them with K keys.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`.

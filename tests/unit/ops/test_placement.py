@@ -1,0 +1,272 @@
+"""Checks placements against dictionaries that are filled key by key."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.ops import placement
+
+ROOT = Path(__file__).resolve().parents[3]
+RANKS = range(1, 9)
+EDGES = [-(2**63), -(2**63) + 1, -(2**32), -7, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
+DRAWN = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
+KEYS = np.concatenate([np.array(EDGES, np.int64), DRAWN])
+PLACEMENTS = {"static": placement.static, "dynamic": placement.dynamic}
+
+
+def mixed(key: int) -> int:
+    """Mixes by SplitMix64, in Python's unbounded numbers."""
+    x = key % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def owner_of(kind: str, key: int, ranks: int) -> int:
+    return (key if kind == "static" else mixed(key)) % ranks
+
+
+def shards(rows: int, ranks: int) -> list[list[int]]:
+    """Returns the keys of each shard of a static table, dealt one by one."""
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for key in range(rows):
+        dealt[key % ranks].append(key)
+    return dealt
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_owners(kind: str, ranks: int):
+    placed = PLACEMENTS[kind](ranks)
+    want = [owner_of(kind, key, ranks) for key in KEYS.tolist()]
+    owners = placed.owner(KEYS)
+    assert owners.dtype == np.int32 and owners.tolist() == want
+    assert placed.owner(KEYS[:0]).tolist() == []
+    with tf.Graph().as_default(), tf.Session() as session:
+        keys = tf.placeholder(tf.int64, [None])
+        tensor = placed.owner_tensor(keys)
+        assert tensor.dtype == tf.int32
+        assert session.run(tensor, {keys: KEYS}).tolist() == want
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 23])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shards(rows: int, ranks: int):
+    """Tables with fewer rows than ranks have empty shards."""
+    placed, whole = placement.static(ranks), np.arange(rows)
+    dealt = shards(rows, ranks)
+    assert placed.counts(rows) == [len(shard) for shard in dealt]
+    for rank, shard in enumerate(dealt):
+        assert placed.count(rank, rows) == len(shard)
+        assert placed.keys(rank, rows).tolist() == shard
+        assert placed.keys(rank, rows).dtype == np.int64
+        assert placed.row(np.array(shard, np.int64)).tolist() == list(range(len(shard)))
+        assert placed.key(rank, np.arange(len(shard))).tolist() == shard
+        assert whole[placed.rows_of(rank)].tolist() == shard
+        for first in range(rows + 1):
+            later = [key for key in shard if key >= first]
+            assert whole[first:][placed.rows_of(rank, first)].tolist() == later
+            assert placed.count(rank, first) == len(shard) - len(later)
+
+
+def test_rows_of_tables_with_more_than_2_to_the_32_keys():
+    placed, keys = placement.static(7), np.array([2**32, 2**40 + 3, 2**62], np.int64)
+    rows = placed.row(keys)
+    assert rows.tolist() == [key // 7 for key in keys.tolist()]
+    for key, row, owner in zip(keys.tolist(), rows.tolist(), placed.owner(keys).tolist()):
+        assert placed.key(owner, row) == key and placed.row(key) == row
+    unsigned = placed.key(3, np.arange(2, dtype=np.uint64))
+    assert unsigned.dtype == np.uint64 and unsigned.tolist() == [3, 10]
+
+
+@pytest.mark.parametrize("saved", RANKS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_rows_that_two_placements_have_in_common(saved: int, ranks: int):
+    """The rows of each part that a rank of another job has, and where it has them."""
+    before, now = placement.static(saved), placement.static(ranks)
+    rows = 3 * saved * ranks  # each pattern, three times
+    parts, dealt = shards(rows, saved), shards(rows, ranks)
+    for part, old in enumerate(parts):
+        for rank, new in enumerate(dealt):
+            pairs = [(old.index(key), new.index(key)) for key in old if key in set(new)]
+            common = before.common(part, now, rank)
+            assert before.may_hold(part, now, rank) == bool(pairs) == (common is not None)
+            if common is None:
+                continue
+            row = now.row(before.key(part, common.first))
+            for i, pair in enumerate(pairs):
+                assert pair == (common.first + i * common.step, row + i * common.other_step)
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+@pytest.mark.parametrize("saved", RANKS)
+def test_parts_that_can_hold_a_ranks_keys(kind: str, saved: int):
+    """Counted out: of the numbers of one period, those that a rank owns, and their parts."""
+    for ranks in RANKS:
+        before, now = PLACEMENTS[kind](saved), PLACEMENTS[kind](ranks)
+        for rank in range(ranks):
+            want = {number % saved for number in range(rank, saved * ranks, ranks)}
+            assert before.parts_of(now, rank) == sorted(want)
+            of_rank = KEYS[now.owner(KEYS) == rank]
+            assert set(before.owner(of_rank).tolist()) <= want
+            is_part = before.may_hold(np.arange(saved), now, rank)
+            assert np.flatnonzero(is_part).tolist() == sorted(want)
+
+
+def test_placements_are_equal_if_they_place_all_keys_alike():
+    assert placement.static(3) == placement.static(3)
+    assert placement.static(3) != placement.static(2)
+    assert placement.static(3) != placement.dynamic(3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_rows_in_a_graph(ranks: int):
+    """A served model finds rows by TensorFlow's own strategy, training by these operations."""
+    placed, whole = placement.static(ranks), np.arange(23)
+    with tf.Graph().as_default(), tf.Session() as session:
+        keys = tf.placeholder(tf.int64, [None])
+        parts = [tf.constant(whole[placed.rows_of(rank), None]) for rank in range(ranks)]
+        served = tf.nn.embedding_lookup(parts, keys, partition_strategy=placed.strategy)
+        rows, own = placed.row(keys), tf.constant(whole)[placed.rows_of(ranks - 1)]
+        back = placed.key(ranks - 1, tf.range(3, dtype=tf.int64))
+        values = session.run([served, rows, own, back], {keys: whole})
+    assert values[0][:, 0].tolist() == whole.tolist()
+    assert values[1].tolist() == (whole // ranks).tolist()
+    assert values[2].tolist() == shards(23, ranks)[-1]
+    assert values[3].tolist() == [ranks - 1, 2 * ranks - 1, 3 * ranks - 1]
+
+
+# ---- Who knows it
+
+# The files that compute which rank has which row, each with its reason.
+KNOWN_IN = {
+    "ops/placement.py": "is the place for it",
+    "ops/native/placement.h": "is its twin for compiled operations",
+    "ops/gpu/placement.cuh": "is its twin for CUDA kernels",
+    "ops/gpu/reference/owners.py": "is what kernels are compared with, without TensorFlow",
+    "collective/tables/policies/bloom_filter.py": "makes keys of which a rank has a partition",
+}
+MOST = 6
+# Files that divide by a number of ranks for another reason.
+OTHERS = {
+    "collective/checkpoint/reading/table_reader.py": "shares a buffer among parts",
+    "collective/data/global_batches.py": "cuts a batch into the ranks' shares",
+    "collective/data/parquet_dataset.py": "deals batches to ranks",
+    "collective/data/resumable_dataset.py": "deals records to ranks",
+    "collective/data/work_queue.py": "deals items to ranks",
+    "collective/estimator/input_sharding.py": "deals batches to ranks",
+    "collective/serving/variable_copy.py": "deals the work of copying parts to ranks",
+    "ops/communication/collectives.py": "cuts a tensor into pieces, one for each rank",
+    "ops/communication/dense_allreduce.py": "cuts a tensor into pieces, one for each rank",
+    "ops/native/carrier.cc": "cuts a tensor into pieces, one for each rank",
+}
+COUNTS = {"ranks", "_ranks", "world_size", "saved", "shards", "parts"}
+REMAINDERS = {"floormod", "floordiv", "floor_divide", "mod", "remainder", "divmod"}
+IN_COMPILED_CODE = re.compile(
+    r"[%/]\s*(static_cast<\w+>\()?\s*[\w.>-]*\branks_?\b|&\s*\(ranks_? - 1\)"
+)
+
+
+def names_ranks(node: ast.AST | None) -> bool:
+    """Tells whether an expression has a number of ranks, or of a stored table's parts."""
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, ast.Name) and part.id in COUNTS:
+            return True
+        if isinstance(part, ast.Attribute) and part.attr in COUNTS:
+            return True
+        if isinstance(part, ast.Call) and not part.args:
+            if isinstance(part.func, ast.Attribute) and part.func.attr in ("size", "world_size"):
+                return True
+    return False
+
+
+def divides_by_ranks(node: ast.AST) -> bool:
+    """Tells whether Python's code takes a remainder or quotient, or every Nth element."""
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, (ast.Mod, ast.FloorDiv)):
+            is_text = isinstance(node.left, (ast.Constant, ast.JoinedStr))
+            return not is_text and (names_ranks(node.left) or names_ranks(node.right))
+        times = node.left
+        is_inverse = isinstance(node.op, ast.Add) and isinstance(times, ast.BinOp)
+        return is_inverse and isinstance(times.op, ast.Mult) and names_ranks(times.right)
+    if isinstance(node, ast.Slice):
+        return names_ranks(node.step)
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in ("range", "arange"):
+            return len(node.args) == 3 and names_ranks(node.args[2])
+        return name in REMAINDERS and any(map(names_ranks, node.args[1:]))
+    return False
+
+
+def divisions_in_python(text: str) -> list[int]:
+    return [n.lineno for n in ast.walk(ast.parse(text)) if divides_by_ranks(n)]  # type: ignore[attr-defined]
+
+
+def divisions_in_compiled_code(text: str) -> list[int]:
+    lines = enumerate(text.splitlines(), 1)
+    return [n for n, line in lines if IN_COMPILED_CODE.search(line.partition("//")[0])]
+
+
+def sources() -> Iterator[tuple[str, list[int]]]:
+    """Yields the product's files above the launcher, and the lines that divide by ranks."""
+    for folder in ("collective", "ops", "strategies"):
+        for directory, _, files in os.walk(ROOT / folder):
+            for file in sorted(files):
+                path = Path(directory) / file
+                name = path.relative_to(ROOT).as_posix()
+                if path.suffix == ".py":
+                    yield name, divisions_in_python(path.read_text(encoding="utf-8"))
+                elif path.suffix in (".cc", ".h", ".cu", ".cuh"):
+                    yield name, divisions_in_compiled_code(path.read_text(encoding="utf-8"))
+
+
+def test_few_files_know_which_rank_has_which_row():
+    """Everything else asks `collective.ops.placement`: another placement is then a class."""
+    found = {name: lines for name, lines in sources() if lines}
+    unknown = {name: lines for name, lines in found.items() if name not in {**KNOWN_IN, **OTHERS}}
+    assert not unknown, f"ask collective.ops.placement: {unknown}"
+    assert set(found) == {*KNOWN_IN, *OTHERS}, "listed, but doesn't divide by a number of ranks"
+    assert len(KNOWN_IN) <= MOST
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "keys % ranks",
+        "keys // collectives.size()",
+        "mix(keys) % np.uint64(self._ranks)",
+        "parts = keys % len(stored.parts)",
+        "tf.math.floormod(keys, collectives.size())",
+        "rows[rank::ranks]",
+        "value[rank :: collectives.size()]",
+        "rows * ranks + rank",
+        "rows * np.uint64(ranks) + np.uint64(rank)",
+        "len(range(rank, rows, ranks))",
+        "np.arange(rank, rows, collectives.size())",
+    ],
+)
+def test_what_counts_as_knowing_it(code: str):
+    assert divisions_in_python(code) == [1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "const int64_t rest = key % ranks_;",
+        "static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_)",
+        "key / layout.ranks",
+        "x & (ranks - 1)",
+    ],
+)
+def test_what_counts_as_knowing_it_in_compiled_code(code: str):
+    assert divisions_in_compiled_code(code) == [1]
+    assert divisions_in_compiled_code(f"// {code}") == []
