@@ -114,6 +114,10 @@ class Build(build_ext):
             "-fno-strict-aliasing",
             "-fvisibility=hidden",
             "-Wno-sign-compare",
+            # From 2.20 on TensorFlow's errors:: are; 2.15 has no others that take several words.
+            "-Wno-deprecated-declarations",
+            # TensorFlow's headers don't say it from 2.20 on.
+            f'-DCOLLECTIVE_TENSORFLOW="{tf.__version__}"',
         ]
         native.extra_link_args = tf.sysconfig.get_link_flags()
         self._forget_library_folders()

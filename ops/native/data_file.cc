@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "snapshot.h"
+#include "tensorflow/core/lib/hash/crc32c.h"
+#include "tensorflow/core/lib/io/table_builder.h"
 #include "tensorflow/core/platform/env.h"
-#include "tsl/lib/hash/crc32c.h"
-#include "tsl/lib/io/table_builder.h"
 
 namespace collective {
 
@@ -61,7 +61,7 @@ absl::crc32c_t Extend(absl::crc32c_t crc, const char* data, int64_t size) {
     size -= 3 * part;
   }
 #endif
-  return absl::crc32c_t{tsl::crc32c::Extend(static_cast<uint32_t>(crc), data, size)};
+  return absl::crc32c_t{tensorflow::crc32c::Extend(static_cast<uint32_t>(crc), data, size)};
 }
 
 DataFile::DataFile() {
@@ -273,12 +273,12 @@ COLLECTIVE_EXPORT uint32_t data_file_checksum(const char* data, int64_t size) {
 COLLECTIVE_EXPORT int data_file_write_index(const char* path, const char* text,
                                             const int64_t* lengths, int64_t n, char* message,
                                             int64_t message_size) {
-  std::unique_ptr<tsl::WritableFile> file;
-  tsl::Status status = tsl::Env::Default()->NewWritableFile(path, &file);
+  std::unique_ptr<tensorflow::WritableFile> file;
+  tensorflow::Status status = tensorflow::Env::Default()->NewWritableFile(path, &file);
   if (status.ok()) {
-    tsl::table::Options options;
-    options.compression = tsl::table::kNoCompression;
-    tsl::table::TableBuilder builder(options, file.get());
+    tensorflow::table::Options options;
+    options.compression = tensorflow::table::kNoCompression;
+    tensorflow::table::TableBuilder builder(options, file.get());
     for (int64_t i = 0; i < n; ++i) {
       const absl::string_view key = collective::View(text, lengths[2 * i]);
       const absl::string_view value = collective::View(text + lengths[2 * i], lengths[2 * i + 1]);

@@ -1,7 +1,5 @@
 // Compiles the library as one unit: TensorFlow's headers take longer to compile than all of it.
 
-#include "tensorflow/core/public/version.h"
-
 // These define functions that the others use.
 #include "admission.cc"
 #include "mailbox.cc"
@@ -54,5 +52,4 @@
 
 extern "C" __attribute__((used, visibility("default"))) const char collective_native_version[] =
     "collective native, TensorFlow "  // ops/native_library.py reads it.
-    TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION)
-        TF_VERSION_SUFFIX ";";
+    COLLECTIVE_TENSORFLOW ";";        // setup.py defines it.

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "row_pages.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/lib/core/notification.h"
 
 namespace collective {
 
@@ -112,7 +112,7 @@ class LockedVariables {
 inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
                                tensorflow::Tensor* to) {
   if (tensorflow::DeviceContext* device = context->op_device_context()) {
-    tensorflow::Notification launched;
+    absl::Notification launched;
     tensorflow::Status status;
     device->CopyTensorInSameDevice(&from, static_cast<tensorflow::Device*>(context->device()), to,
                                    [&](const tensorflow::Status& outcome) {

@@ -9,7 +9,7 @@
 #include "driver.h"
 #include "pinned_buffers.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/stream_executor.h"
+#include "xla/stream_executor/stream.h"
 
 namespace collective {
 namespace gpu {
