@@ -135,7 +135,7 @@ class RowPlacement(Placement):
         """Finds the rows of the shard `part` that are also on `rank` of another placement.
 
         Returns:
-            The rows, of a shard without an end; None if there are none.
+            The rows, as if the shard had no end; None if there are none.
         """
 
     def counts(self, rows: int) -> list[int]:

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from collective import group_embedding
 from collective.compat.sok_variables import DynamicVariable
 from collective.strategy import CollectiveStrategy
+from collective.tables import lookups
 from collective.tables.table import Table
 from collective.tensorflow_internals.keras import Adam as KerasAdam
 from collective.tensorflow_internals.keras import OptimizerV2
@@ -106,7 +107,7 @@ def sparse_read_and_evict(
             "sok.sparse_read_and_evict reads sok.DynamicVariable(var_type='hybrid'), "
             f"not '{getattr(var, 'name', var)}'."
         )
-    rows = tf.nn.embedding_lookup(var, indices, name=name)
+    rows = lookups.lookup_rows(var, indices, None, name)
     return rows, tf.zeros([0], var.key_type), tf.zeros([0, var.dim], var.handle_dtype)
 
 

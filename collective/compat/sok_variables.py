@@ -173,15 +173,31 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa
     Raises:
         ValueError: the mode is unknown, there is no rank k, or see `make`.
     """
-    if mode is None or mode == "distributed":
+    owner = _owner("Variable", mode)
+    if owner is None:
         return make(DistributedVariable, *args, **kwargs)
+    kwargs["target_gpu"] = owner
+    return make(LocalizedVariable, *args, **kwargs)
+
+
+def _owner(kind: str, mode: str | None) -> int | None:
+    """Returns the rank of a mode 'localized:k'; None if rows are on all ranks.
+
+    Raises:
+        ValueError: the mode is unknown, or there is no rank k.
+    """
+    if mode is None or mode == "distributed":
+        return None
     word, _, number = mode.partition(":")
     if word != "localized" or not number.isdigit():
         raise ValueError(
-            f"sok.Variable(mode={mode!r}): a mode is 'distributed' or 'localized:k', with a rank k."
+            f"sok.{kind}(mode={mode!r}): a mode is 'distributed' or 'localized:k', with a rank k."
         )
-    kwargs["target_gpu"] = int(number)
-    return make(LocalizedVariable, *args, **kwargs)
+    if int(number) >= collectives.size():
+        raise ValueError(
+            f"sok.{kind}(mode={mode!r}): there are ranks 0 to {collectives.size() - 1} only."
+        )
+    return int(number)
 
 
 def make(
@@ -236,10 +252,7 @@ def make(
             f"sok.Variable(global_gpu_id={global_gpu_id}, num_gpus={num_gpus}): this is rank "
             f"{rank} of {ranks}; leave them out."
         )
-    if target_gpu >= ranks:
-        raise ValueError(
-            f"sok.Variable(mode='localized:{target_gpu}'): there are ranks 0 to {ranks - 1} only."
-        )
+    _owner("Variable", f"localized:{target_gpu}" if target_gpu >= 0 else None)
     if initial_value is None and (shape is None or initializer is None):
         raise ValueError("sok.Variable is given an initial_value, or a shape and an initializer.")
     if initial_value is not None:
@@ -296,7 +309,8 @@ INITIALIZERS: dict[str, dict[str, Any]] = {
 class DynamicVariable(DynamicTable):
     """Holds rows for any integer keys; a rank sees those that it owns.
 
-    A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks.
+    A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks; of
+    a 'localized:k' variable it is refused where there are several (`check_is_looked_up`).
 
     Attributes:
         backend_type: 'hbm' or 'hybrid'; only affects initial values and
@@ -345,7 +359,7 @@ class DynamicVariable(DynamicTable):
 
     def check_is_looked_up(self) -> None:
         """Refuses TensorFlow's lookups of 'localized:k' on several ranks: SOK's are rank k's."""
-        if self.target_gpu >= 0 and collectives.size() > 1:
+        if collectives.size() > 1 and self.target_gpu >= 0:
             raise NotImplementedError(
                 f"TensorFlow's lookups of '{self.op.name}', made by "
                 f"sok.DynamicVariable(mode={self.mode!r}), are not supported on several ranks: "
@@ -437,7 +451,8 @@ def make_dynamic(
         constraint: refused.
         trainable, dtype: as for `tf.Variable`; the default type is float32.
         key_type: tf.int64 (the default), or tf.int32, which 'hybrid' doesn't have.
-        mode: 'distributed' (the default), or 'localized:k', without effect.
+        mode: 'distributed' (the default), or 'localized:k': rows are on all ranks all the same, and
+            on several ranks TensorFlow's lookups are refused.
         **tuning: sizes and places, without effect: the table grows.
 
     Raises:
@@ -458,9 +473,10 @@ def make_dynamic(
             f"sok.DynamicVariable(key_type={keys.name}, var_type={var_type!r}): keys are int64, or "
             "with 'hbm' int32."
         )
-    if mode is not None and mode.startswith("localized"):
+    if _owner("DynamicVariable", mode) is not None:
         say_once(
-            "sok.DynamicVariable(mode='localized:k') has no effect here: rows are on all ranks"
+            "sok.DynamicVariable(mode='localized:k'): here rows are on all ranks, which look them "
+            "up together"
         )
     if tuning:
         say_once(

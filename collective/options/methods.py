@@ -87,7 +87,13 @@ def takes(
             return method(self, given)
 
         with_options.__doc__ = _documented(method, kind)
-        with_options.__dict__["__signature__"] = _signature(method, kind)
+        signature = _signature(method, kind)
+        with_options.__dict__["__signature__"] = signature
+        with_options.__annotations__ = {
+            name: parameter.annotation
+            for name, parameter in signature.parameters.items()
+            if parameter.annotation is not inspect.Parameter.empty
+        }
         # What documents functions would show the method as it is written.
         del with_options.__dict__["__wrapped__"]
         return with_options

@@ -99,7 +99,7 @@ def _is_size(value: Any) -> bool:
 def _are_sources(value: Any) -> bool:
     sources = _sources(value)
     return isinstance(sources, (list, tuple)) and all(
-        isinstance(source, (str, os.PathLike, WarmStart)) and source for source in sources
+        isinstance(source, WarmStart) or _is_path(source) for source in sources
     )
 
 

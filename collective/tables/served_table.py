@@ -68,7 +68,7 @@ class ServedTable(composite_tensor.CompositeTensor):
         rows: V; None if dynamic.
         dim: D.
         shape: [V, D].
-        parts: its variables, [n_p, D] each, in which its rows are like on as many ranks.
+        parts: its variables, [n_p, D] each, which have its rows as that many ranks would.
     """
 
     # Else tf.nn.safe_embedding_lookup_sparse would convert the table to a tensor.

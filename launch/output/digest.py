@@ -71,12 +71,14 @@ class _Shown:
     Attributes:
         message: of an error: the lines of its message that were shown, by any rank.
         others: the ranks that have raised the same error, and weren't named yet.
+        covered: all that have raised it once since it was shown.
     """
 
     rank: int
     time: float
     message: set[str] = field(default_factory=set)
     others: set[int] = field(default_factory=set)
+    covered: set[int] = field(default_factory=set)
 
     def covers(self, rank: int, now: float) -> bool:
         """Tells whether the same of this rank needn't be shown: it would have come from another."""
@@ -105,7 +107,7 @@ class JobDigest:
         self._say = say
         self._ranks = {rank: RankDigest(self, rank, cpu) for rank, cpu in on_cpu.items()}
         self._lines: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
-        self._errors: dict[tuple[str, str, bool], _Shown] = {}
+        self._errors: OrderedDict[tuple[str, str, bool], _Shown] = OrderedDict()
         self._waiting: list[_LostPeer] = []
         self._names_at = math.inf
         self._has_said_deprecations = False
@@ -194,13 +196,16 @@ class JobDigest:
 
     def _show_error(self, rank: int, error: RaisedError, lines: Sequence[bytes]) -> None:
         now, shown = time.monotonic(), self._errors.get(error.identity)
-        if shown and shown.covers(rank, now):
+        if shown and shown.covers(rank, now) and rank not in shown.covered:
             shown.others.add(rank)
+            shown.covered.add(rank)
             self._names_at = min(self._names_at, now + NAMES_PATIENCE)
             lines = [_line(t) for t in error.message if without_volatile(t) not in shown.message]
         else:
             self._name_others()
             shown = self._errors[error.identity] = _Shown(rank, now)
+            if len(self._errors) > _MOST_KNOWN:
+                self._errors.popitem(last=False)
             # An error raised while another was handled may hide the reason.
             if error.is_a_sentence and _line(WHILE_HANDLING) not in lines:
                 lines = [*map(_line, error.without_stack()), _WITH_STACK]

@@ -243,6 +243,18 @@ const HostRule* FindRule(const std::string& name) {
   return nullptr;
 }
 
+// Refuses what only kernels of a GPU do.
+Status CheckForHost(OpKernelConstruction* context, const HostRule& rule, int tables) {
+  int used = 0;
+  std::vector<float> bounds;
+  TF_RETURN_IF_ERROR(context->GetAttr("R", &used));
+  TF_RETURN_IF_ERROR(context->GetAttr("bounds", &bounds));
+  if (!bounds.empty()) return errors::InvalidArgument("updates on a CPU have no bounds");
+  if (used == (rule.all_rows ? tables : 0)) return OkStatus();
+  return errors::InvalidArgument(rule.name, " of ", tables, " tables has ", used,
+                                 " numbers of rows, not ", rule.all_rows ? tables : 0);
+}
+
 class SparseUpdateOp : public OpKernel {
  public:
   explicit SparseUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -251,10 +263,11 @@ class SparseUpdateOp : public OpKernel {
     if (on_device_) return;  // It is refused when it runs, by the name of a variable.
     OP_REQUIRES_OK(context, context->GetAttr("T", &tables));
     OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, CheckForHost(context, *rule_, tables));
   }
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES(context, !on_device_, IsElsewhere(context, "on a GPU"));
+    OP_REQUIRES(context, !on_device_, IsElsewhere(context, kOnGpu));
     OpInputList gradients, rows;
     std::vector<float> numbers;
     std::vector<TableUpdate> updates;
@@ -279,13 +292,14 @@ class ReduceUpdateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("U", &tables));
     OP_REQUIRES_OK(context, sums_.Read(context));
     OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, CheckForHost(context, *rule_, tables));
     OP_REQUIRES(context, tables == sums_.size(),
                 errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", tables,
                                         " handles"));
   }
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES(context, !on_device_, IsElsewhere(context, "on a GPU"));
+    OP_REQUIRES(context, !on_device_, IsElsewhere(context, kOnGpu));
     std::vector<float> numbers;
     std::vector<TableUpdate> updates;
     OP_REQUIRES_OK(context, rule_.Start(context, &numbers, &updates));

@@ -42,10 +42,12 @@ REGISTER_OP("CollectiveAnnounceWrites")
 
 // Updates rows of T tables by one rule. Each row is at most once in `rows`; one that is outside of
 // its table is an error, or on a GPU left out. `slots` are those of each table, one table after the
-// other; `numbers` are the rule's, such as the learning rate. `used` has the number of each table's
-// last row, from which row 0 is left out, or -1 for a table that has all its rows; or none for any.
-// `bounds` has one for each table, or none: after the update, elements of rows with a gradient are
-// in [-bound, bound], or NaN. Only kernels of a GPU, `on_device`, have bounds.
+// other; `numbers` are the rule's, such as the learning rate. `used`, for a rule that updates all
+// rows, has one number for each table: its last row, if row 0 doesn't exist, or -1 if all rows
+// exist. It is empty for other rules; on a GPU also where all rows of all tables exist. `bounds`
+// has one for each table, or none: after the update, elements of rows with a gradient are in
+// [-bound, bound], or NaN. Only kernels of a GPU, for which an operation is made `on_device`, have
+// bounds.
 REGISTER_OP("CollectiveSparseUpdate")
     .Input("tables: T * resource")
     .Input("slots: S * resource")

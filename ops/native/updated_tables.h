@@ -146,7 +146,7 @@ struct RuleInputs {
 // What an update is given of one table.
 struct TableUpdate {
   UpdatedTables::Handles handles;  // Of the table, and its slots.
-  const int64_t* rows = nullptr;   // [n]; on a GPU they are there
+  const int64_t* rows = nullptr;   // [n], in the memory of the device that updates
   int64_t n = 0;
   const float* gradients = nullptr;       // [n, D]; null: sums that nobody keeps
   tensorflow::TensorShape gradients_are;  // Their shape.
@@ -225,13 +225,15 @@ class RuleOfTables {
   std::vector<float> bounds_;
 };
 
+inline constexpr char kOnGpu[] =
+    "on a GPU: make its table outside of tf.device, or set COLLECTIVE_KERNELS=cpu";
+
 // Says that an operation was made for tables elsewhere: TensorFlow runs it where its variables are,
 // whatever device was requested.
 inline tensorflow::Status IsElsewhere(tensorflow::OpKernelContext* context, const char* made_for) {
   return tensorflow::errors::FailedPrecondition(
       "the variable ", tensorflow::HandleFromInput(context, 0).name(), " is on a ",
-      context->device()->attributes().device_type(), ", but is updated ", made_for,
-      ": make its table outside of tf.device, or set COLLECTIVE_KERNELS=cpu");
+      context->device()->attributes().device_type(), ", but is updated ", made_for);
 }
 
 }  // namespace collective

@@ -12,6 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import train
+from collective.ops import native_library
 from collective.ops.updates import sparse_updates
 
 ROWS = 50
@@ -349,6 +350,34 @@ def test_what_does_not_fit_is_refused(rows, shape, words):
                 session.run(update)
             for got, array in zip(values_of(session, variables), arrays):
                 np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize(
+    "rule, slots, numbers, used, bounds, words",
+    [
+        ("Adagrad", 1, 1, 0, [0.5], "on a CPU have no bounds"),
+        ("Adagrad", 1, 1, 1, [], "Adagrad of 1 tables has 1 numbers of rows, not 0"),
+        ("Adam", 2, 4, 0, [], "Adam of 1 tables has 0 numbers of rows, not 1"),
+        ("Adagrad", 1, 2, 0, [], "Adagrad has 1 slots and 1 numbers, but"),
+        ("SGD", 0, 1, 0, [], "no rule 'SGD'"),
+    ],
+)
+def test_what_a_cpu_does_not_do_is_refused(rule, slots, numbers, used, bounds, words):
+    with tf.Graph().as_default(), tf.Session() as session:
+        table, *its = matrices("v", [np.ones((ROWS, 4))] * (1 + slots))
+        update = native_library.library().collective_sparse_update(
+            [table.handle],
+            [slot.handle for slot in its],
+            [tf.constant(0.1)] * numbers,
+            [tf.constant(-1, tf.int64)] * used,
+            [tf.ones([1, 4])],
+            [tf.constant([1], tf.int64)],
+            rule=rule,
+            bounds=bounds,
+        )
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            session.run(update)
 
 
 @pytest.mark.parametrize("name", ["momentum", "row_wise_adagrad"])

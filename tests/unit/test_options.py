@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import typing
 import warnings
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,8 @@ def test_the_signature_of_scope_has_all_options():
     assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
     assert {repr(option.default) for option in options} == {"<inherited>"}
     assert all(option.annotation is not inspect.Parameter.empty for option in options)
+    hints = typing.get_type_hints(CollectiveStrategy.scope)
+    assert hints.keys() == set(GOOD) and hints["local_steps"] is int
 
 
 def test_the_documentation_of_scope_has_all_options():

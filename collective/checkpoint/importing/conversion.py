@@ -163,7 +163,7 @@ class Conversion:
     ) -> None:
         """Writes a table with its slots, one part per bucket; or `table`'s keys without rows.
 
-        Keys are in parts as if as many ranks had saved them.
+        A part has the keys that one of that many ranks would have saved.
         """
         keys_name = f"{group[0][0]}/keys"
         block = min(slice_rows(rows.dim, rows.dtype) for _, rows in group)

@@ -117,7 +117,7 @@ def course(profile: Profile, most: float) -> LineChart | None:
     """
     if not goes_on(profile):
         return None
-    points = list(zip(profile.history["step"], profile.history["ms"]))
+    points = list(zip(profile.history["step"], profile.history.get("ms", [])))
     return charts.lines([Line("milliseconds a step", points)], most, in_ms)
 
 

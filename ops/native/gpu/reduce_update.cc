@@ -29,7 +29,8 @@ class ReduceUpdateOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES(context, on_device_, IsElsewhere(context, "in host memory"));
+    OP_REQUIRES(context, on_device_,
+                IsElsewhere(context, "in host memory: make its table outside of tf.device"));
     std::vector<float> numbers;
     std::vector<TableUpdate> updates;
     OP_REQUIRES_OK(context, rule_.Start(context, &numbers, &updates));

@@ -1,5 +1,5 @@
-// Says which kernel of update.cu has a rule, and which options it takes: rules.cuh reads them. A
-// rule has the inputs that it has on a CPU, if it is there (../update_rules.h).
+// Says which kernel of update.cu has a rule, and which options it takes: rules.cuh reads them.
+// Rules that a CPU has, too (../update_rules.h), have the same inputs there.
 
 #ifndef COLLECTIVE_NATIVE_GPU_RULES_H_
 #define COLLECTIVE_NATIVE_GPU_RULES_H_

@@ -1,6 +1,7 @@
 // CollectiveSparseUpdate on a GPU: updates rows of shards and of their slots in place, each row by
 // a gradient of its own. One kernel of update.cu for all tables, and one more for Adam's rows
-// without a gradient. The host waits for nothing, unless somebody listens to which rows change.
+// without a gradient. The host waits for nothing, unless somebody listens to which rows change. An
+// operation that was made for host memory does the same here: its inputs mean the same.
 //
 // Which rows these are only the device knows: one that isn't in the table is left out.
 

@@ -89,7 +89,7 @@ class ElsewhereOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    context->SetStatus(IsElsewhere(context, "on a GPU"));
+    context->SetStatus(IsElsewhere(context, kOnGpu));
   }
 };
 

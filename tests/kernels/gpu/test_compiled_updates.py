@@ -5,7 +5,9 @@ GPU's: compared with NumPy in float64 and the operations for CPUs.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from tests.gpu_double import driver
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 
+ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ((50, 16), (7, 3), (9, 160), (30, 4))  # of the tables
 COUNTS = (40, 5, 9, 0)  # rows with a gradient
 OPERATIONS = {
@@ -476,6 +479,14 @@ def test_operations_for_one_table(name: str, bound: DeviceOperations, stand_in: 
             session.run(update)
         assert_close(made.values(session), made.wanted())
         assert stand_in.launches
+
+
+def test_every_rule_is_an_example_and_known_to_the_operations():
+    """What checks kernels goes through the examples."""
+    assert {type(rule) for rule in rules.EXAMPLES} == set(rules.RULES)
+    text = ROOT.joinpath("ops", "native", "gpu", "rules.h").read_text(encoding="utf-8")
+    known = set(re.findall(r'\{\{"(\w+)"', text))
+    assert {rule.operation for rule in rules.EXAMPLES} == known
 
 
 def test_tables_elsewhere_are_refused():

@@ -85,6 +85,21 @@ def test_a_localized_dynamic_variable_is_looked_up_by_all_ranks(strategy, rank, 
             wanted = f"rows on rank {owner}, .*Remove `if hvd.rank.. == {owner}`.*sok.lookup_sparse"
             with pytest.raises(NotImplementedError, match=wanted):
                 look_up(v, [0])
+        for mode, words in (
+            ("localized:x", "'distributed' or 'localized:k'"),
+            (f"localized:{size}", f"ranks 0 to {owner} only"),
+        ):
+            with pytest.raises(ValueError, match=f"sok.DynamicVariable.mode='{mode}'.: .*{words}"):
+                sok("DynamicVariable", D, mode=mode)
+
+
+def test_a_localized_hybrid_variable_is_read_by_sok(strategy, rank, size):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        mode = f"localized:{size - 1}"
+        v = sok("DynamicVariable", D, initializer="13", var_type="hybrid", mode=mode)
+        rows, _, _ = sok("sparse_read_and_evict", v, tf.range(V, dtype=tf.int64))
+        with started() as session:
+            assert (session.run(rows) == 13).all()
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])

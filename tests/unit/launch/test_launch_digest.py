@@ -217,6 +217,17 @@ def test_an_error_that_comes_again_is_shown_again(ranks):
         assert job.take().count("Traceback") == 1
 
 
+def test_an_error_that_comes_again_from_another_rank_is_shown_again(ranks):
+    """The first time it is the same as rank 0's; then the rank may die of it."""
+    job = ranks(2)
+    shown = []
+    for rank in (0, 1, 1):
+        job.write(rank, error())
+        job.wait(PAUSE)
+        shown.append(job.take().count("Traceback"))
+    assert shown == [1, 0, 1]
+
+
 def test_a_rank_that_hangs_behind_its_error_does_not_hide_it(ranks):
     job = ranks(2)
     job.write(1, error()[:-8])

@@ -8,7 +8,10 @@ import functools
 import gc
 import importlib
 import re
+import sys
+import threading
 import weakref
+from concurrent import futures
 
 import tensorflow.compat.v1 as tf
 
@@ -66,6 +69,25 @@ def test_a_record_is_its_graphs_and_ends_with_it():
     del record, graph
     gc.collect()
     assert ends() is None
+
+
+def test_threads_get_the_same_record():
+    """A second record would never hear of what the first one knows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(2000):
+            graph, together = tf.Graph(), threading.Barrier(3)
+
+            def ask(graph=graph, together=together):
+                together.wait()
+                return id(graph_state.of(graph, TrainingFlag))
+
+            with futures.ThreadPoolExecutor(3) as threads:
+                found = [threads.submit(ask) for _ in range(3)]
+                assert len({one.result() for one in found}) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_no_more_global_statements():
