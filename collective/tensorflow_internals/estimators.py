@@ -1,6 +1,12 @@
 """Estimators inside tensorflow-estimator."""
 
+# ruff: noqa: E402, I001
+
 from __future__ import annotations
+
+from collective.tensorflow_internals import estimator_gaps
+
+estimator_gaps.fill()
 
 from tensorflow_estimator.python.estimator import estimator as estimator
 from tensorflow_estimator.python.estimator import exporter as exporter

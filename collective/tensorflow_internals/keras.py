@@ -1,22 +1,37 @@
-"""Keras 2 inside the package `keras`."""
+"""Keras 2 inside its package: `keras` next to TensorFlow 2.15, `tf_keras` next to later ones."""
 
 from __future__ import annotations
 
-from keras.src import backend as backend
-from keras.src.engine import base_layer_utils as base_layer_utils
-from keras.src.engine.training import Model as Model
-from keras.src.feature_column.dense_features_v2 import DenseFeatures as DenseFeatures
-from keras.src.layers import Embedding as Embedding
-from keras.src.layers.normalization.batch_normalization import (
-    BatchNormalizationBase as BatchNormalizationBase,
-)
-from keras.src.metrics import Metric as Metric
-from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
-from keras.src.optimizers import optimizer as optimizer
-from keras.src.optimizers.legacy import adadelta as adadelta
-from keras.src.optimizers.legacy import adagrad as adagrad
-from keras.src.optimizers.legacy import adamax as adamax
-from keras.src.optimizers.legacy import ftrl as ftrl
-from keras.src.optimizers.legacy import gradient_descent as gradient_descent
-from keras.src.optimizers.legacy.adam import Adam as Adam
-from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2 as OptimizerV2
+import importlib
+import os
+from typing import Any
+
+import tensorflow as tf
+
+# Later ones bring Keras 3 as `keras`.
+PACKAGE = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
+if PACKAGE == "tf_keras":
+    # Else `tf.keras`, and `tf.compat.v1.layers` with it, would be Keras 3's.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{PACKAGE}.src.{name}")
+
+
+backend = _module("backend")
+base_layer_utils = _module("engine.base_layer_utils")
+Model = _module("engine.training").Model
+DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures
+Embedding = _module("layers").Embedding
+BatchNormalizationBase = _module("layers.normalization.batch_normalization").BatchNormalizationBase
+Metric = _module("metrics").Metric
+LossScaleOptimizer = _module("mixed_precision.loss_scale_optimizer").LossScaleOptimizer
+optimizer = _module("optimizers.optimizer")
+adadelta = _module("optimizers.legacy.adadelta")
+adagrad = _module("optimizers.legacy.adagrad")
+adamax = _module("optimizers.legacy.adamax")
+ftrl = _module("optimizers.legacy.ftrl")
+gradient_descent = _module("optimizers.legacy.gradient_descent")
+Adam = _module("optimizers.legacy.adam").Adam
+OptimizerV2 = _module("optimizers.legacy.optimizer_v2").OptimizerV2

@@ -232,6 +232,7 @@ SHORT_MODULES = {
     "collective.launch.output.progress_bars": "is about programs that draw bars",
     "collective.monitoring.storage_limit": "is a check of its own",
     "collective.ops.gpu.checks.pytorch": "needs PyTorch",
+    "collective.tensorflow_internals.estimator_gaps": "runs before what it fills can be imported",
     "collective.ops.gpu.compiled_launches": "names the sources of compiled operations",
     "collective.ops.gpu.reference.owners": "is the reference of one kernel function",
     "collective.ops.communication.mixed_carrier": "is a carrier",

@@ -20,7 +20,7 @@ from tensorflow.python.framework import indexed_slices
 from tensorflow.python.ops import control_flow_ops, resource_variable_ops, variable_scope, variables
 from tensorflow.python.training import checkpoint_utils, monitored_session, optimizer
 from tensorflow.python.training import saver as saver_lib
-from tensorflow.python.util import deprecation
+from tensorflow.python.util import deprecation, tf_export
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 from tensorflow_estimator.python.estimator import exporter, run_config, training
 
@@ -112,6 +112,7 @@ def probes():
     yield variable_scope._get_default_variable_store(), ["_vars"]
     yield variables, ["_all_saveable_objects"]
     yield deprecation, ["_PRINT_DEPRECATION_WARNINGS"]
+    yield tf_export, ["_Attributes"]
     yield resource_variable_ops, ["_GatherGrad", "_variable_handle_from_shape_and_dtype"]
     yield resource_variable_ops, ["_UnreadVariable"]
     yield control_flow_ops.WhileContext(), ["_parallel_iterations"]
