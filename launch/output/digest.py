@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,14 +71,14 @@ class _Shown:
     Attributes:
         message: of an error: the lines of its message that were shown, by any rank.
         others: the ranks that have raised the same error, and weren't named yet.
-        covered: all that have raised it once since it was shown.
+        raised: how often each rank has raised it, without longer pauses.
     """
 
     rank: int
     time: float
     message: set[str] = field(default_factory=set)
     others: set[int] = field(default_factory=set)
-    covered: set[int] = field(default_factory=set)
+    raised: Counter[int] = field(default_factory=Counter)
 
     def covers(self, rank: int, now: float) -> bool:
         """Tells whether the same of this rank needn't be shown: it would have come from another."""
@@ -196,19 +196,23 @@ class JobDigest:
 
     def _show_error(self, rank: int, error: RaisedError, lines: Sequence[bytes]) -> None:
         now, shown = time.monotonic(), self._errors.get(error.identity)
-        if shown and shown.covers(rank, now) and rank not in shown.covered:
+        if shown and now - shown.time >= SAME_EVENT:
+            shown = None
+        # The n-th of a rank is compared with the n-th of the one that was shown.
+        if shown and shown.raised[rank] < shown.raised[shown.rank]:
             shown.others.add(rank)
-            shown.covered.add(rank)
             self._names_at = min(self._names_at, now + NAMES_PATIENCE)
             lines = [_line(t) for t in error.message if without_volatile(t) not in shown.message]
         else:
             self._name_others()
-            shown = self._errors[error.identity] = _Shown(rank, now)
+            raised = shown.raised if shown else Counter[int]()
+            shown = self._errors[error.identity] = _Shown(rank, now, raised=raised)
             if len(self._errors) > _MOST_KNOWN:
                 self._errors.popitem(last=False)
             # An error raised while another was handled may hide the reason.
             if error.is_a_sentence and _line(WHILE_HANDLING) not in lines:
                 lines = [*map(_line, error.without_stack()), _WITH_STACK]
+        shown.raised[rank] += 1
         shown.message.update(map(without_volatile, error.message))
         self._ranks[rank].show_lines(lines)
 
