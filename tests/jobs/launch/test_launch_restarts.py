@@ -213,5 +213,6 @@ def test_all_ranks_hash_alike_also_after_a_restart(launch, monkeypatch, seed):
     """
     options = ("--max-restarts", 1, "--restart-pause", 0)
     code, _ = launch.end(job(launch, *options, body=body, ranks=3))
-    texts = [file.read_text() for file in launch.folder.glob("hash*.*")]
+    # A rank that is ended while it tells leaves an empty file.
+    texts = list(filter(None, (file.read_text() for file in launch.folder.glob("hash*.*"))))
     assert code == 0 and len(texts) >= 4 and len(set(texts)) == 1, texts
