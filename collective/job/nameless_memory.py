@@ -1,4 +1,4 @@
-"""Memory without a name in any folder, which the launcher and its ranks share.
+"""Makes memory without a name in any folder, which the launcher and its ranks share.
 
 Ranks open it through the launcher's descriptor in /proc, and it is freed when the last process that
 has it ends, for whatever reason. (A file on a disk would sometimes make a rank wait while the

@@ -1,4 +1,4 @@
-"""Checkpoints, savers and files inside TensorFlow."""
+"""Names checkpoints, savers and files inside TensorFlow."""
 
 from __future__ import annotations
 

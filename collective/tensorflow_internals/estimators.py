@@ -1,5 +1,6 @@
-"""Estimators inside tensorflow-estimator."""
+"""Names what Estimators are made of, inside tensorflow-estimator."""
 
+# The gaps are filled before the package is imported.
 # ruff: noqa: E402, I001
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Feature columns inside TensorFlow."""
+"""Names feature columns inside TensorFlow."""
 
 from __future__ import annotations
 

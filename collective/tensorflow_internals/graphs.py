@@ -1,4 +1,4 @@
-"""Graphs, functions and tensors inside TensorFlow: no public names lead to these."""
+"""Names graphs, functions and tensors inside TensorFlow: no public names lead to these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras 2 inside its package: `keras` next to TensorFlow 2.15, `tf_keras` next to later ones."""
+"""Finds Keras 2 in its package: `keras` next to TensorFlow 2.15, `tf_keras` next to later ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics and lookup tables of `tf.metrics` and `tf.lookup` inside TensorFlow."""
+"""Names metrics and lookup tables of `tf.metrics` and `tf.lookup` inside TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizers of `tf.train` inside TensorFlow."""
+"""Names the optimizers of `tf.train` inside TensorFlow."""
 
 from __future__ import annotations
 

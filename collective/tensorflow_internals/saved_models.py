@@ -1,4 +1,4 @@
-"""SavedModels inside TensorFlow."""
+"""Names parts of SavedModels inside TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions, their hooks and summaries inside TensorFlow."""
+"""Names sessions, their hooks and summaries inside TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables and their scopes inside TensorFlow."""
+"""Names variables and their scopes inside TensorFlow."""
 
 from __future__ import annotations
 

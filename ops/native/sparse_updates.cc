@@ -235,14 +235,6 @@ Status UpdateTables(OpKernelContext* context, const std::vector<TableUpdate>& gi
 const HostRule kRules[] = {FOR_EACH_UPDATE_RULE(HOST_RULE)};
 #undef HOST_RULE
 
-// Returns the rule of this name; null if there is none.
-const HostRule* FindRule(const std::string& name) {
-  for (const HostRule& rule : kRules) {
-    if (name == rule.name) return &rule;
-  }
-  return nullptr;
-}
-
 // Refuses what only kernels of a GPU do.
 Status CheckForHost(OpKernelConstruction* context, const HostRule& rule, int tables) {
   int used = 0;
@@ -262,7 +254,7 @@ class SparseUpdateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("on_device", &on_device_));
     if (on_device_) return;  // It is refused when it runs, by the name of a variable.
     OP_REQUIRES_OK(context, context->GetAttr("T", &tables));
-    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, kRules));
     OP_REQUIRES_OK(context, CheckForHost(context, *rule_, tables));
   }
 
@@ -291,7 +283,7 @@ class ReduceUpdateOp : public OpKernel {
     if (on_device_) return;  // It is refused when it runs, by the name of a variable.
     OP_REQUIRES_OK(context, context->GetAttr("U", &tables));
     OP_REQUIRES_OK(context, sums_.Read(context));
-    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, kRules));
     OP_REQUIRES_OK(context, CheckForHost(context, *rule_, tables));
     OP_REQUIRES(context, tables == sums_.size(),
                 errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", tables,

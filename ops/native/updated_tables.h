@@ -167,9 +167,10 @@ class RuleOfTables {
  public:
   // Args:
   //   tables: how many are updated.
-  //   find: returns the rule of a name; null if there is none.
+  //   rules: those that there are.
+  template <size_t kRules>
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context, int tables,
-                          const Rule* (*find)(const std::string& name)) {
+                          const Rule (&rules)[kRules]) {
     using tensorflow::errors::InvalidArgument;
     std::string name;
     int slots = 0, numbers = 0, used = 0;
@@ -180,7 +181,9 @@ class RuleOfTables {
     TF_RETURN_IF_ERROR(context->GetAttr("bounds", &bounds_));
     if (!bounds_.empty() && bounds_.size() != static_cast<size_t>(tables))
       return InvalidArgument("there are ", tables, " tables, but ", bounds_.size(), " bounds");
-    rule_ = find(name);
+    for (const Rule& rule : rules) {
+      if (name == rule.name) rule_ = &rule;
+    }
     if (rule_ == nullptr) return InvalidArgument("there is no rule '", name, "'");
     if (slots == tables * rule_->slots && numbers == rule_->numbers &&
         (used == 0 || used == tables))

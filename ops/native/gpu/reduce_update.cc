@@ -22,7 +22,7 @@ class ReduceUpdateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("on_device", &on_device_));
     OP_REQUIRES_OK(context, context->GetAttr("U", &tables));
     OP_REQUIRES_OK(context, sums_.Read(context));
-    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, kRules));
     OP_REQUIRES(context, tables == sums_.size(),
                 errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", tables,
                                         " handles"));

@@ -4,7 +4,6 @@
 #ifndef COLLECTIVE_NATIVE_GPU_RULES_H_
 #define COLLECTIVE_NATIVE_GPU_RULES_H_
 
-#include <string>
 #include <vector>
 
 #include "../updated_tables.h"
@@ -52,14 +51,6 @@ inline const Rule kRules[] = {
     {{"CenteredRMSProp", 3, 4, false, false}, KERNEL(CenteredRMSProp), OptionsOfRMSProp},
 };
 #undef KERNEL
-
-// Returns the rule of this name; null if there is none.
-inline const Rule* FindRule(const std::string& name) {
-  for (const Rule& rule : kRules) {
-    if (name == rule.name) return &rule;
-  }
-  return nullptr;
-}
 
 }  // namespace gpu
 }  // namespace collective

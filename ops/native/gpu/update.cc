@@ -21,7 +21,7 @@ class UpdateOp : public OpKernel {
   explicit UpdateOp(OpKernelConstruction* context) : OpKernel(context) {
     int tables = 0;
     OP_REQUIRES_OK(context, context->GetAttr("T", &tables));
-    OP_REQUIRES_OK(context, rule_.Read(context, tables, FindRule));
+    OP_REQUIRES_OK(context, rule_.Read(context, tables, kRules));
   }
 
   // Nothing is launched that changes a table before all are checked.
