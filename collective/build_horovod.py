@@ -277,10 +277,9 @@ def _nccl_settings(nccl: Path, links: Path, environment: Mapping[str, str]) -> d
 
 
 def _build_wheel(python: Path, folder: Path, environment: Mapping[str, str], log: Path) -> Path:
-    # Without pip's cache: it would hand back a wheel that was built against another TensorFlow.
-    options = ["--verbose", "--no-cache-dir", "--no-deps", "--no-build-isolation"]
-    command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), HOROVOD]
-    run_logged(command, environment, log)
+    # By its path: the temporary environment need not see this package.
+    program = Path(__file__).with_name("horovod_source.py")
+    run_logged([str(python), str(program), HOROVOD, str(folder)], environment, log)
     (wheel,) = folder.glob("horovod-*.whl")
     return wheel
 

@@ -2,7 +2,8 @@
 # Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
 #
 #   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
-#   tools/setup.sh --dependencies       all but this checkout, of which only tools/ is needed: for an image's layers
+#   tools/setup.sh --dependencies       all but this checkout, for an image's layers: only tools/ and
+#                                       collective/horovod_source.py are needed
 #   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
 #
 #   VENV=.venvs/3.10                    another folder than .venv for the environment, in the checkout
@@ -288,9 +289,8 @@ build_horovod() {  # a wheel first: a build that is killed leaves nothing instal
         export HOROVOD_NCCL_HOME=$nccl HOROVOD_NCCL_LINK=SHARED LDFLAGS="-Wl,-rpath,$nccl/lib ${LDFLAGS-}"
     fi
     rm -rf "$state/wheels"
-    # Without pip's cache: it would hand back a wheel that was built against another TensorFlow.
-    run env "${horovod_build[@]}" "$venv/bin/python" -m pip wheel --verbose --no-cache-dir --no-deps \
-        --no-build-isolation --wheel-dir "$state/wheels" "$horovod" || return
+    run env "${horovod_build[@]}" "$venv/bin/python" "$root/collective/horovod_source.py" "$horovod" "$state/wheels" ||
+        return
     touch "$state/unfinished"
     pip install --no-deps --force-reinstall "$state"/wheels/horovod-*.whl || return
     rm -rf "$state/unfinished" "$state/wheels"

@@ -59,12 +59,11 @@ case "$*" in
     *'-m venv'*) call environment; mkdir -p "$3"/{bin,lib/pythonSHORT/site-packages}; cp "$0" "$3/bin/python" ;;
     *'pip install -r'*) ;;
     *'pip install --no-build-isolation -r'*) call packages ;;
-    *'pip wheel'*)
+    */horovod_source.py*)
         call horovod
         echo "nvcc: $(type -P nvcc)"
-        command=$*
-        folder=${command##*--wheel-dir } folder=${folder%% *}
-        mkdir -p "$folder" && touch "$folder/horovod-1-any.whl"
+        [ -f "$1" ] && [ "${2%%==*}" = horovod ] || exit 2
+        mkdir -p "$3" && touch "$3/horovod-1-any.whl"
         ;;
     *'--editable'*) call package ;;
     *'--only-binary :all: uv'*) call uv-from-PyPI; cp "$UV_OF_PYPI" "${0%/*}/uv" ;;
@@ -101,6 +100,8 @@ class Checkout:
             shutil.copy(ROOT / name, self.root)
         (self.root / "ops").mkdir()
         shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
+        (self.root / "collective").mkdir()
+        shutil.copy(ROOT / "collective" / "horovod_source.py", self.root / "collective")
         for name in ("setup.sh", "test_pythons.sh"):
             shutil.copy(ROOT / "tools" / name, self.root / "tools")
         shutil.copytree(ROOT / "tools" / "pins", self.root / "tools" / "pins")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
+from collective import horovod_source
 from collective.build_horovod import HOROVOD
 
 SOURCES = (
@@ -70,13 +69,11 @@ def run(*command: object) -> str:
 
 @pytest.fixture
 def horovod(package_index: None, tmp_path: Path) -> Path:
-    """Fetches Horovod's sources."""
-    fetch = ("download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
-    run(sys.executable, "-m", "pip", *fetch, "--dest", tmp_path, HOROVOD)
-    (archive,) = tmp_path.glob("horovod-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path)
-    return tmp_path / archive.name[: -len(".tar.gz")]
+    """Fetches Horovod's sources, as they are built for this TensorFlow."""
+    source = horovod_source.fetch(HOROVOD, tmp_path)
+    for edit in horovod_source.edits_for(tf.__version__):
+        horovod_source.apply(edit, source)
+    return source
 
 
 @pytest.mark.long
@@ -87,6 +84,7 @@ def test_horovods_operations_for_gpus_compile_and_link(horovod: Path, tmp_path: 
     folders = [horovod, *horovod.glob("third_party/*/include"), horovod / "third_party" / "gloo"]
     folders += horovod.glob("third_party/boost/*/include")
     theirs = [tensorflow, tensorflow / "third_party" / "gpus" / "cuda" / "include", tmp_path]
+    theirs += [tensorflow / "external" / name for name in ("highwayhash", "farmhash_archive/src")]
     version = "{}{:03}{:03}{:03}".format(*map(int, tf.__version__.split(".")), 0)
     options = [
         *tf.sysconfig.get_compile_flags(),

@@ -224,7 +224,7 @@ def test_horovod_is_built_with_the_named_cuda_whatever_nvcc_the_path_has(ready: 
     assert "HOROVOD_BUILD_CUDA_CC_LIST=70,80,90" in log[0]
 
 
-def test_dependencies_alone_need_nothing_of_the_checkout_but_tools(checkout: Checkout):
+def test_dependencies_alone_need_only_tools_and_the_build_of_horovod(checkout: Checkout):
     for name in ("pyproject.toml", "setup.py"):
         (checkout.root / name).unlink()
     shutil.rmtree(checkout.root / "ops")

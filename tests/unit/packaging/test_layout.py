@@ -26,7 +26,7 @@ LAYERS = (
     ("tensorflow_internals", "version"),
     ("job",),
     ("launch",),
-    ("build_horovod",),
+    ("build_horovod", "horovod_source"),
     ("ops",),
     ("strategies",),
     ("policy",),
