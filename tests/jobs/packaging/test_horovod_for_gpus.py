@@ -83,7 +83,8 @@ def test_horovods_operations_for_gpus_compile_and_link(horovod: Path, tmp_path: 
     tensorflow = Path(tf.sysconfig.get_include())
     folders = [horovod, *horovod.glob("third_party/*/include"), horovod / "third_party" / "gloo"]
     folders += horovod.glob("third_party/boost/*/include")
-    theirs = [tensorflow, tensorflow / "third_party" / "gpus" / "cuda" / "include", tmp_path]
+    cuda = tensorflow / "third_party" / "gpus" / "cuda"
+    theirs = [tensorflow, cuda / "include", cuda / "libcudacxx" / "include", tmp_path]
     theirs += [tensorflow / "external" / name for name in ("highwayhash", "farmhash_archive/src")]
     version = "{}{:03}{:03}{:03}".format(*map(int, tf.__version__.split(".")), 0)
     options = [
