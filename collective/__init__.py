@@ -39,6 +39,7 @@ Public names, in short:
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
+    collective.estimator             what tf.estimator has up to TensorFlow 2.15
     collective.serving               follows the versions of an exported model
     collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
@@ -74,6 +75,7 @@ if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text f
 if TYPE_CHECKING:
     from collective import checkpoint as checkpoint
     from collective import data as data
+    from collective import estimator as estimator
     from collective import feature_column as feature_column
     from collective import serving as serving
     from collective import train as train
@@ -161,7 +163,7 @@ _MODULES = {
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
 }
-_SUBMODULES = frozenset({"checkpoint", "data", "feature_column", "serving", "train"})
+_SUBMODULES = frozenset({"checkpoint", "data", "estimator", "feature_column", "serving", "train"})
 
 
 # Type checkers find the names above; with this function, they would accept any other name, too.

@@ -15,10 +15,11 @@ from collective.compat.names.estimator import INCREMENTS
 from collective.estimator import estimator as collective_estimator
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
+from collective.tensorflow_internals.estimators import api
 from collective.tensorflow_internals.estimators import estimator as estimator_lib
 
 
-class Estimator(tf.estimator.Estimator):
+class Estimator(api.Estimator):
     """`CollectiveStrategy.estimator` in scope(), and TensorFlow's own Estimator outside.
 
     The same holds for an object of a script's own subclass.
@@ -54,7 +55,7 @@ def _of_all_ranks(cls: Any) -> Any:
 
 def _ready_made(name: str) -> Any:
     """Returns a ready-made Estimator of TensorFlow that all ranks train together in scope()."""
-    original = getattr(tf.estimator, name)
+    original = getattr(api, name)
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is not made or not SCOPES.is_open:
@@ -84,4 +85,4 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
     own = getattr(type(estimator), "train_and_evaluate", None)
     if own is not None:
         return own(estimator, train_spec, eval_spec)
-    return tf.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+    return api.train_and_evaluate(estimator, train_spec, eval_spec)

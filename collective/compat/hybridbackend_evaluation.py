@@ -183,9 +183,11 @@ def _train_and_evaluate(
 
 def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
     """Builds an Estimator's evaluation; returns its metrics and their updates, by name."""
-    inputs = made._call_input_fn(input_fn, tf.estimator.ModeKeys.EVAL)
+    from collective.tensorflow_internals.estimators import ModeKeys
+
+    inputs = made._call_input_fn(input_fn, ModeKeys.EVAL)
     if hasattr(inputs, "element_spec"):
         inputs = make_initializable_iterator(inputs).get_next()
     features, labels = inputs if isinstance(inputs, tuple) else (inputs, None)
-    spec = made._call_model_fn(features, labels, tf.estimator.ModeKeys.EVAL, made.config)
+    spec = made._call_model_fn(features, labels, ModeKeys.EVAL, made.config)
     return {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}

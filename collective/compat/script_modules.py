@@ -225,6 +225,8 @@ class Installation:
                 behind.append(find(root + name[len("tensorflow") :]))
             except (AttributeError, ModuleNotFoundError):
                 continue
+        if name == "tensorflow.estimator" and not behind:  # as from TensorFlow 2.16 on
+            behind.append(find("collective.tensorflow_internals.estimators.api"))
         return behind
 
     def _import_for_scripts(

@@ -339,7 +339,9 @@ def from_estimator(
             first variable.
         export_plainly: TensorFlow's own method.
     """
-    modes = [mode for mode in receivers if mode != tf.estimator.ModeKeys.PREDICT]
+    from collective.tensorflow_internals.estimators import ModeKeys
+
+    modes = [mode for mode in receivers if mode != ModeKeys.PREDICT]
     if modes:
         raise ValueError(
             f"A SavedModel for {', '.join(modes)} would hold the operations of several ranks. "

@@ -21,6 +21,7 @@ from census_income import batches, data_source, input_pipeline, model, options, 
 from census_income.columns import LABEL
 from census_income.features import Encoder
 from collective import CollectiveStrategy
+from collective import estimator as estimators
 from common import optimizers, reporting
 from common.checkpoints import trained_steps
 
@@ -52,22 +53,22 @@ def main() -> None:
     if finished:
         report(f"going on after step {finished}, from {chosen.checkpoint_dir}")
 
-    def model_fn(features: dict, labels: tf.Tensor | None, mode: str) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: dict, labels: tf.Tensor | None, mode: str) -> estimators.EstimatorSpec:
         # (*) its tables in strategy.embedding_scope()
         network = model.create(strategy, encoder, chosen.dim)
         logits = network({"ids": features, "numeric": features["numeric"]})
         probability = tf.sigmoid(logits)
-        if mode == tf.estimator.ModeKeys.PREDICT:
-            return tf.estimator.EstimatorSpec(mode, predictions={"probability": probability})
+        if mode == estimators.ModeKeys.PREDICT:
+            return estimators.EstimatorSpec(mode, predictions={"probability": probability})
         loss = model.mean_loss(labels, logits)
-        if mode == tf.estimator.ModeKeys.EVAL:
+        if mode == estimators.ModeKeys.EVAL:
             metrics = {
                 "auc": tf.metrics.auc(labels, probability, num_thresholds=2000),
                 "accuracy": tf.metrics.accuracy(labels, tf.cast(logits > 0, tf.float32)),
             }
-            return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+            return estimators.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
         optimizer = optimizers.create(chosen.optimizer, chosen.learning_rate)
-        return tf.estimator.EstimatorSpec(
+        return estimators.EstimatorSpec(
             mode,
             loss=loss,
             train_op=optimizer.minimize(loss, global_step=tf.train.get_global_step()),
@@ -88,13 +89,13 @@ def main() -> None:
     def test_input():
         return labelled(input_pipeline.dataset(test, test_batches))
 
-    def serving_input() -> tf.estimator.export.ServingInputReceiver:
+    def serving_input() -> estimators.export.ServingInputReceiver:
         rows = serving.placeholders()
         features = flat(serving.encode(encoder, rows))
-        return tf.estimator.export.ServingInputReceiver(features, rows)
+        return estimators.export.ServingInputReceiver(features, rows)
 
     plans = overview.PlanHook(strategy)
-    run_config = tf.estimator.RunConfig(
+    run_config = estimators.RunConfig(
         tf_random_seed=chosen.seed, save_checkpoints_steps=chosen.save_steps
     )
     with strategy.scope():  # (*)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective import estimator as estimators
 from common import click_options, click_report, click_source, optimizers, reporting
 from common.checkpoints import trained_steps
 from common.click_model import ClickModel
@@ -47,7 +48,7 @@ class ClickEstimator:
             self.options, self.source.table_rows, self.strategy.embedding_scope
         )
         self.progress: reporting.ProgressHook | None = None
-        run_config = tf.estimator.RunConfig(
+        run_config = estimators.RunConfig(
             tf_random_seed=self.options.seed,
             log_step_count_steps=None,
             save_checkpoints_steps=self.options.save_steps or self.steps,
@@ -110,29 +111,29 @@ class ClickEstimator:
         records = self.source.records("test")
         return click_source.batches(self.source, "test", records, EVALUATION_BATCH, whole=False)
 
-    def _serving_input(self) -> tf.estimator.export.ServingInputReceiver:
+    def _serving_input(self) -> estimators.export.ServingInputReceiver:
         inputs = self.model.placeholders()
-        return tf.estimator.export.ServingInputReceiver(inputs, inputs)
+        return estimators.export.ServingInputReceiver(inputs, inputs)
 
-    def _model_fn(self, features: dict, labels: None, mode: str) -> tf.estimator.EstimatorSpec:
+    def _model_fn(self, features: dict, labels: None, mode: str) -> estimators.EstimatorSpec:
         del labels  # among the features
-        if mode == tf.estimator.ModeKeys.TRAIN:
+        if mode == estimators.ModeKeys.TRAIN:
             return self._training_spec(features)
-        if mode == tf.estimator.ModeKeys.EVAL:
+        if mode == estimators.ModeKeys.EVAL:
             metrics = self.model.metrics(features)
             loss = metrics["log_loss"][0]
-            return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+            return estimators.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
         probability = tf.sigmoid(self.model.logits(features))
-        return tf.estimator.EstimatorSpec(mode, predictions={"probability": probability})
+        return estimators.EstimatorSpec(mode, predictions={"probability": probability})
 
-    def _training_spec(self, features: dict) -> tf.estimator.EstimatorSpec:
+    def _training_spec(self, features: dict) -> estimators.EstimatorSpec:
         options = self.options
         loss = self.model.loss(features)
         optimizer = optimizers.create(options.optimizer, options.learning_rate)
         self.progress = reporting.ProgressHook(loss, self.steps, options.batch_size, self.rank)
         losses = LossRecord(options.losses, self.steps, self.rank, self.finished)
-        return tf.estimator.EstimatorSpec(
-            tf.estimator.ModeKeys.TRAIN,
+        return estimators.EstimatorSpec(
+            estimators.ModeKeys.TRAIN,
             loss=loss,
             train_op=optimizer.minimize(loss, global_step=tf.train.get_global_step()),
             training_hooks=[self.progress, LossRecordHook(losses, loss)],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import tensorflow.compat.v1 as tf
-
+from collective import estimator as estimators
 from common.counting import counted
 
 
-class ScoreReporter(tf.estimator.Exporter):
+class ScoreReporter(estimators.Exporter):
     """Reports the scores of each evaluation of `train_and_evaluate`; exports nothing."""
 
     name = "scores"
@@ -19,7 +18,7 @@ class ScoreReporter(tf.estimator.Exporter):
 
     def export(
         self,
-        estimator: tf.estimator.Estimator,
+        estimator: estimators.Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: dict,

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective import estimator as estimators
 from collective import feature_column as collective_columns
 from common import optimizers
 from movielens.ratings import HIGH
@@ -34,9 +35,7 @@ def make_model_fn(
     training, given the loss.
     """
 
-    def model_fn(
-        features: dict, labels: None, mode: str, params: dict
-    ) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: dict, labels: None, mode: str, params: dict) -> estimators.EstimatorSpec:
         del labels  # they are the ratings among the features, as in movie_lens
         with strategy.embedding_scope():
             rows = [
@@ -50,25 +49,25 @@ def make_model_fn(
         logits = bias + tf.squeeze(user + movie, 1)
         logits += tf.reduce_sum(user_tastes * movie_tastes, axis=1)
         probability = tf.sigmoid(logits)
-        if mode == tf.estimator.ModeKeys.PREDICT:
-            return tf.estimator.EstimatorSpec(mode, predictions={"probability": probability})
+        if mode == estimators.ModeKeys.PREDICT:
+            return estimators.EstimatorSpec(mode, predictions={"probability": probability})
 
         high = tf.cast(features["user_rating"] >= HIGH, tf.float32)
         log_loss = tf.nn.sigmoid_cross_entropy_with_logits(labels=high, logits=logits)
-        if mode == tf.estimator.ModeKeys.EVAL:
+        if mode == estimators.ModeKeys.EVAL:
             mean_loss = tf.reduce_mean(log_loss)
             metrics = {
                 "auc": tf.metrics.auc(high, probability, num_thresholds=2000),
                 # of all ratings; 'loss' is a mean of the batches' means
                 "log_loss": tf.metrics.mean(log_loss),
             }
-            return tf.estimator.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=metrics)
+            return estimators.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=metrics)
 
         squares = tf.add_n([tf.reduce_sum(tf.square(row), axis=1) for row in rows])
         loss = tf.reduce_mean(log_loss + params["l2"] * squares)
         optimizer = optimizers.create(params["optimizer"], params["learning_rate"])
         train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
-        return tf.estimator.EstimatorSpec(
+        return estimators.EstimatorSpec(
             mode, loss=loss, train_op=train_op, training_hooks=hooks(loss)
         )
 
@@ -83,7 +82,7 @@ def embedding_column(key: str, dim: int) -> Any:
     )
 
 
-def serving_input() -> tf.estimator.export.ServingInputReceiver:
+def serving_input() -> estimators.export.ServingInputReceiver:
     """Makes the inputs of the exported model: ids [B] of users and of movies, strings."""
     ids = {key: tf.placeholder(tf.string, [None], name=key) for key in ("user_id", "movie_id")}
-    return tf.estimator.export.ServingInputReceiver(ids, ids)
+    return estimators.export.ServingInputReceiver(ids, ids)

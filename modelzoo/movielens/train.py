@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder and 
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective import estimator as estimators
 from common import reporting
 from common.checkpoints import trained_steps
 from movielens import input_pipeline, model, options, ratings
@@ -44,7 +45,7 @@ def main() -> None:
     def progress_hooks(loss: tf.Tensor) -> list:
         return [reporting.ProgressHook(loss, steps, chosen.batch_size, rank)]
 
-    run_config = tf.estimator.RunConfig(
+    run_config = estimators.RunConfig(
         tf_random_seed=chosen.seed,
         log_step_count_steps=None,
         save_checkpoints_steps=chosen.steps_per_epoch(len(train)),
@@ -70,8 +71,8 @@ def main() -> None:
             return input_pipeline.evaluation(test)
 
         scores, _ = estimator.train_and_evaluate(
-            tf.estimator.TrainSpec(training_input, max_steps=steps),
-            tf.estimator.EvalSpec(
+            estimators.TrainSpec(training_input, max_steps=steps),
+            estimators.EvalSpec(
                 test_input,
                 steps=None,
                 throttle_secs=0,  # after every checkpoint, which is after every epoch

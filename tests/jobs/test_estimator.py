@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from collective import CollectiveStrategy
+from collective import estimator as tf_estimator
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 strategy = CollectiveStrategy()
@@ -41,7 +42,7 @@ def model_fn(features, labels, mode):
     logit = tf.matmul(tf.reduce_mean(tf.nn.embedding_lookup(table, features), 1), w)[:, 0]
     loss = tf.losses.sigmoid_cross_entropy(labels, logit)
     step = tf.train.get_or_create_global_step()
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step))
+    return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step))
 
 class Losses(tf.train.SessionRunHook):
     def __init__(self, pause_at=None):
@@ -56,7 +57,7 @@ class Losses(tf.train.SessionRunHook):
             time.sleep(60)
 
 def estimator(folder):
-    config = tf.estimator.RunConfig(save_checkpoints_steps=4)
+    config = tf_estimator.RunConfig(save_checkpoints_steps=4)
     return strategy.estimator(model_fn, os.path.join(mode_dir, folder), config)
 '''
 
@@ -146,8 +147,8 @@ def test_one_rank_fails_in_an_evaluation(tmp_path, where):
         tmp_path,
         textwrap.dedent(TROUBLE[where])
         + textwrap.dedent("""
-        tf.estimator.train_and_evaluate(estimator('m'), tf.estimator.TrainSpec(batches(0), max_steps=8),
-                                        tf.estimator.EvalSpec(evaluation, steps=None, throttle_secs=0))
+        tf_estimator.train_and_evaluate(estimator('m'), tf_estimator.TrainSpec(batches(0), max_steps=8),
+                                        tf_estimator.EvalSpec(evaluation, steps=None, throttle_secs=0))
         """),
         ranks=3,
     )

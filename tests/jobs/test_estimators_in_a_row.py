@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective import estimator as tf_estimator
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 strategy = CollectiveStrategy()
@@ -65,7 +66,7 @@ def train(trouble, name):
             rows += tf.numpy_function(fails, [rows], tf.float32)
         step = tf.train.get_global_step()
         train_op = tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(rows), step)
-        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_sum(rows), train_op=train_op)
+        return tf_estimator.EstimatorSpec(mode, loss=tf.reduce_sum(rows), train_op=train_op)
 
     estimator = strategy.estimator(model_fn, f"{folder}/{name}")
     estimator.train(input_fn, hooks=[Hook(trouble)])

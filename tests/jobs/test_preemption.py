@@ -231,6 +231,7 @@ ESTIMATOR = """
 import os, sys, time
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
+from collective import estimator as tf_estimator
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 folder, long = sys.argv[1], sys.argv[3]
@@ -255,7 +256,7 @@ def model(features, labels, mode):
     loss = tf.reduce_mean(tf.nn.embedding_lookup(t, features))
     step = tf.train.get_or_create_global_step()
     train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train,
+    return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train,
                                       eval_metric_ops={'m': tf.metrics.mean(loss)})
 
 
@@ -263,12 +264,12 @@ def data(n=None):
     return tf.data.Dataset.from_tensor_slices(([[1, 2]] * 8, [0] * 8)).repeat(n).batch(2)
 
 
-config = tf.estimator.RunConfig(model_dir=f'{folder}/saved', save_checkpoints_steps=5)
+config = tf_estimator.RunConfig(model_dir=f'{folder}/saved', save_checkpoints_steps=5)
 estimator = strategy.estimator(model, config=config)
-train = tf.estimator.TrainSpec(data, max_steps=100000, hooks=[Note('step')])
-evaluate = tf.estimator.EvalSpec(data if long == 'evaluation' else lambda: data(1),
+train = tf_estimator.TrainSpec(data, max_steps=100000, hooks=[Note('step')])
+evaluate = tf_estimator.EvalSpec(data if long == 'evaluation' else lambda: data(1),
                                  steps=None, hooks=[Note('evaluated')], throttle_secs=0)
-tf.estimator.train_and_evaluate(estimator, train, evaluate)
+tf_estimator.train_and_evaluate(estimator, train, evaluate)
 print('went on')
 """
 

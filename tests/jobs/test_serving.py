@@ -21,6 +21,7 @@ import json, os, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, RankError, feature_column as columns
+from collective import estimator as tf_estimator
 from collective.coordination import barrier
 
 tf.logging.set_verbosity(tf.logging.ERROR)
@@ -43,7 +44,7 @@ def receiver():
     trouble('receiver')
     x = {'user': tf.placeholder(tf.int64, [None]), 'item': tf.placeholder(tf.int64, [None]),
          'words': tf.placeholder(tf.string, [None, 3])}
-    return tf.estimator.export.ServingInputReceiver(x, x)
+    return tf_estimator.export.ServingInputReceiver(x, x)
 
 def model_fn(features, labels, mode):
     trouble(mode)
@@ -57,11 +58,11 @@ def model_fn(features, labels, mode):
     deep = tf.layers.dense(tf.concat([deep, tf.nn.embedding_lookup(item, features['item'])], 1), 8, tf.nn.relu)
     logit = tf.layers.dense(deep, 1)[:, 0]
     out = {'score': tf.sigmoid(logit), 'user': tf.identity(features['user'])}
-    if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, out)
+    if mode == tf_estimator.ModeKeys.PREDICT:
+        return tf_estimator.EstimatorSpec(mode, out)
     loss = tf.losses.sigmoid_cross_entropy(labels, logit)
     train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=tf.train.get_or_create_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
+    return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train)
 
 def left():
     barrier.exchange(None, 'cleaned', {})
@@ -73,9 +74,9 @@ with strategy.scope():
     barrier.exchange(None, 'written', {})
     estimator = strategy.estimator(model_fn, os.path.join(out, 'model'))
     _, exports = estimator.train_and_evaluate(
-        tf.estimator.TrainSpec(input_fn, max_steps=30),
-        tf.estimator.EvalSpec(input_fn, steps=2, exporters=[
-            tf.estimator.FinalExporter('final', receiver), tf.estimator.LatestExporter('latest', receiver)]))
+        tf_estimator.TrainSpec(input_fn, max_steps=30),
+        tf_estimator.EvalSpec(input_fn, steps=2, exporters=[
+            tf_estimator.FinalExporter('final', receiver), tf_estimator.LatestExporter('latest', receiver)]))
     asked = {**records(40, 2), 'words': np.random.default_rng(3).choice(['to', 'be', 'or', 'else'], [40, 3])}
     asked['user'][::4] = np.array([-2 ** 63, -1, 0, 2 ** 63 - 1, 5] * 2)          # most of them unknown
     predicted = list(estimator.predict(lambda: tf.data.Dataset.from_tensor_slices(asked).batch(7), gather=True))

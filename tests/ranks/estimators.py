@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective import estimator as tf_estimator
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 from tests.ranks import reference
@@ -45,18 +46,18 @@ def model(
         rows = tf.reduce_mean(tf.nn.embedding_lookup(table, features["ids"]), 1)
         logit = tf.matmul(rows, w)[:, 0] * params.get("scale", 1.0)
         p = tf.sigmoid(logit)
-        if mode == tf.estimator.ModeKeys.PREDICT:
-            return tf.estimator.EstimatorSpec(
+        if mode == tf_estimator.ModeKeys.PREDICT:
+            return tf_estimator.EstimatorSpec(
                 mode, predictions={"p": p, "number": features["number"]}
             )
         loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logit))
         step = tf.train.get_or_create_global_step()
-        return tf.estimator.EstimatorSpec(
+        return tf_estimator.EstimatorSpec(
             mode,
             loss=loss,
             train_op=optimizer().minimize(loss, global_step=step),
             eval_metric_ops=metrics(labels, p, features["weight"])
-            if metrics and mode == tf.estimator.ModeKeys.EVAL
+            if metrics and mode == tf_estimator.ModeKeys.EVAL
             else None,
         )
 
@@ -78,7 +79,7 @@ def made(strategy, folder, params=None, config=None, shard=True, **kwargs):
 def plain(folder, metrics=None, **kwargs):
     """Makes a plain tf.estimator in a folder of this rank's own."""
     where = os.path.join(folder, f"plain{collectives.rank()}")
-    return tf.estimator.Estimator(
+    return tf_estimator.Estimator(
         model(contextlib.nullcontext, metrics), where, params={}, **kwargs
     )
 

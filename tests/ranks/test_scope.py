@@ -8,8 +8,6 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from horovod.tensorflow import functions as hvd_functions
 from horovod.tensorflow import mpi_ops
-from keras.src.layers.core import embedding
-from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
 from tensorflow.python.summary.writer import writer
@@ -22,6 +20,7 @@ from tensorflow.python.training import (
 )
 
 from collective import CollectiveStrategy, Table
+from collective.tensorflow_internals import keras
 
 pytestmark = pytest.mark.either_backend
 
@@ -45,8 +44,8 @@ OWNERS = [
     hvd._DistributedOptimizer,
     hvd_functions,
     mpi_ops.MPI_LIB,
-    embedding.Embedding,
-    optimizer_v2.OptimizerV2,
+    keras.Embedding,
+    keras.OptimizerV2,
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError, checkpoint
+from collective import estimator as tf_estimator
 from collective.checkpoint import __main__ as command
 from collective.checkpoint.files import tensor_bundle as bundles
 from tests.ranks import estimators
@@ -391,12 +392,12 @@ def test_a_session_that_saves_owns_the_name_until_it_is_closed(strategy, rank, f
 def test_an_estimator_that_trains_and_evaluates_owns_its_folder_in_between_only(
     strategy, rank, folder
 ):
-    config = tf.estimator.RunConfig(save_checkpoints_steps=3)
+    config = tf_estimator.RunConfig(save_checkpoints_steps=3)
     estimator = estimators.made(strategy, folder, config=config)
     for until in (4, 8):
         estimator.train_and_evaluate(
-            tf.estimator.TrainSpec(estimators.records(40), max_steps=until),
-            tf.estimator.EvalSpec(estimators.records(9), steps=None, throttle_secs=0),
+            tf_estimator.TrainSpec(estimators.records(40), max_steps=until),
+            tf_estimator.EvalSpec(estimators.records(9), steps=None, throttle_secs=0),
         )
         assert owned(folder) == []
     assert estimator.latest_checkpoint().endswith("-8")

@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
+from collective import estimator as tf_estimator
 from tests.ranks import estimators
 from tests.ranks.checkpoints import model, steps, wait
 
@@ -137,7 +138,7 @@ def test_an_estimators_model_dir(strategy, rank, size, folder, where):
     def make():
         if where == "argument":
             return estimators.made(strategy, given)
-        return estimators.made(strategy, None, config=tf.estimator.RunConfig(model_dir=given))
+        return estimators.made(strategy, None, config=tf_estimator.RunConfig(model_dir=given))
 
     estimator, found = caught(make)
     assert estimator.model_dir == estimator.config.model_dir == f"{folder}/model"
@@ -155,8 +156,8 @@ def test_an_estimators_model_dir(strategy, rank, size, folder, where):
 def test_a_canned_estimators_model_dir(strategy, rank, size, folder, where):
     """Of TensorFlow's ready-made ones, given by rank 0 alone: it goes where its config goes."""
     given = f"{folder}/model" if rank == 0 else None
-    config = tf.estimator.RunConfig(model_dir=given if where == "config" else None)
-    ready = tf.estimator.LinearRegressor(
+    config = tf_estimator.RunConfig(model_dir=given if where == "config" else None)
+    ready = tf_estimator.LinearRegressor(
         [tf.feature_column.numeric_column("number")],
         model_dir=given if where == "argument" else None,
         config=config,

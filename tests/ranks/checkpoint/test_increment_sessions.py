@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import checkpoint
+from collective import estimator as tf_estimator
 from collective.checkpoint.files import chain_names
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import D, normal
@@ -76,7 +77,7 @@ def test_an_estimator_saves_increments(strategy, size, folder):
         step = tf.train.get_or_create_global_step()
         train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
         metrics = {"row": tf.metrics.mean(tf.reduce_sum(tf.nn.embedding_lookup(table, [3])))}
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
 
     def input_fn():
         return tf.data.Dataset.from_tensors(np.array([3, 4], np.int64)).repeat(50 * size)

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import checkpoint
+from collective import estimator as tf_estimator
 from collective.coordination import barrier
 from collective.errors import RankError
 
@@ -97,7 +98,7 @@ INITIALIZERS = {"none": None, "ones": tf.ones_initializer(), "natural numbers": 
 def information(files, form, initializer):
     names = ("new_columns", "columns") if form.get("axis") else ("new", "old")
     form = dict(form)
-    return tf.estimator.VocabInfo(
+    return tf_estimator.VocabInfo(
         files(names[0]),
         form.pop("new_vocab_size"),
         form.pop("num_oov_buckets"),
@@ -128,7 +129,7 @@ def test_rows_go_where_their_words_are(strategy, folder, files, initializer):
 @pytest.mark.ranks(2, 3)
 def test_slots_move_with_their_words(strategy, folder, files):
     save(strategy, f"{folder}/m")
-    info = tf.estimator.VocabInfo(
+    info = tf_estimator.VocabInfo(
         files("new"), 10, 1, files("old"), backup_initializer=natural_numbers
     )
 
@@ -164,7 +165,7 @@ def test_new_words_get_random_first_values(strategy, folder, files):
         tf.truncated_normal_initializer(stddev=0.25),
         tf.random_uniform_initializer(-0.5, 0.5),
     ):
-        info = tf.estimator.VocabInfo(files("new"), 10, 0, files("old"), -1, initializer)
+        info = tf_estimator.VocabInfo(files("new"), 10, 0, files("old"), -1, initializer)
         with strategy.scope():
             got, after, drawn = started(strategy.embedding_scope, (10, 3), info, f"{folder}/m-ours")
         fresh = [i for i, word in enumerate(NEW_WORDS) if word not in OLD_WORDS]
@@ -180,7 +181,7 @@ def test_new_words_get_random_first_values(strategy, folder, files):
 @pytest.mark.matrix
 def test_an_estimator_starts_from_an_old_vocabulary(strategy, folder, files, rank):
     save(strategy, f"{folder}/m")
-    info = tf.estimator.VocabInfo(
+    info = tf_estimator.VocabInfo(
         files("new"), 10, 0, files("old"), backup_initializer=natural_numbers
     )
 
@@ -190,7 +191,7 @@ def test_an_estimator_starts_from_an_old_vocabulary(strategy, folder, files, ran
         rows = tf.nn.embedding_lookup(t, features["id"])
         step = tf.train.get_global_step()
         train = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_sum(rows), step)
-        return tf.estimator.EstimatorSpec(
+        return tf_estimator.EstimatorSpec(
             mode, loss=tf.reduce_sum(rows), train_op=train, predictions={"rows": rows}
         )
 
@@ -200,7 +201,7 @@ def test_an_estimator_starts_from_an_old_vocabulary(strategy, folder, files, ran
     estimator = strategy.estimator(
         model_fn,
         f"{folder}/job",
-        warm_start_from=tf.estimator.WarmStartSettings(
+        warm_start_from=tf_estimator.WarmStartSettings(
             f"{folder}/m-ours",
             "new/t",
             var_name_to_vocab_info={"new/t": info},
@@ -233,14 +234,14 @@ def test_what_does_not_fit_is_refused(strategy, folder, files, rank, size):
     assert "has 4 columns" in refusal(strategy, ours, info(), (10, 4))
     assert "/nothing'" in refusal(strategy, f"{folder}/nothing", info())
     if size > 1:
-        other = tf.estimator.VocabInfo(files("new" if rank else "old"), 7, 0, files("old"))
+        other = tf_estimator.VocabInfo(files("new" if rank else "old"), 7, 0, files("old"))
         said = refusal(strategy, ours, other, (7, 3), RankError)
         assert "'new/t': rank 1 has another vocabulary than rank 0" in said
 
 
 @pytest.mark.matrix
 def test_dynamic_tables_are_refused(strategy, folder, files):
-    info = tf.estimator.VocabInfo(files("new"), 10, 0, files("old"))
+    info = tf_estimator.VocabInfo(files("new"), 10, 0, files("old"))
     with strategy.scope(), tf.Graph().as_default():
         e = collective.get_embedding_variable("old/t", 3)
         rows = tf.nn.embedding_lookup(e, [1, 2])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective import estimator as tf_estimator
 from collective.compat.names.deeprec import DEEPREC
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.errors import RankError
@@ -131,12 +132,12 @@ def test_an_estimator_evaluates_where_it_is_asked_to(strategy, folder, theirs, e
         step = tf.train.get_or_create_global_step()
         train = tf.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
         metrics = {"error": tf.metrics.mean_squared_error(labels, y)}
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops=metrics)
 
     history = []
     specs = (
-        tf.estimator.TrainSpec(lambda: data(8), max_steps=4),
-        tf.estimator.EvalSpec(lambda: data(1)),
+        tf_estimator.TrainSpec(lambda: data(8), max_steps=4),
+        tf_estimator.EvalSpec(lambda: data(1)),
     )
     make = named(theirs)().estimator if theirs == DEEPRECS else named(theirs)
     estimator = make(model_fn, model_dir=f"{folder}/model")
@@ -182,7 +183,7 @@ def test_a_keras_model_trains_in_an_estimator(strategy, rank, size, folder):
                 loss, global_step=tf.train.get_global_step()
             )
             metrics = {"error": tf.metrics.mean_squared_error(labels, scores)}
-            return tf.estimator.EstimatorSpec(
+            return tf_estimator.EstimatorSpec(
                 mode, loss=loss, train_op=train, eval_metric_ops=metrics
             )
 
@@ -195,7 +196,7 @@ def test_a_keras_model_trains_in_an_estimator(strategy, rank, size, folder):
         estimator.train(input_fn)
         return estimator.evaluate(input_fn)
 
-    plain = tf.estimator.Estimator(model_of(contextlib.nullcontext), f"{folder}/plain{rank}")
+    plain = tf_estimator.Estimator(model_of(contextlib.nullcontext), f"{folder}/plain{rank}")
     want = trained(plain, 4 * size)
     found = trained(
         named("hb.estimator.Estimator")(model_of(named("hb.embedding_scope")), f"{folder}/hb"), 4

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError
+from collective import estimator as tf_estimator
 from collective.ops.communication import collectives
 from tests.ranks import reference
 from tests.ranks.estimators import told
@@ -97,7 +98,7 @@ def estimator(strategy, folder, shard_input=True):
         with strategy.embedding_scope():
             table = reference.table("t", 4, 2)
         loss = tf.reduce_mean(tf.nn.embedding_lookup(table, records % 4))
-        return tf.estimator.EstimatorSpec(
+        return tf_estimator.EstimatorSpec(
             mode,
             loss=loss,
             train_op=tf.train.AdagradOptimizer(0.1).minimize(loss, tf.train.get_global_step()),
@@ -158,10 +159,10 @@ def test_train_and_evaluate(strategy, folder, rank, size):
         return ALIKE["random.shuffle"]().batch(2)
 
     with seeds_of_its_own(rank), strategy.scope():
-        metrics, _ = tf.estimator.train_and_evaluate(
+        metrics, _ = tf_estimator.train_and_evaluate(
             estimator(strategy, folder),
-            tf.estimator.TrainSpec(training_input, max_steps=8),
-            tf.estimator.EvalSpec(input_fn, steps=None, throttle_secs=0),
+            tf_estimator.TrainSpec(training_input, max_steps=8),
+            tf_estimator.EvalSpec(input_fn, steps=None, throttle_secs=0),
         )
     assert metrics["mean"] == pytest.approx(RECORDS.mean())
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import RankError, data
+from collective import estimator as tf_estimator
 from collective.checkpoint import read_table
 from collective.coordination import barrier
 from tests.ranks import reference
@@ -271,7 +272,7 @@ def functions_of_estimator(strategy, used):
             with strategy.embedding_scope():
                 table = reference.table("t", RECORDS, 2)
             loss = tf.reduce_mean(tf.nn.embedding_lookup(table, ids))
-            return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"mean": count})
+            return tf_estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"mean": count})
         train = build(strategy, ids)
 
         class Note(tf.train.SessionRunHook):
@@ -281,7 +282,7 @@ def functions_of_estimator(strategy, used):
             def after_run(self, context, values):
                 used.append(values.results.tolist())
 
-        return tf.estimator.EstimatorSpec(
+        return tf_estimator.EstimatorSpec(
             mode,
             loss=tf.reduce_mean(tf.cast(ids, tf.float32)),
             train_op=train,
@@ -298,7 +299,7 @@ def test_an_estimators_input_goes_on(strategy, folder):
         model_fn, input_fn = functions_of_estimator(strategy, used)
         with pytest.raises(ValueError, match=r"RunConfig\(tf_random_seed="):
             strategy.estimator(model_fn, f"{folder}/seedless").train(input_fn, steps=2)
-        config = tf.estimator.RunConfig(tf_random_seed=1)
+        config = tf_estimator.RunConfig(tf_random_seed=1)
         estimator = strategy.estimator(model_fn, folder, config)
         estimator.train(input_fn, steps=2)
         # An evaluation begins at the start, and moves nothing.

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import RankError
+from collective import estimator as tf_estimator
 from tests.ranks import reference
 from tests.ranks.estimators import (
     BATCH,
@@ -176,7 +177,7 @@ def test_batches_are_dealt_in_one_order(strategy, folder, rank, size, seed):
         data = tf2.data.Dataset.from_tensor_slices(data).shuffle(100).repeat(2).batch(BATCH)
         return data.map(lambda x: x, num_parallel_calls=2)
 
-    estimator = made(strategy, folder, config=tf.estimator.RunConfig(tf_random_seed=seed))
+    estimator = made(strategy, folder, config=tf_estimator.RunConfig(tf_random_seed=seed))
     orders = []
     for _ in range(2):
         mine = [p["number"] for p in estimator.predict(input_fn)]
@@ -308,7 +309,7 @@ def test_configuration(strategy, folder, monkeypatch):
         ),
     )
     session = tf.ConfigProto(inter_op_parallelism_threads=3, device_filters=["/job:ps"])
-    config = tf.estimator.RunConfig(
+    config = tf_estimator.RunConfig(
         session_config=session, save_checkpoints_steps=7, keep_checkpoint_max=2, tf_random_seed=9
     )
     with pytest.warns(UserWarning, match="TF_CONFIG and device_filters .* no effect"):
@@ -326,13 +327,13 @@ def test_configuration(strategy, folder, monkeypatch):
         list(config.session_config.device_filters) == ["/job:ps"] and estimator.model_dir == folder
     )
     assert isinstance(estimator, tf2.estimator.Estimator) and isinstance(
-        estimator, tf.estimator.Estimator
+        estimator, tf_estimator.Estimator
     )
     with pytest.raises(ValueError, match="tf.distribute"):
         made(
             strategy,
             folder,
-            config=tf.estimator.RunConfig(train_distribute=tf2.distribute.get_strategy()),
+            config=tf_estimator.RunConfig(train_distribute=tf2.distribute.get_strategy()),
         )
 
 
@@ -361,7 +362,7 @@ def test_tensorflows_own_estimator_is_refused_on_several_ranks(strategy, rank, s
     times.
     """
     with strategy.scope():
-        own = tf.estimator.Estimator(
+        own = tf_estimator.Estimator(
             model(strategy.embedding_scope), os.path.join(folder, f"own_{rank}"), params={}
         )
         with (

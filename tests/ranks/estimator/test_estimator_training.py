@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective import estimator as tf_estimator
 from tests.ranks.estimators import (
     BATCH,
     IDS,
@@ -64,7 +65,7 @@ class _Counting(tf.train.SessionRunHook):
     "train_and_evaluate",
     [
         lambda estimator, *specs: estimator.train_and_evaluate(*specs),
-        tf.estimator.train_and_evaluate,
+        tf_estimator.train_and_evaluate,
     ],
 )
 def test_train_and_evaluate(strategy, folder, rank, size, train_and_evaluate):
@@ -72,19 +73,19 @@ def test_train_and_evaluate(strategy, folder, rank, size, train_and_evaluate):
     the same.
     """
     trained, evaluated = _Counting(), _Counting()
-    config = tf.estimator.RunConfig(
+    config = tf_estimator.RunConfig(
         save_checkpoints_steps=4, save_summary_steps=2, log_step_count_steps=3
     )
     estimator = made(strategy, folder, config=config)
-    evaluation = tf.estimator.EvalSpec(records(13), steps=None, throttle_secs=0, hooks=[evaluated])
-    train = tf.estimator.TrainSpec(records(6 * BATCH * size), max_steps=6, hooks=[trained])
+    evaluation = tf_estimator.EvalSpec(records(13), steps=None, throttle_secs=0, hooks=[evaluated])
+    train = tf_estimator.TrainSpec(records(6 * BATCH * size), max_steps=6, hooks=[trained])
     metrics, exports = train_and_evaluate(estimator, train, evaluation)
     assert metrics["global_step"] == 6 and exports == [] and trained.runs == 6
     assert evaluated.runs == 2 * len(range(rank, 4, size))  # at steps 4 and 6
     assert_equal(metrics, estimator.evaluate(records(13)))
     told()
     assert len([f for f in os.listdir(os.path.join(folder, "eval")) if "tfevents" in f]) == 1
-    again = tf.estimator.TrainSpec(records(9), max_steps=6)
+    again = tf_estimator.TrainSpec(records(9), max_steps=6)
     assert train_and_evaluate(estimator, again, evaluation) == (None, None)
 
 
@@ -93,21 +94,21 @@ def receiver():
         "ids": tf.placeholder(tf.int64, [None, 3]),
         "number": tf.placeholder(tf.int64, [None]),
     }
-    return tf.estimator.export.ServingInputReceiver(inputs, inputs)
+    return tf_estimator.export.ServingInputReceiver(inputs, inputs)
 
 
 @pytest.mark.matrix
 def test_exporters(strategy, folder, rank):
     """All ranks get the same paths; rank 0 alone deletes old exports."""
     exporters = [
-        tf.estimator.FinalExporter("final", receiver),
-        tf.estimator.LatestExporter("latest", receiver, exports_to_keep=1),
-        tf.estimator.BestExporter("best", receiver, exports_to_keep=1),
+        tf_estimator.FinalExporter("final", receiver),
+        tf_estimator.LatestExporter("latest", receiver, exports_to_keep=1),
+        tf_estimator.BestExporter("best", receiver, exports_to_keep=1),
     ]
-    estimator = made(strategy, folder, config=tf.estimator.RunConfig(save_checkpoints_steps=2))
+    estimator = made(strategy, folder, config=tf_estimator.RunConfig(save_checkpoints_steps=2))
     _, exports = estimator.train_and_evaluate(
-        tf.estimator.TrainSpec(lambda: records(40)().repeat(), max_steps=4),
-        tf.estimator.EvalSpec(records(9), throttle_secs=0, exporters=exporters),
+        tf_estimator.TrainSpec(lambda: records(40)().repeat(), max_steps=4),
+        tf_estimator.EvalSpec(records(9), throttle_secs=0, exporters=exporters),
     )
     texts = [
         text["exports"] for text in told(exports=[tf.compat.as_str(path or "") for path in exports])
@@ -128,13 +129,13 @@ def test_exporters(strategy, folder, rank):
 
 @pytest.mark.matrix
 def test_early_stopping(strategy, folder):
-    estimator = made(strategy, folder, config=tf.estimator.RunConfig(save_checkpoints_steps=2))
-    hook = tf.estimator.experimental.stop_if_no_decrease_hook(
+    estimator = made(strategy, folder, config=tf_estimator.RunConfig(save_checkpoints_steps=2))
+    hook = tf_estimator.experimental.stop_if_no_decrease_hook(
         estimator, "loss", max_steps_without_decrease=0, run_every_secs=None, run_every_steps=3
     )
     metrics, _ = estimator.train_and_evaluate(
-        tf.estimator.TrainSpec(lambda: records(200)().repeat(), max_steps=30, hooks=[hook]),
-        tf.estimator.EvalSpec(records(9), throttle_secs=0),
+        tf_estimator.TrainSpec(lambda: records(200)().repeat(), max_steps=30, hooks=[hook]),
+        tf_estimator.EvalSpec(records(9), throttle_secs=0),
     )
     assert 3 <= metrics["global_step"] < 8
 
@@ -150,14 +151,14 @@ class _Listener(tf.train.CheckpointSaverListener):
 @pytest.mark.matrix
 def test_listeners_and_a_warm_start(strategy, folder):
     listener, first = _Listener(), os.path.join(folder, "first")
-    config = tf.estimator.RunConfig(save_checkpoints_steps=2, keep_checkpoint_max=2)
+    config = tf_estimator.RunConfig(save_checkpoints_steps=2, keep_checkpoint_max=2)
     estimator = made(strategy, first, config=config)
     estimator.train(lambda: records(40)().repeat(), steps=5, saving_listeners=[listener])
     assert listener.steps == [0, 2, 4, 5]
     assert len([f for f in os.listdir(first) if f.endswith(".index")]) == 2
     want = estimator.evaluate(records(9))
     told()
-    for start in (estimator.latest_checkpoint(), tf.estimator.WarmStartSettings(first)):
+    for start in (estimator.latest_checkpoint(), tf_estimator.WarmStartSettings(first)):
         warm = strategy.estimator(
             model(strategy.embedding_scope),
             os.path.join(folder, "warm"),
@@ -190,11 +191,11 @@ def test_batch_normalization(strategy, folder, rank, size, fused):
     def model_fn(features, mode):
         images = tf.reshape(features["x"], [-1, 1, 1, 2])
         out = tf.layers.batch_normalization(
-            images, momentum=0.5, fused=fused, training=mode == tf.estimator.ModeKeys.TRAIN
+            images, momentum=0.5, fused=fused, training=mode == tf_estimator.ModeKeys.TRAIN
         )
         out = tf.reshape(out, [-1, 2])
-        if mode == tf.estimator.ModeKeys.PREDICT:
-            return tf.estimator.EstimatorSpec(mode, predictions={"out": out})
+        if mode == tf_estimator.ModeKeys.PREDICT:
+            return tf_estimator.EstimatorSpec(mode, predictions={"out": out})
         with strategy.embedding_scope():
             t = tf.get_variable("t", [4, 2], initializer=tf.ones_initializer())
         loss = tf.reduce_mean(tf.square(out)) + tf.reduce_mean(tf.nn.embedding_lookup(t, [1]))
@@ -202,7 +203,7 @@ def test_batch_normalization(strategy, folder, rank, size, fused):
             train = tf.train.GradientDescentOptimizer(0.0).minimize(
                 loss, tf.train.get_or_create_global_step()
             )
-        return tf.estimator.EstimatorSpec(
+        return tf_estimator.EstimatorSpec(
             mode,
             loss=loss,
             train_op=train,
@@ -239,7 +240,7 @@ def test_evaluation_and_export_of_averages(strategy, folder, size):
         def model_fn(features, labels, mode, params):
             made = inner(features, labels, mode, params)
             average = tf.train.ExponentialMovingAverage(0.5)
-            if mode == tf.estimator.ModeKeys.TRAIN:
+            if mode == tf_estimator.ModeKeys.TRAIN:
                 with tf.control_dependencies([made.train_op]):
                     return made._replace(train_op=average.apply(tf.trainable_variables()))
             return made._replace(
@@ -251,14 +252,14 @@ def test_evaluation_and_export_of_averages(strategy, folder, size):
     ours = strategy.estimator(
         averaged(strategy.embedding_scope), os.path.join(folder, "ours"), params={}
     )
-    alone = tf.estimator.Estimator(
+    alone = tf_estimator.Estimator(
         averaged(contextlib.nullcontext), os.path.join(folder, f"plain{strategy.rank()}"), params={}
     )
     ours.train(records(8 * BATCH * size), steps=4)
     alone.train(records(8 * BATCH * size, BATCH * size), steps=4)
     want, last = (
         alone.evaluate(records(33)),
-        tf.estimator.Estimator(model(contextlib.nullcontext), alone.model_dir, params={}).evaluate(
+        tf_estimator.Estimator(model(contextlib.nullcontext), alone.model_dir, params={}).evaluate(
             records(33)
         ),
     )
@@ -279,14 +280,14 @@ def test_the_model_of_a_canned_estimator(strategy, folder, size):
             tf.feature_column.numeric_column("weight"),
             tf.feature_column.numeric_column("number"),
         ]
-        return tf.estimator.LinearRegressor(
+        return tf_estimator.LinearRegressor(
             columns,
             optimizer=lambda: tf.train.GradientDescentOptimizer(1e-4),
             loss_reduction=tf.losses.Reduction.SUM_OVER_BATCH_SIZE,
         )
 
     ours = strategy.estimator(canned().model_fn, os.path.join(folder, "ours"))
-    alone = tf.estimator.Estimator(
+    alone = tf_estimator.Estimator(
         canned().model_fn, os.path.join(folder, f"plain{strategy.rank()}")
     )
     ours.train(records(8 * BATCH * size), steps=3)
@@ -309,7 +310,7 @@ def test_the_best_checkpoints_are_kept(strategy, folder):
     estimator = strategy.estimator(
         model(strategy.embedding_scope),
         folder,
-        tf.estimator.RunConfig(save_checkpoints_steps=1, keep_checkpoint_max=1),
+        tf_estimator.RunConfig(save_checkpoints_steps=1, keep_checkpoint_max=1),
         {},
         keep_best=("loss", "max", 2),
     )

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from keras.src import backend
 from tensorflow.python.framework import config
 
 from collective import RankError
 from collective.ops.communication import collectives, gate
+from collective.tensorflow_internals.keras import backend
 from tests.jobs.deterministic_training import bits
 from tests.ranks import grouped, reference
 

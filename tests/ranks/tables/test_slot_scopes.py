@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import TablePolicy, get_embedding_variable
+from collective import estimator as tf_estimator
 from collective.feature_column import categorical_column_with_embedding
 from collective.train import AdagradDecayOptimizer
 from tests.ranks import dynamic_tables, reference
@@ -125,7 +126,7 @@ def test_counters_of_a_table_that_is_made_inside(strategy, settings):
 def test_a_ready_made_estimator_trains_a_column_of_open_ended_keys(strategy, folder, optimizer):
     """Its model_fn opens a variable_scope with a partitioner, also around the optimizer."""
     column = categorical_column_with_embedding("user", dtype=tf.int64)
-    ready = tf.estimator.DNNClassifier(
+    ready = tf_estimator.DNNClassifier(
         [4],
         [tf.feature_column.embedding_column(column, D)],
         optimizer=optimizer,

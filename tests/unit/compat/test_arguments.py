@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from collective.compat import estimators, framework, hybridbackend_functions
 from collective.compat.names.deeprec import DEEPREC
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
+from collective.tensorflow_internals.estimators import api
 
 NAMES = {name.theirs: name for name in DEEPREC.names}
 ALL = {name.theirs: name for name in (*DEEPREC.names, *HYBRIDBACKEND.names)}
@@ -54,7 +55,7 @@ def test_an_exported_model_is_whole(said, monkeypatch):
     def export(self, *args, **kwargs):
         return args, kwargs
 
-    monkeypatch.setattr(tf.estimator.Estimator, "export_saved_model", export)
+    monkeypatch.setattr(api.Estimator, "export_saved_model", export)
     made = estimators.Estimator(lambda features: None, "folder")
     exported = made.export_saved_model("folder", save_incr_model=False, as_text=True)
     assert exported == (("folder",), {"as_text": True})

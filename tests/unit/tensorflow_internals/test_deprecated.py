@@ -13,7 +13,7 @@ from test_private import ROOT, files
 
 # A script that calls the like itself has asked for them: they are what it would call.
 OF_THE_SCRIPT = {
-    "tf.estimator.train_and_evaluate",
+    "api.train_and_evaluate",
     "training.train_and_evaluate",
     "tf.feature_column.embedding_column",
     "tf.feature_column.input_layer",

@@ -30,8 +30,9 @@ class Finder(importlib.machinery.PathFinder):
 
 
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
-del tf_export.ESTIMATOR_API_NAME
-del tf_export.API_ATTRS["estimator"], tf_export.API_ATTRS_V1["estimator"]
+if hasattr(tf_export, "ESTIMATOR_API_NAME"):
+    del tf_export.ESTIMATOR_API_NAME
+    del tf_export.API_ATTRS["estimator"], tf_export.API_ATTRS_V1["estimator"]
 """
 PROGRAM = """
 from collective.tensorflow_internals import estimators

@@ -12,8 +12,6 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from keras.src import backend as keras_backend
-from keras.src.optimizers import optimizer as keras_optimizer
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.feature_column import feature_column
 from tensorflow.python.framework import indexed_slices
@@ -21,8 +19,10 @@ from tensorflow.python.ops import control_flow_ops, resource_variable_ops, varia
 from tensorflow.python.training import checkpoint_utils, monitored_session, optimizer
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.util import deprecation, tf_export
-from tensorflow_estimator.python.estimator import estimator as estimator_lib
-from tensorflow_estimator.python.estimator import exporter, run_config, training
+
+from collective.tensorflow_internals import keras
+from collective.tensorflow_internals.estimators import estimator as estimator_lib
+from collective.tensorflow_internals.estimators import exporter, run_config, training
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -211,7 +211,7 @@ def probes():
     rmsprop._prepare()
     yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
-    yield keras_optimizer, ["_BaseOptimizer"]
+    yield keras.optimizer, ["_BaseOptimizer"]
     yield (
         tf.keras.optimizers.SGD(0.1),
         [
@@ -225,7 +225,7 @@ def probes():
             "_weights",
         ],
     )
-    yield keras_backend, ["_SEED_GENERATOR"]
+    yield keras.backend, ["_SEED_GENERATOR"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
     yield estimator_lib, ["_load_global_step_from_checkpoint_dir"]
