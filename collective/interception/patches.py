@@ -46,6 +46,7 @@ from collective.tensorflow_internals.graphs import (
     while_v2,
 )
 from collective.tensorflow_internals.keras import (
+    KERAS_3,
     BatchNormalizationBase,
     DenseFeatures,
     Embedding,
@@ -148,6 +149,10 @@ GRADIENTS = (
         )
     ),
     Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
+    *(
+        Patch(owner, f"keras.{owner.__name__}.{method}", keras.refuse_keras_3, OWN_MODEL)
+        for owner, method in KERAS_3
+    ),
     Patch(
         tf.train.SyncReplicasOptimizer,
         "tf.train.SyncReplicasOptimizer.apply_gradients",

@@ -14,6 +14,16 @@ if PACKAGE == "tf_keras":
     # Else `tf.keras`, and `tf.compat.v1.layers` with it, would be Keras 3's.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
+# What Keras 3's models, metrics and optimizers call in a script: (class, method).
+KERAS_3: tuple[tuple[Any, str], ...] = ()
+if PACKAGE == "tf_keras":
+    keras_3 = importlib.import_module("keras")
+    KERAS_3 = (
+        (keras_3.layers.Layer, "__call__"),
+        (keras_3.metrics.Metric, "add_variable"),
+        (importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer, "__init__"),
+    )
+
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"{PACKAGE}.src.{name}")

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -161,6 +162,20 @@ def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **
             "tf.compat.v1.train."
         )
     return original(optimizer, *args, **kwargs)
+
+
+def refuse_keras_3(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces what builds with Keras 3, which TensorFlow brings from 2.16 on: refuses it.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        f"{type(made).__name__} is of Keras {metadata.version('keras')}, which scope() doesn't "
+        "support: ranks would not share its variables and updates. Use Keras 2 in the whole "
+        "script: tf.keras, with TF_USE_LEGACY_KERAS=1 or CollectiveStrategy imported before the "
+        "first use of tf.keras; or `import tf_keras` instead of `import keras`."
+    )
 
 
 def make_train_function(
