@@ -71,6 +71,13 @@ EDITS = (
         "        ${Tensorflow_INCLUDE_DIRS}/external/highwayhash\n"
         "        ${Tensorflow_INCLUDE_DIRS}/external/farmhash_archive/src)\n",
     ),
+    # Its hook is made only if it finds the class by this name, which TensorFlow no longer has.
+    Edit(
+        (2, 16),
+        f"{_SOURCES}/__init__.py",
+        "_SessionRunHook = tf.estimator.SessionRunHook\n",
+        "_SessionRunHook = tf.compat.v1.train.SessionRunHook\n",
+    ),
     # For GPUs: TensorFlow no longer exports this function. A stream tells its handle itself.
     Edit(
         (2, 16),
