@@ -334,8 +334,16 @@ CASES = [
     for name, of_name in ARGUMENTS.items()
     for argument, (kind, check) in of_name.items()
 ]
-# Values, and what a script doesn't call: the argument of a session that saves increments.
-NO_FUNCTIONS = {"StorageType", "CacheType", "__version__", "checkpoint.save_increment"}
+# Values; what a script doesn't call: the argument of a session that saves increments; and classes
+# of tensorflow-estimator.
+NO_FUNCTIONS = {
+    "StorageType",
+    "CacheType",
+    "__version__",
+    "checkpoint.save_increment",
+    "estimator.EstimatorSpec",
+    "estimator.RunConfig",
+}
 
 
 def has_scope(name):
