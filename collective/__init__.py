@@ -29,8 +29,7 @@ Public names, in short:
     TablePolicy, FirstRows, every_steps  what a table keeps, starts from, and when rows go
     EmbeddingVariableOption          the same in DeepRec's words, made of:
     InitializerOption                first rows
-    CounterFilter, CBFFilter         which keys are admitted
-    GlobalStepEvict, L2WeightEvict   which rows are evicted
+    CounterFilter, CBFFilter, GlobalStepEvict, L2WeightEvict  keys admitted, rows evicted
     StorageOption, StorageType       where rows are: memory, files
     CacheType                        which rows go to files first: the least recent, always
     CheckpointOption                 a checkpoint from whose rows a table starts
