@@ -24,10 +24,16 @@ Version = tuple[int, int]  # of TensorFlow: 2.21 is (2, 21)
 
 
 class Edit(NamedTuple):
-    """Replaces each occurrence of a text in a file of Horovod's source."""
+    """Replaces each occurrence of a text in a file of Horovod's source.
+
+    Attributes:
+        since: the first TensorFlow that needs it.
+        file: its path in the source.
+        text: what is there.
+        replacement: what stands there afterwards.
+    """
 
     since: Version
-    """The first TensorFlow that needs it."""
     file: str
     text: str
     replacement: str
@@ -152,7 +158,11 @@ def fetch(requirement: str, folder: Path) -> Path:
 
 
 def edits_for(tensorflow: str) -> list[Edit]:
-    """Returns the edits that a version of TensorFlow, as "2.21.0", needs."""
+    """Returns the edits that a version of TensorFlow, as "2.21.0", needs.
+
+    Raises:
+        SourceError: it is no version.
+    """
     match = re.match(r"(\d+)\.(\d+)", tensorflow)
     if match is None:
         raise SourceError(f"{tensorflow!r} is no version of TensorFlow, as 2.21.0 is")

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
+from collective.tensorflow_internals.estimators import ModeKeys
 from collective.tensorflow_internals.keras import backend
 from collective.tensorflow_internals.variables import variable_scope
 
@@ -183,8 +184,6 @@ def _train_and_evaluate(
 
 def _evaluation(made: Any, input_fn: Any) -> dict[str, Any]:
     """Builds an Estimator's evaluation; returns its metrics and their updates, by name."""
-    from collective.tensorflow_internals.estimators import ModeKeys
-
     inputs = made._call_input_fn(input_fn, ModeKeys.EVAL)
     if hasattr(inputs, "element_spec"):
         inputs = make_initializable_iterator(inputs).get_next()

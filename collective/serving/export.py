@@ -38,7 +38,11 @@ from collective.serving.served_checkpoint import ServedCheckpoint
 from collective.serving.variable_copy import CopiedVariables
 from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
-from collective.tensorflow_internals.saved_models import export_utils, meta_graph_pb2
+from collective.tensorflow_internals.saved_models import (
+    EstimatorModeKeys,
+    export_utils,
+    meta_graph_pb2,
+)
 
 # (folder, checkpoint, what the graph is served from) -> the SavedModel's path
 BuildSavedModel = Callable[[str, str, ServedCheckpoint], Any]
@@ -339,9 +343,7 @@ def from_estimator(
             first variable.
         export_plainly: TensorFlow's own method.
     """
-    from collective.tensorflow_internals.estimators import ModeKeys
-
-    modes = [mode for mode in receivers if mode != ModeKeys.PREDICT]
+    modes = [mode for mode in receivers if mode != EstimatorModeKeys.PREDICT]
     if modes:
         raise ValueError(
             f"A SavedModel for {', '.join(modes)} would hold the operations of several ranks. "
