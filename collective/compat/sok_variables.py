@@ -180,6 +180,11 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa
     return make(LocalizedVariable, *args, **kwargs)
 
 
+def _made_by(kind: str, mode: str) -> str:
+    """Describes a 'localized:k' variable to ranks that haven't made it."""
+    return f"sok.{kind}(mode={mode!r}), whose rows are on all ranks"
+
+
 def _owner(kind: str, mode: str | None) -> int | None:
     """Returns the rank of a mode 'localized:k'; None if rows are on all ranks.
 
@@ -270,6 +275,8 @@ def make(
         aggregation=aggregation or tf.VariableAggregation.NONE,
     )
     made.target_gpu = target_gpu if kind is LocalizedVariable else -1
+    if kind is LocalizedVariable:
+        made.made_by = _made_by("Variable", f"localized:{target_gpu}")
     return made
 
 
@@ -501,6 +508,8 @@ def make_dynamic(
         made.times = TimeOfUse(made)
     made.backend_type, made.mode, made.key_type = var_type, mode, keys
     made.initializer_str, made.config_dict = initializer or "", tuning
+    if mode is not None and made.target_gpu >= 0:
+        made.made_by = _made_by("DynamicVariable", mode)
     return made
 
 

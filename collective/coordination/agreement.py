@@ -34,6 +34,8 @@ CHECK_STRIDE = 1 << 24
 # The fields of a header: status, session, signature, check, id, clock, wish.
 WIDTH = 7
 _CLOCK, _WISH = 5, 6
+# Begins the name of an initialized variable in what ranks compare.
+INITIALIZE = "initialize "
 
 
 def now() -> int:
@@ -305,23 +307,26 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
     """Describes what each rank runs, and names the first collective that not all of them use."""
     used = [report["shared"] for report in reports]
     used_by_all = set(used[0]).intersection(*used[1:]) if used else set()
-    # Names that the user knows come first.
+    # Names that the user knows come first, and 'variable:0' before its slots, 'variable/slot:0'.
     different = sorted(
         {name for names in used for name in names} - used_by_all,
-        key=lambda name: (name.startswith(collectives.PREFIX), name),
+        key=lambda name: (name.startswith(collectives.PREFIX), name.replace(":", " ")),
     )
     first = ""
+    advice = (
+        " Every rank must run the same fetches, save and restore, in the same order, on the same "
+        "graph. What one rank alone writes or prints (a summary, for one), all ranks must fetch: "
+        "put `if strategy.rank() == 0` around the writing only."
+    )
     if different:
         ranks = [str(r) for r, names in enumerate(used) if different[0] in names]
         first = f" First difference: '{different[0]}' is used by rank {', '.join(ranks)} only."
-    return (
-        _descriptions(reports)
-        + first
-        + _other_order(used)
-        + " Every rank must run the same fetches, save and restore, in the same order, on the "
-        "same graph. What one rank alone writes or prints (a summary, for one), all ranks must "
-        "fetch: put `if strategy.rank() == 0` around the writing only."
-    )
+        if different[0].startswith(INITIALIZE):
+            advice = (
+                " Every rank must make and initialize the same variables: remove conditions such "
+                f"as `if rank == {ranks[0]}:` around this one."
+            )
+    return _descriptions(reports) + first + _other_order(used) + advice
 
 
 def _other_order(used: Sequence[Sequence[str]]) -> str:

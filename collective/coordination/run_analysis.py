@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.agreement import INITIALIZE
 from collective.ops import native_library
 from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.gate import Check, GraphGates, gates_of
@@ -18,7 +19,7 @@ from collective.ops.exchange import answered_exchange
 from collective.ops.graph import graph_analysis
 from collective.strategies.grouped_exchange import groups_of
 from collective.strategies.required_operations import required_operations
-from collective.tables.table import Table
+from collective.tables.table import Sharded, Table
 
 # Operations that take a batch; the library's own queues don't count as data.
 _BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|Unstage")
@@ -237,7 +238,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)
     shared = _shared_names(graph, operations, {x.name for x, _ in empty_feeds})
-    shared += [f"initialize {v.name}" for v in initialized]
+    shared += [_initialization(v) for v in initialized]
     names, writes = tuple(sorted(shared)), _writes(graph, operations)
     trains, broadcasts = bool(writes), bool(writes) and all(map(_assigns_broadcast, writes))
     return RunFootprint(
@@ -249,6 +250,11 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         tuple(empty_feeds),
         broadcasts,
     )
+
+
+def _initialization(variable: Any) -> str:
+    made_by = variable.made_by if isinstance(variable, Sharded) else ""
+    return f"{INITIALIZE}{variable.name}" + (f", made by {made_by}" if made_by else "")
 
 
 def _shared_names(

@@ -60,6 +60,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         shard_shape: its shape.
         shows_shard: True if the script sees the shard: in its shape, its value and assignments.
         hashed: True if a key's owner is found by hashing it.
+        made_by: how a script of another framework has made it, for errors; '' if it hasn't.
         warned_of_dense_read: True if the user was warned that it is read as one value.
 
     Args:
@@ -69,6 +70,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     shows_shard = False
     hashed = False
+    made_by = ""
     rows: Any  # None of dynamic tables.
 
     def __init__(self, *, rows: int, dim: int, **kwargs: Any):

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.compat.names.sok import SOK
 from collective.coordination import barrier
+from collective.errors import RankError
 from tests.ranks import grouped, reference
 
 pytestmark = pytest.mark.either_backend
@@ -16,7 +17,7 @@ V, D = 7, 2
 WHOLE = np.arange(V * D, dtype=np.float32).reshape(V, D)
 
 
-def sok(name, *args, **kwargs):
+def sok(name, /, *args, **kwargs):
     """Calls what a script finds under a name."""
     return NAMES[name].resolve()(*args, **kwargs)
 
@@ -91,6 +92,31 @@ def test_a_localized_dynamic_variable_is_looked_up_by_all_ranks(strategy, rank, 
         ):
             with pytest.raises(ValueError, match=f"sok.DynamicVariable.mode='{mode}'.: .*{words}"):
                 sok("DynamicVariable", D, mode=mode)
+
+
+@pytest.mark.parametrize("kind", ["Variable", "DynamicVariable"])
+def test_a_localized_variable_that_one_rank_makes(strategy, rank, size, kind):
+    """In SOK it may be: all its rows are there."""
+    owner = size - 1
+    mode = f"localized:{owner}"
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        tf.get_variable("before", [], initializer=tf.ones_initializer())
+        sok("Variable", WHOLE, name="of_all")
+        if rank == owner:
+            sok(kind, WHOLE if kind == "Variable" else D, name="of_one", mode=mode)
+        initialize = tf.global_variables_initializer()
+        with tf.Session() as session:
+            if size == 1:
+                session.run(initialize)
+                return
+            with pytest.raises(RankError) as raised:
+                session.run(initialize)
+    assert (
+        f"First difference: 'initialize of_one:0, made by sok.{kind}(mode={mode!r}), whose rows "
+        f"are on all ranks' is used by rank {owner} only. Every rank must make and initialize the "
+        f"same variables: remove conditions such as `if rank == {owner}:` around this one."
+    ) in str(raised.value)
+    assert "a summary" not in str(raised.value)
 
 
 def test_a_localized_hybrid_variable_is_read_by_sok(strategy, rank, size):
