@@ -5,6 +5,7 @@ logs.
     parquet      makes a dataset of this rank's batches of the records of Parquet files
     records      makes a dataset of the records of TFRecord files or lines, shuffled as a whole
     WorkQueue    deals items, such as file names, to the ranks; a part of checkpoints
+    register_filesystem   lets TensorFlow read and write another scheme of fsspec
     criteo       converts Criteo's click logs to Parquet
 
 `parquet` and `criteo` need pyarrow: pip install 'collective-strategy[data]'. `collective data
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from collective.data.records_dataset import records
     from collective.data.resumable_dataset import resumable
     from collective.data.work_queue import WorkQueue
+    from collective.ops.rows.file_systems import register_filesystem
 
-__all__ = ["WorkQueue", "criteo", "parquet", "records", "resumable"]
+__all__ = ["WorkQueue", "criteo", "parquet", "records", "register_filesystem", "resumable"]
 _MODULES = {
-    "WorkQueue": "work_queue",
-    "criteo": "criteo_logs",
-    "parquet": "parquet_dataset",
-    "records": "records_dataset",
-    "resumable": "resumable_dataset",
+    "WorkQueue": "collective.data.work_queue",
+    "criteo": "collective.data.criteo_logs",
+    "parquet": "collective.data.parquet_dataset",
+    "records": "collective.data.records_dataset",
+    "register_filesystem": "collective.ops.rows.file_systems",
+    "resumable": "collective.data.resumable_dataset",
 }
 
 # Type checkers find the names above; with this function, they would accept any other name, too.
@@ -40,7 +43,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -72,8 +72,9 @@ def parquet(
     rank, and up to two more, which are read ahead.
 
     Args:
-        files: a path, pattern, or folder (its *.parquet), or a list of them; also URIs that pyarrow
-            knows, such as 's3://…' and 'hdfs://…'. The same on every rank.
+        files: a path, pattern, or folder (its *.parquet), or a list of them; also remote files and
+            patterns, such as 's3://…' and 'hdfs://…', by fsspec if it has its package for them,
+            otherwise files by pyarrow. The same on every rank.
         columns: names of columns, None for all; or a dict from names to forms: 'dense' (lists are
             padded), 'ragged', 'sparse', or None for the column's own.
         batch_size: how many records a batch of a rank has; the last one of an epoch may have fewer.

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.data import arrow
 from collective.data.columns import Column, column_of
 from collective.ops.counting import counted
+from collective.ops.rows import file_systems
 
 # How many footers are read at once: where files are remote, reading them is waiting.
 _FOOTERS_AT_ONCE = 16
@@ -159,6 +160,7 @@ def list_files(files: Any, kind: str = "Parquet files", in_folder: str = "*.parq
     for each in given:
         path = os.fsdecode(each)
         if any(mark in path for mark in "*?["):
+            file_systems.check(path)
             paths += sorted(tf.io.gfile.glob(path))
         elif "://" not in path and os.path.isdir(path):
             paths += sorted(tf.io.gfile.glob(os.path.join(path, in_folder)))
@@ -205,7 +207,13 @@ def _opened(path: str, metadata: Any = None) -> Any:
     parquet = arrow.module("parquet")
     if "://" not in path:
         return parquet.ParquetFile(path, metadata=metadata)
-    filesystem, inner = arrow.module("fs").FileSystem.from_uri(path)
+    fs = arrow.module("fs")
+    found = file_systems.fsspec_file_system(path)
+    if found is None:
+        filesystem, inner = fs.FileSystem.from_uri(path)
+    else:
+        of_fsspec, inner = found
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(of_fsspec))
     return parquet.ParquetFile(filesystem.open_input_file(inner), metadata=metadata)
 
 

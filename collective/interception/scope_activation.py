@@ -13,6 +13,7 @@ from collective.interception.patches import PATCHES
 from collective.interception.patching import Patches
 from collective.ops import native_library
 from collective.ops.communication import carriers, hierarchy, membership
+from collective.ops.rows import file_systems
 from collective.options import ScopeOptions
 from collective.profiling import profiler
 from collective.scope import SCOPES
@@ -36,6 +37,7 @@ def warn_of_missing_operations() -> None:
 
 
 def _open_first() -> None:
+    file_systems.register_in_scope()
     _patches.apply()
     rank0_output.quieten()
 

@@ -24,6 +24,7 @@ from collective.coordination.session_state import last_open_session, state_of_se
 from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
+from collective.ops.rows import file_systems
 from collective.scope import SCOPES
 from collective.serving import unfinished, variable_files
 from collective.serving.base_version import BaseVersion, find_base
@@ -77,13 +78,14 @@ def export(
 
     Raises:
         ValueError: there is no checkpoint, or it doesn't fit the graph; there is no version at
-            `base`, or it is of another model.
+            `base`, or it is of another model; TensorFlow has no file system for `folder`.
         RankError: another rank failed, or gave other arguments.
     """
     rank = collectives.rank()
     with contextlib.ExitStack() as cleaning, Steps("the export of a SavedModel") as steps:
         given = [_path(os.fspath(folder)), _path(checkpoint), _path(base)]
         folder, checkpoint, base = given
+        file_systems.check(folder)
         prefix = find_prefix() if rank == 0 else None
         if rank == 0 and prefix is None:
             reason = (

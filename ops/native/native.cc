@@ -44,6 +44,7 @@
 #include "pool.cc"
 #include "pool_gradient.cc"
 #include "reduce.cc"
+#include "remote_file_system.cc"
 #include "sparse_updates.cc"
 #include "update_ops.cc"
 #include "gpu/update.cc"

@@ -22,6 +22,7 @@ from collective.data.parquet_files import ParquetFiles, list_files
 from collective.data.record_order import RecordOrder
 from collective.estimator import input_sharding
 from collective.ops.communication import collectives
+from tests import object_store
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -485,3 +486,33 @@ def test_pyarrow_is_imported_in_one_place_when_it_is_needed():
     for folder in ("data", "compat"):
         for file in (ROOT / "collective" / folder).rglob("*.py"):
             assert "import pyarrow" not in file.read_text(encoding="utf-8"), file
+
+
+def test_files_of_fsspec(tmp_path, files):
+    """fsspec reads them with the options that it was given, and lists patterns."""
+    (tmp_path / "store").mkdir()
+    object_store.register(tmp_path / "store")
+    for path in files:
+        tf.io.gfile.copy(path, f"objects://box/day/{Path(path).name}")
+    options = {"batch_size": 2, "shuffle": True, "seed": 3, "rank": 0, "ranks": 1}
+    expected = read(lambda: data.parquet(files, **options))
+    batches = read(lambda: data.parquet("objects://box/*/*.parquet", **options))
+    assert ids(batches) == ids(expected)
+    assert [b["name"].tolist() for b in batches] == [b["name"].tolist() for b in expected]
+    with pytest.raises(ValueError, match="objects://box/day/c.parquet: there is no such file"):
+        data.parquet("objects://box/day/c.parquet", **options)
+
+
+def test_files_of_fsspec_that_fail(tmp_path, files):
+    (tmp_path / "store").mkdir()
+    object_store.register(tmp_path / "store")
+    tf.io.gfile.copy(files[0], "objects://box/a.parquet")
+    source = ParquetFiles(["objects://box/a.parquet"])
+    object_store.bring_down(ConnectionError("the service is down"), "open")
+    try:
+        with pytest.raises(ValueError, match="objects://box/a.parquet.*the service is down"):
+            source.read(0)
+        with pytest.raises(ValueError, match="objects://box/a.parquet.*the service is down"):
+            ParquetFiles(["objects://box/a.parquet"])
+    finally:
+        object_store.bring_up()
