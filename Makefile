@@ -5,17 +5,18 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons wheel docs image image-check format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-versions wheel docs image image-check format lint clean
 
 # What they said once, set-up remembers.
-export PYTHON GPU VENV
+export TENSORFLOW PYTHON GPU VENV
 
 help:  ## List the targets
 	@echo 'make TARGET [NAME=value ...]'
 	@echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 	@echo
-	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found; else 3.11 is fetched)'
+	@echo '  TENSORFLOW=2.15     the TensorFlow for .venv (else the newest, 2.21 on Python 3.10 to 3.13)'
+	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest that is found and has the TensorFlow; else one is fetched)'
 	@echo '  VENV=.venvs/3.10    another environment than .venv'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
 	@echo '  NP=2                train, bench: how many ranks'
@@ -73,8 +74,8 @@ test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the oth
 test-all: lint  ## lint, and every test in every configuration, with more examples: hours
 	$(python) -m pytest -v --tier all $(ARGS)
 
-test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
-	@tools/test_pythons.sh $(ARGS)
+test-versions:  ## The unit tests and a small job on each supported TensorFlow and Python that is there (environments in .venvs)
+	@tools/test_versions.sh $(ARGS)
 
 clean:  ## Remove what builds and tests leave (not environments: rm -rf .venv .venvs .python)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

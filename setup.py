@@ -5,6 +5,7 @@ each module once. README.md becomes the description, with absolute links. All ot
 pyproject.toml.
 """
 
+import contextlib
 import glob
 import os
 import re
@@ -15,11 +16,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, SetupError
 
 # pip looks for a TensorFlow of another Python before it reads `requires-python`.
-if not (3, 9) <= sys.version_info[:2] < (3, 12):
+if not (3, 9) <= sys.version_info[:2] < (3, 14):
     sys.exit(
-        f"collective needs Python 3.9, 3.10 or 3.11, for which there is a TensorFlow 2.15; this is "
-        f"Python {sys.version.split()[0]}. Make an environment of one of them, or run `make setup` "
-        "in the checkout, which fetches one"
+        "collective needs a Python from 3.9 to 3.13, for which there is a TensorFlow 2.15 to 2.21; "
+        f"this is Python {sys.version.split()[0]}. Make an environment of one of them, or run "
+        "`make setup` in the checkout, which fetches one"
     )
 
 SUBPACKAGES = ["launch", "strategies", "ops"]
@@ -36,8 +37,8 @@ for folder in SUBPACKAGES:
 links = [pattern for folder in SUBPACKAGES for pattern in (folder, f"{folder}.*")]
 packages += [f"collective.{inner}" for inner in find_packages("collective", exclude=links)]
 
-# Libraries, no Python modules. The key map has a C interface (see ops/rows/keymap.py), so it needs
-# no headers of Python.
+# Libraries, no Python modules: any Python loads them, by ctypes or TensorFlow. The key map has a C
+# interface (see ops/rows/keymap.py).
 keymap = Extension(
     "collective.ops._keymap",
     ["ops/native/keymap.cc"],
@@ -88,23 +89,36 @@ def description():
     return re.sub(r"\]\((?P<target>(?!https?:|#)[^)\s]+)\)", absolute, text)
 
 
+def tensorflow():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise SetupError(
+            f"collective compiles its operations against TensorFlow, which can not be imported "
+            f"here ({error}). Either leave out --no-build-isolation, and `pip install .` brings "
+            "TensorFlow along for the build, or install TensorFlow first: pip install "
+            "'tensorflow>=2.15.1,<2.22'"
+        ) from error
+    return tf
+
+
 class Build(build_ext):
     """Compiles the libraries, the operations against the TensorFlow that is installed here.
 
     pip's isolated build installs one for that (`requires` in pyproject.toml).
     """
 
+    def get_ext_filename(self, fullname):
+        """Names a library by what it is built for: a TensorFlow or none, but no Python."""
+        name = os.path.join(*fullname.split("."))
+        if fullname.rpartition(".")[2] == "_native":
+            with contextlib.suppress(SetupError):  # Metadata, which need no TensorFlow, ask too.
+                name = f"{name}.tensorflow-{tensorflow().__version__}"
+        return f"{name}.so"
+
     def build_extensions(self):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        try:
-            import tensorflow as tf
-        except ImportError as error:
-            raise SetupError(
-                f"collective compiles its operations against TensorFlow, which can not be "
-                f"imported here ({error}). Either leave out --no-build-isolation, and `pip "
-                "install .` brings TensorFlow along for the build, or install TensorFlow first: "
-                "pip install 'tensorflow>=2.15.1,<2.16'"
-            ) from error
+        tf = tensorflow()
         native.extra_compile_args = [
             # as the system's headers: they redefine each other's macros
             *(re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()),
@@ -116,8 +130,6 @@ class Build(build_ext):
             "-Wno-sign-compare",
             # From 2.20 on TensorFlow's errors:: are; 2.15 has no others that take several words.
             "-Wno-deprecated-declarations",
-            # TensorFlow's headers don't say it from 2.20 on.
-            f'-DCOLLECTIVE_TENSORFLOW="{tf.__version__}"',
         ]
         native.extra_link_args = tf.sysconfig.get_link_flags()
         self._forget_library_folders()
@@ -155,4 +167,6 @@ setup(
     zip_safe=False,
     ext_modules=[keymap, gloo_address, native],
     cmdclass={"build_ext": Build},
+    # One wheel for all Pythons.
+    options={"bdist_wheel": {"py_limited_api": "cp39"}},
 )

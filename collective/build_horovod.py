@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HOROVOD = "horovod==0.28.1"
-TENSORFLOW = "tensorflow>=2.15.1,<2.16"
+TENSORFLOW = "tensorflow>=2.15.1,<2.22"
 # pip 25.3, wheel 0.46 and setuptools 70 lost functions that Horovod's setup.py calls.
 TOOLS = ("pip<25.3", "setuptools>=65,<70", "wheel<0.46", "cmake>=3.13,<4", "packaging")
 SETTINGS = {

@@ -13,6 +13,7 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -54,7 +55,10 @@ def requirements_of_project(file: Path) -> tuple[str, list[Requirement]]:
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     requirements = [Requirement(text) for text in project["dependencies"]]
     for extra, texts in project["optional-dependencies"].items():
-        requirements += [Requirement(f'{text} ; extra == "{extra}"') for text in texts]
+        for requirement in map(Requirement, texts):
+            condition = f"({requirement.marker}) and " if requirement.marker else ""
+            requirement.marker = Marker(f'{condition}extra == "{extra}"')
+            requirements.append(requirement)
     return canonicalize_name(project["name"]), requirements
 
 

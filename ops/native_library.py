@@ -1,15 +1,12 @@
 """Finds the compiled TensorFlow operations (`ops/native/`), and tells whether they fit.
 
-Set-up compiles the library against one TensorFlow (see setup.py).
+Each library is compiled against one TensorFlow, which its name has (see setup.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import mmap
-import re
 from pathlib import Path
 from typing import Any, Callable
 
@@ -18,30 +15,27 @@ import tensorflow.compat.v1 as tf
 from collective.ops.graph import device_scopes
 
 
-def _file() -> Path | None:
-    here = Path(__file__).resolve().parent
-    built = (here / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((path for path in built if path.exists()), None)
+def _file() -> Path:
+    return Path(__file__).resolve().with_name(f"_native.tensorflow-{tf.__version__}.so")
 
 
 @functools.cache
 def missing() -> str | None:
     """Returns why the compiled operations can't be used here; None if they can."""
     path = _file()
-    if path is None:
+    if path.exists():
+        return None
+    built = sorted(other.stem.rpartition("-")[2] for other in path.parent.glob("_native.*.so"))
+    if not built:
         return (
             "they were not built: run `make setup` (or python setup.py build_ext --inplace) in a "
             "checkout, or install the package with `pip install .`"
         )
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        match = re.search(rb"collective native, TensorFlow ([^;]*);", content)
-        built_for = match.group(1).decode() if match else "none"
-    if built_for != tf.__version__:
-        return (
-            f"they were built for TensorFlow {built_for}, and this is {tf.__version__}: run "
-            "`make setup` again in a checkout, or pip install --force-reinstall --no-deps ."
-        )
-    return None
+    return (
+        f"they were built for TensorFlow {', '.join(built)}, and this is {tf.__version__}: run "
+        "`make setup` again in a checkout, or build them for this one by pip install "
+        "--no-build-isolation --force-reinstall --no-deps ."
+    )
 
 
 @functools.cache

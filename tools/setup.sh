@@ -4,18 +4,21 @@
 #   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
 #   tools/setup.sh --dependencies       all but this checkout, for an image's layers: only tools/ and
 #                                       collective/horovod_source.py are needed
-#   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
+#   tools/setup.sh --versions           lists each supported TensorFlow and Python, and where the Python is found:
+#                                       "2.21 3.12 /usr/bin/python3.12", or "2.21 3.10 -" where it is not
 #
 #   VENV=.venvs/3.10                    another folder than .venv for the environment, in the checkout
-#   PYTHON=python3.10                   the interpreter; else the newest supported one found, else one is fetched
+#   TENSORFLOW=2.15                     the TensorFlow; else the newest one that a Python found here has
+#   PYTHON=python3.10                   the interpreter; else the newest one found that has the TensorFlow, else one is
+#                                       fetched
 #   GPU=1                               TensorFlow with CUDA, CuPy, Horovod with NCCL (by CUDA's nvcc); GPU=0 undoes it
 #   HOROVOD_CUDA_HOME=/usr/local/cuda   where GPU=1 finds nvcc, if it is not on the PATH
 #   HOROVOD_NCCL_HOME=/usr              another NCCL than the one that TensorFlow brings
 #
-# An environment remembers its PYTHON and GPU until they are given again.
+# An environment remembers its TENSORFLOW, PYTHON and GPU until they are given again.
 #
-# Where no supported Python is found, one is fetched into .python of the checkout: by uv or conda where they are there,
-# else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
+# Where no Python is found that has the TensorFlow, one is fetched into .python of the checkout: by uv or conda where they
+# are there, else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
 #
 # Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that names its
 # ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
@@ -24,12 +27,15 @@
 # checkout. Processes that a killed call leaves running hold the lock to their end.
 set -euo pipefail
 
-readonly SUPPORTED='3.11 3.10 3.9'
+# Each TensorFlow that is tested whole, the newest first, and its Pythons, the newest first.
+readonly RELEASES='2.21 2.15'
+readonly -A PYTHONS=([2.21]='3.13 3.12 3.11 3.10' [2.15]='3.11 3.10 3.9')
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 folder=${VENV:-.venv}
-readonly root folder venv=$root/$folder pins=$root/tools/pins
+readonly root folder venv=$root/$folder
 readonly state=$venv/.setup
-readonly fetched=$root/.python FETCHED_VERSION=3.11 UV='uv>=0.8,<1'
+readonly fetched=$root/.python UV='uv>=0.8,<1'
+readonly -A FETCHED=([2.21]=3.12 [2.15]=3.11)
 mode=${1-}
 
 # Neither the user's settings of Python and pip may lead out of the environment, nor make's job server into Horovod's
@@ -130,12 +136,28 @@ use_python() {  # name; takes the interpreter that PYTHON= names; sets $interpre
     case $interpreter in /*) ;; *) interpreter=$PWD/$interpreter ;; esac
     examine "$interpreter" || examine_others "$1" || refuse "PYTHON=$1 ($interpreter) does not run: name another," \
         "or leave PYTHON unset to have one looked for"
-    case " $SUPPORTED " in
-        *" $version "*) ;;
-        *) refuse "PYTHON=$1 is Python $release, but TensorFlow 2.15 needs one of ${SUPPORTED// /, }: leave PYTHON" \
-            "unset to have one looked for, and else fetched" ;;
-    esac
+    tensorflow=$(first_with "$version") || refuse "PYTHON=$1 is Python $release, but $(needs_of $wanted):" \
+        "leave PYTHON unset to have one looked for, and else fetched"
     [ "$missing" = - ] || lacks_modules "$interpreter" "$version" "$missing"
+}
+
+first_with() {  # version of a Python: prints the first of the wanted releases of TensorFlow that it has
+    local each
+    for each in $wanted; do
+        case " ${PYTHONS[$each]} " in *" $1 "*) echo $each; return ;; esac
+    done
+    return 1
+}
+
+has_one_wanted() {  # a program, perhaps gone: whether it is a Python that has one of the wanted releases
+    local path
+    path=$(type -P "$1") && examine "$path" && first_with "$version" >/dev/null
+}
+
+needs_of() {  # releases: "TensorFlow 2.15 needs Python 3.11, 3.10 or 3.9"
+    local each list=''
+    for each; do list+="${list:+, and }TensorFlow $each needs one of Python ${PYTHONS[$each]// /, }"; done
+    echo "$list"
 }
 
 # Finds the first interpreter of a version that has all it needs; sets the variables of `use_python`. Notes in
@@ -157,17 +179,22 @@ find_version() {
     return 1
 }
 
-find_python() {  # finds the newest interpreter that has all it needs; sets the variables of `use_python`
-    local wanted
-    for wanted in $SUPPORTED; do
-        ! find_version "$wanted" || return 0
+# Finds the newest of the wanted releases of TensorFlow for which there is an interpreter that has all it needs, and the
+# newest of these; sets $tensorflow and the variables of `use_python`.
+find_python() {
+    local each
+    for tensorflow in $wanted; do
+        for each in ${PYTHONS[$tensorflow]}; do
+            ! find_version "$each" || return 0
+        done
     done
+    tensorflow=${wanted%% *}
     if [ ${#incomplete[@]} != 0 ]; then
         lacks_modules "${incomplete[@]}"
     else
         find_fetchers
         others=$(echo $others)
-        absent="Python ${SUPPORTED// /, }${others:+ (there is only ${others// /, })}"
+        absent="Python ${PYTHONS[$tensorflow]// /, } for TensorFlow $tensorflow${others:+ (there is only ${others// /, })}"
         if [ ${#fetchers[@]} = 0 ]; then
             lacks "one of $absent or what fetches it (uv, conda, python3 with venv)" python3 python3-venv
             otherwise=$image
@@ -192,9 +219,9 @@ fetch_python() {  # tries the fetchers in turn; sets the variables of `use_pytho
     local fetcher log=$fetched/fetch.log
     mkdir -p "$fetched"
     for fetcher in "${fetchers[@]}"; do
-        say "no $absent here: $fetcher fetches Python $FETCHED_VERSION into $fetched (PYTHON= names one instead) ..."
+        say "no $absent here: $fetcher fetches Python ${FETCHED[$tensorflow]} into $fetched (PYTHON= names one instead) ..."
         attempt "$log" fetch_by "$fetcher"
-        if [ $code = 0 ] && find_version "$FETCHED_VERSION"; then
+        if [ $code = 0 ] && find_version "${FETCHED[$tensorflow]}"; then
             return
         fi
         end_if_interrupted
@@ -218,13 +245,13 @@ fetch_by() {
         */uv) fetch_by_uv "$1" ;;
         *)
             rm -rf "$fetched/conda"
-            (cd / && run "$1" create --yes --prefix "$fetched/conda" --channel conda-forge "python=$FETCHED_VERSION")
+            (cd / && run "$1" create --yes --prefix "$fetched/conda" --channel conda-forge "python=${FETCHED[$tensorflow]}")
             ;;
     esac
 }
 
 fetch_by_uv() {  # it would put a link into ~/.local/bin, too
-    (cd / && UV_PYTHON_INSTALL_DIR=$fetched UV_PYTHON_INSTALL_BIN=0 run "$1" python install "$FETCHED_VERSION")
+    (cd / && UV_PYTHON_INSTALL_DIR=$fetched UV_PYTHON_INSTALL_BIN=0 run "$1" python install "${FETCHED[$tensorflow]}")
 }
 
 check_compiler() {  # Horovod includes no Python.h, so Python's headers are not needed
@@ -345,20 +372,26 @@ step() {  # name, description, function: the output goes to a log, which is name
 
 case $mode in
     '' | --quiet | --dependencies) ;;
-    --pythons)
-        for wanted in $SUPPORTED; do
-            ! find_version "$wanted" || echo "$wanted $interpreter"
+    --versions)
+        for tensorflow in $RELEASES; do
+            for each in ${PYTHONS[$tensorflow]}; do
+                find_version "$each" || interpreter=-
+                echo "$tensorflow $each $interpreter"
+            done
         done
         exit
         ;;
-    *) refuse "$mode is no option: there are --quiet, --dependencies and --pythons" ;;
+    *) refuse "$mode is no option: there are --quiet, --dependencies and --versions" ;;
 esac
 case $folder in
     /* | *..*) refuse "VENV=$folder is no folder in this checkout: name one, like .venvs/3.10, or leave VENV unset" ;;
 esac
 
 case ${GPU-} in '' | 0 | 1) ;; *) refuse "GPU=$GPU is neither 1 (CUDA, NCCL, CuPy) nor 0 (CPU only)" ;; esac
-[ "$(uname -s)" = Linux ] || refuse "Linux only: there is no Horovod with TensorFlow 2.15 for $(uname -s)"
+[ -z "${TENSORFLOW-}" ] || [ -n "${PYTHONS[$TENSORFLOW]-}" ] ||
+    refuse "TENSORFLOW=$TENSORFLOW is none of ${RELEASES// /, }: name one of these, or leave TENSORFLOW unset for the" \
+        "newest one that a Python here has"
+[ "$(uname -s)" = Linux ] || refuse "Linux only: there is no Horovod with TensorFlow for $(uname -s)"
 type -P flock >/dev/null || lacks flock util-linux
 refuse_if_lacking
 
@@ -372,15 +405,17 @@ remembered() { if [ -f "$state/$1" ]; then cat "$state/$1"; fi; }
 gpu=${GPU:-$(remembered GPU)}
 gpu=${gpu:-0}
 told=${PYTHON:-$(remembered PYTHON)}
+asked=${TENSORFLOW:-$(remembered TENSORFLOW)}
+wanted=${asked:-$RELEASES}
 
-version='' release='' missing='' real='' interpreter=''
-environment_key() { echo "python $version, gpu $gpu, of $real, in $root"; }
+tensorflow='' version='' release='' missing='' real='' interpreter=''
+environment_key() { echo "tensorflow $tensorflow, python $version, gpu $gpu, of $real, in $root"; }
 environment_is_due() {
     [ ! -x "$venv/bin/python" ] || [ -f "$state/unfinished" ] || [ "$(remembered environment)" != "$(environment_key)" ]
 }
-[ ! -f "$state/interpreter" ] || read -r version real <"$state/interpreter"
-if [ -n "${PYTHON-}" ] || environment_is_due; then
-    if [ -n "${PYTHON-}" ] || { [ -n "$told" ] && type -P "$told" >/dev/null; }; then
+[ ! -f "$state/interpreter" ] || read -r tensorflow version real <"$state/interpreter"
+if [ -n "${PYTHON-}${TENSORFLOW-}" ] || environment_is_due; then
+    if [ -n "${PYTHON-}" ] || { [ -n "$told" ] && has_one_wanted "$told"; }; then
         use_python "$told"
     else
         told=
@@ -393,9 +428,10 @@ if [ ${#lacking[@]} != 0 ] || [ ${#fetchers[@]} != 0 ]; then
 fi
 [ ${#fetchers[@]} = 0 ] || fetch_python
 
+readonly pins=$root/tools/pins/tensorflow$tensorflow
 base_pins=$pins/python$version.txt pin_files=("$pins/python$version.txt")
 [ "$gpu" = 0 ] || pin_files+=("$pins/gpu.txt")
-horovod=$(grep '^horovod==' "$base_pins") tensorflow=$(grep '^tensorflow==' "$base_pins")
+horovod=$(grep '^horovod==' "$base_pins") tensorflow_pin=$(grep '^tensorflow==' "$base_pins")
 horovod_build=(
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
@@ -409,13 +445,13 @@ hash_of() { cat "$@" | sha256sum; }
 declare -A key=(
     [environment]=$(environment_key)
     [packages]=$(hash_of "${pin_files[@]}")
-    [horovod]="$horovod $tensorflow ${horovod_build[*]}"
+    [horovod]="$horovod $tensorflow_pin ${horovod_build[*]}"
 )
 steps=(packages horovod)
 if [ "$mode" != --dependencies ]; then
     steps+=(package)
     # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
-    key[package]="$tensorflow, by a link $(hash_of "$root/setup.py" "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
+    key[package]="$tensorflow_pin, by a link $(hash_of "$root/setup.py" "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 fi
 
 due=
@@ -425,7 +461,7 @@ else
     for name in "${steps[@]}"; do is_done $name || due+=" $name"; done
 fi
 if [ -z "$due" ]; then
-    [ "$mode" = --quiet ] || say "$folder is up to date (Python $version, ${horovod/==/ }, GPU=$gpu)"
+    [ "$mode" = --quiet ] || say "$folder is up to date (TensorFlow $tensorflow, Python $version, ${horovod/==/ }, GPU=$gpu)"
     exit
 fi
 case $due in
@@ -444,13 +480,14 @@ case $due in
         rm -rf "$state"/{environment,packages,horovod,package,wheels}
         # Not .setup: should this call be killed, it tells the next one that the folder is of this script's making.
         find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup -exec rm -rf {} +
-        printf '%s %s\n' "$version" "$real" >"$state/interpreter"
+        printf '%s %s %s\n' "$tensorflow" "$version" "$real" >"$state/interpreter"
         ;;
 esac
+echo "$asked" >"$state/TENSORFLOW"
 echo "$told" >"$state/PYTHON"
 echo "$gpu" >"$state/GPU"
 step environment "a virtual environment of Python $release ($interpreter)" make_environment
-step packages "packages: $tensorflow and what goes with it (one to three minutes)" install_packages
-step horovod "$horovod, built against $tensorflow (2 to 5 minutes on two cores)" build_horovod
+step packages "packages: $tensorflow_pin and what goes with it (one to three minutes)" install_packages
+step horovod "$horovod, built against $tensorflow_pin (2 to 5 minutes on two cores)" build_horovod
 [ "$mode" = --dependencies ] || step package 'this package, to be used where it lies' install_package
-say "done in $SECONDS s: $folder has Python $version, ${horovod/==/ }, GPU=$gpu"
+say "done in $SECONDS s: $folder has TensorFlow $tensorflow, Python $version, ${horovod/==/ }, GPU=$gpu"

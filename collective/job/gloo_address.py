@@ -21,10 +21,8 @@ _FOLDER = Path(__file__).resolve().parents[1] / "ops"
 
 def library() -> str:
     """Returns the path of the library; "" if it wasn't compiled or can't be named in LD_PRELOAD."""
-    for path in sorted(_FOLDER.glob("_gloo_address*.so")):
-        if not set(str(path)) & set(" :;\t\n"):
-            return str(path)
-    return ""
+    path = _FOLDER / "_gloo_address.so"
+    return str(path) if path.exists() and not set(str(path)) & set(" :;\t\n") else ""
 
 
 def addresses_of_name(name: str) -> list[str]:

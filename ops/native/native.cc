@@ -50,7 +50,3 @@
 #include "gpu/update.cc"
 #include "gpu/write.cc"
 #include "wire.cc"
-
-extern "C" __attribute__((used, visibility("default"))) const char collective_native_version[] =
-    "collective native, TensorFlow "  // ops/native_library.py reads it.
-    COLLECTIVE_TENSORFLOW ";";        // setup.py defines it.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,12 @@ def _library() -> Any:
     Raises:
         ImportError: it wasn't built.
     """
-    here = Path(__file__).resolve().parents[1]
-    built = [here / f"_keymap{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    path = next((path for path in built if path.exists()), None)
-    if path is None:
+    path = Path(__file__).resolve().parents[1] / "_keymap.so"
+    if not path.exists():
         raise ImportError(
-            f"dynamic tables need the compiled key map, and {here} has none. `make setup` in a "
-            "checkout builds it (or python setup.py build_ext --inplace); an installed package has "
-            "it."
+            f"dynamic tables need the compiled key map, and {path.parent} has none. `make setup` in "
+            "a checkout builds it (or python setup.py build_ext --inplace); an installed package "
+            "has it."
         )
     library = ctypes.CDLL(str(path))
     pointer, count, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64

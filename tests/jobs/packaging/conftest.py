@@ -26,7 +26,7 @@ def ready(checkout: Checkout) -> Checkout:
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name in ("CI", "PYTHON", "GPU", "VENV") or name.startswith("COLLECTIVE_"):
+        if name in ("CI", "TENSORFLOW", "PYTHON", "GPU", "VENV") or name.startswith("COLLECTIVE_"):
             monkeypatch.delenv(name)
 
 

@@ -74,15 +74,15 @@ esac
 # Fetch the Python of a mirror, which a test makes, as set-up calls them.
 UV = """#!/usr/bin/env bash
 echo uv >>"$CALLS"
-[ "$*:$UV_PYTHON_INSTALL_BIN" = "python install 3.11:0" ] || exit 2
-folder=$UV_PYTHON_INSTALL_DIR/cpython-3.11.11-linux-x86_64-gnu/bin
+[ "$*:$UV_PYTHON_INSTALL_BIN" = "python install 3.12:0" ] || exit 2
+folder=$UV_PYTHON_INSTALL_DIR/cpython-3.12.11-linux-x86_64-gnu/bin
 mirror=${UV_PYTHON_INSTALL_MIRROR:?Failed to download, the network is unreachable}
-mkdir -p "$folder" && cp "${mirror#file://}/python3.11" "$folder"
+mkdir -p "$folder" && cp "${mirror#file://}/python3.12" "$folder"
 """
 CONDA = """#!/usr/bin/env bash
 echo conda >>"$CALLS"
-[ "$1 $2 $3 $5 $6 $7" = "create --yes --prefix --channel conda-forge python=3.11" ] || exit 2
-mkdir -p "$4/bin" && cp "${CONDA_MIRROR:?no channel can be reached}/python3.11" "$4/bin"
+[ "$1 $2 $3 $5 $6 $7" = "create --yes --prefix --channel conda-forge python=3.12" ] || exit 2
+mkdir -p "$4/bin" && cp "${CONDA_MIRROR:?no channel can be reached}/python3.12" "$4/bin"
 """
 EVERY_STEP = ["environment", "packages", "horovod", "package"]
 
@@ -102,7 +102,7 @@ class Checkout:
         shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
         (self.root / "collective").mkdir()
         shutil.copy(ROOT / "collective" / "horovod_source.py", self.root / "collective")
-        for name in ("setup.sh", "test_pythons.sh"):
+        for name in ("setup.sh", "test_versions.sh"):
             shutil.copy(ROOT / "tools" / name, self.root / "tools")
         shutil.copytree(ROOT / "tools" / "pins", self.root / "tools" / "pins")
         for name in PROGRAMS:

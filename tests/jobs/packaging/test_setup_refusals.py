@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scratch_checkout import EVERY_STEP, ROOT, Checkout
 
+NEEDED = "Python 3.13, 3.12, 3.11, 3.10 for TensorFlow 2.21"
 BROKEN_SHIM = '#!/usr/bin/env bash\necho "pyenv: python3.11: command not found" >&2\nexit 127\n'
 
 
@@ -21,6 +22,10 @@ def refused(checkout: Checkout, **environment: str) -> str:
     return printed.strip()
 
 
+def packages(checkout: Checkout) -> list[str]:
+    return (checkout.root / ".venv" / ".setup" / "packages.txt").read_text().split()
+
+
 def chosen(checkout: Checkout, **environment: str) -> str:
     printed = checkout.setup(**environment)
     assert checkout.calls() == EVERY_STEP
@@ -28,9 +33,31 @@ def chosen(checkout: Checkout, **environment: str) -> str:
 
 
 def test_the_newest_supported_python_is_used(checkout: Checkout):
-    for version in ("3.9.18", "3.10.13", "3.12.1"):
+    for version in ("3.9.18", "3.10.13", "3.14.1"):
         path = checkout.python(f"python{version.rpartition('.')[0]}", version)
     assert chosen(checkout) == f"Python 3.10.13 ({path.with_name('python3.10')})"
+    assert "tensorflow==2.21.0" in packages(checkout)
+
+
+def test_the_newest_tensorflow_that_a_python_here_has_is_used(checkout: Checkout):
+    path = checkout.python("python3.9", "3.9.18")
+    assert chosen(checkout) == f"Python 3.9.18 ({path})"
+    assert "tensorflow==2.15.1" in packages(checkout)
+
+
+def test_the_tensorflow_can_be_chosen(checkout: Checkout):
+    for version in ("3.10.13", "3.11.7", "3.13.1"):
+        path = checkout.python(f"python{version.rpartition('.')[0]}", version)
+    asked = chosen(checkout, TENSORFLOW="2.15")
+    assert asked == f"Python 3.11.7 ({path.with_name('python3.11')})"
+    assert "tensorflow==2.15.1" in packages(checkout)
+
+
+def test_a_tensorflow_that_is_not_supported(checkout: Checkout):
+    checkout.python("python3.11", "3.11.7")
+    assert refused(checkout, TENSORFLOW="2.14").startswith(
+        "setup: TENSORFLOW=2.14 is none of 2.21, 2.15: name one of these, or leave"
+    )
 
 
 @pytest.mark.parametrize("name", ["python3", "python"])
@@ -68,10 +95,10 @@ def test_a_shim_that_is_asked_for_by_name_stands_for_its_version(
 
 
 def test_no_supported_python(checkout: Checkout):
-    checkout.python("python3", "3.12.1", missing="ensurepip")
+    checkout.python("python3", "3.14.1", missing="ensurepip")
     checkout.python("python", "2.7.18")
     assert refused(checkout) == (
-        "setup: missing: one of Python 3.11, 3.10, 3.9 (there is only 3.12.1, 2.7.18) or what "
+        f"setup: missing: one of {NEEDED} (there is only 3.14.1, 2.7.18) or what "
         "fetches it (uv, conda, python3 with venv). To install: apt-get install python3 "
         "python3-venv; or use the image, which has all that is needed: make image"
     )
@@ -103,7 +130,7 @@ def test_a_compiler_that_does_not_compile(checkout: Checkout):
 def test_all_that_is_missing_is_said_at_once(checkout: Checkout):
     (checkout.programs / "g++").unlink()
     assert refused(checkout) == (
-        "setup: missing: one of Python 3.11, 3.10, 3.9 or what fetches it (uv, conda, python3 with "
+        f"setup: missing: one of {NEEDED} or what fetches it (uv, conda, python3 with "
         "venv), g++. To install: apt-get install python3 python3-venv g++; or use the image, which "
         "has all that is needed: make image"
     )
@@ -115,12 +142,13 @@ def test_all_that_is_missing_is_said_at_once(checkout: Checkout):
         (
             "python2",
             "2.7.18",
-            "PYTHON=python2 is Python 2.7.18, but TensorFlow 2.15 needs one of 3.11, 3.10, 3.9",
+            "PYTHON=python2 is Python 2.7.18, but TensorFlow 2.21 needs one of Python 3.13, 3.12, "
+            "3.11, 3.10, and TensorFlow 2.15 needs one of Python 3.11, 3.10, 3.9: ",
         ),
         (
-            "python3.12",
-            "3.12.1",
-            "PYTHON=python3.12 is Python 3.12.1, but TensorFlow 2.15 needs one of 3.11, 3.10, 3.9",
+            "python3.14",
+            "3.14.1",
+            "PYTHON=python3.14 is Python 3.14.1, but TensorFlow 2.21 needs one of",
         ),
     ],
 )
@@ -130,7 +158,15 @@ def test_an_unsupported_python_is_not_replaced_by_another(
     checkout.python("python3.11", "3.11.7")
     checkout.python(name, version)
     printed = refused(checkout, PYTHON=name)
-    assert sentence in printed and "to have one looked for, and else fetched" in printed
+    assert sentence in printed and "unset to have one looked for, and else fetched" in printed
+
+
+def test_a_python_without_the_tensorflow_that_is_asked_for(checkout: Checkout):
+    checkout.python("python3.12", "3.12.1")
+    assert (
+        "PYTHON=python3.12 is Python 3.12.1, but TensorFlow 2.15 needs one of Python 3.11, 3.10, "
+        "3.9: leave PYTHON unset"
+    ) in refused(checkout, PYTHON="python3.12", TENSORFLOW="2.15")
 
 
 def test_a_python_that_is_not_there_or_does_not_run(checkout: Checkout):
@@ -180,7 +216,7 @@ def test_an_unknown_option(checkout: Checkout):
     checkout.python("python3.11", "3.11.7")
     printed = checkout.setup("--silent", expected=2)
     assert printed == (
-        "setup: --silent is no option: there are --quiet, --dependencies and --pythons\n"
+        "setup: --silent is no option: there are --quiet, --dependencies and --versions\n"
     )
     assert checkout.calls() == []
 
@@ -207,7 +243,7 @@ def test_make_lists_its_targets():
         "train",
         "test",
         "test-all",
-        "test-pythons",
+        "test-versions",
         "wheel",
         "lint",
         "clean",

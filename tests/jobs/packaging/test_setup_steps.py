@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from scratch_checkout import EVERY_STEP, Checkout
 
-PINS = "tools/pins/python3.11.txt"
+PINS = "tools/pins/tensorflow2.21/python3.11.txt"
 
 
 def test_a_second_call_repeats_nothing(ready: Checkout):
-    assert "up to date (Python 3.11, horovod 0.28.1, GPU=0)" in ready.setup()
+    assert "up to date (TensorFlow 2.21, Python 3.11, horovod 0.28.1, GPU=0)" in ready.setup()
     assert ready.setup("--quiet") == ""
     assert ready.calls() == []
 
@@ -24,7 +24,7 @@ def test_each_step_is_named_with_its_time(checkout: Checkout):
     printed = checkout.setup()
     for word in (
         "a virtual environment of Python 3.11.7",
-        "packages: tensorflow==2.15.1",
+        "packages: tensorflow==2.21.0",
         "horovod==0.28.1, built",
         "this package",
     ):
@@ -45,10 +45,11 @@ def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(read
     "file, old, new, steps",
     [
         (PINS, "ruff==", "ruff==9.", ["packages"]),
-        (PINS, "tensorflow==2.15.1", "tensorflow==2.15.2", ["packages", "horovod", "package"]),
+        (PINS, "tensorflow==2.21.0", "tensorflow==2.21.1", ["packages", "horovod", "package"]),
         (PINS, "horovod==0.28.1", "horovod==0.28.2", ["packages", "horovod"]),
-        ("tools/pins/python3.10.txt", "ruff==", "ruff==9.", []),
-        ("tools/pins/gpu.txt", "fastrlock==", "fastrlock==9.", []),
+        ("tools/pins/tensorflow2.21/python3.10.txt", "ruff==", "ruff==9.", []),
+        ("tools/pins/tensorflow2.15/python3.11.txt", "ruff==", "ruff==9.", []),
+        ("tools/pins/tensorflow2.21/gpu.txt", "nvidia-ml-py==", "nvidia-ml-py==9.", []),
         ("tools/setup.sh", "# Makes .venv", "# Fills .venv", []),
         ("pyproject.toml", "[tool.mypy]", "[tool.mypy]  # types", []),
         ("pyproject.toml", 'name = "collective-strategy"', 'name = "another"', ["package"]),
@@ -161,10 +162,14 @@ def test_two_at_the_same_time_take_turns(checkout: Checkout):
 def test_an_environment_in_another_folder_is_apart(ready: Checkout):
     ready.python("python3.10", "3.10.13")
     other = {"VENV": ".venvs/3.10", "PYTHON": "python3.10"}
-    assert ".venvs/3.10 has Python 3.10, horovod 0.28.1, GPU=0" in ready.setup(**other)
+    assert ".venvs/3.10 has TensorFlow 2.21, Python 3.10, horovod 0.28.1, GPU=0" in ready.setup(
+        **other
+    )
     assert ready.calls() == EVERY_STEP
-    assert ".venv is up to date (Python 3.11," in ready.setup()
-    assert ".venvs/3.10 is up to date (Python 3.10," in ready.setup(VENV=".venvs/3.10")
+    assert ".venv is up to date (TensorFlow 2.21, Python 3.11," in ready.setup()
+    assert ".venvs/3.10 is up to date (TensorFlow 2.21, Python 3.10," in ready.setup(
+        VENV=".venvs/3.10"
+    )
     assert ready.calls() == []
 
 
@@ -205,10 +210,31 @@ def test_python_and_gpu_are_remembered(ready: Checkout):
     assert "Python 3.10, horovod 0.28.1, GPU=1" in ready.setup(PYTHON="python3.10", **asked)
     assert ready.calls() == EVERY_STEP
     assert "cupy-cuda12x==" in (ready.root / ".venv" / ".setup" / "packages.txt").read_text()
-    assert "up to date (Python 3.10, horovod 0.28.1, GPU=1)" in ready.setup()
+    assert "up to date (TensorFlow 2.21, Python 3.10, horovod 0.28.1, GPU=1)" in ready.setup()
     assert ready.calls() == []
     assert "Python 3.11, horovod 0.28.1, GPU=0" in ready.setup(PYTHON="python3.11", GPU="0")
     assert ready.calls() == EVERY_STEP
+
+
+def test_the_tensorflow_is_remembered(ready: Checkout):
+    ready.python("python3.12", "3.12.3")
+    assert "TensorFlow 2.15, Python 3.11," in ready.setup(TENSORFLOW="2.15")
+    assert ready.calls() == EVERY_STEP
+    packages = (ready.root / ".venv" / ".setup" / "packages.txt").read_text().split()
+    assert "tensorflow==2.15.1" in packages
+    assert "up to date (TensorFlow 2.15, Python 3.11," in ready.setup()
+    assert "up to date (TensorFlow 2.15, Python 3.11," in ready.setup(TENSORFLOW="2.15")
+    assert ready.calls() == []
+    assert "TensorFlow 2.21, Python 3.12," in ready.setup(TENSORFLOW="2.21")
+    assert ready.calls() == EVERY_STEP
+
+
+def test_a_remembered_python_gives_way_to_a_tensorflow_that_it_has_not(checkout: Checkout):
+    checkout.python("python3.11", "3.11.7")
+    checkout.python("python3.12", "3.12.3")
+    checkout.setup(PYTHON="python3.12")
+    assert "TensorFlow 2.15, Python 3.11," in checkout.setup(TENSORFLOW="2.15")
+    assert checkout.calls() == EVERY_STEP * 2
 
 
 def test_horovod_is_built_with_the_named_cuda_whatever_nvcc_the_path_has(ready: Checkout):

@@ -14,7 +14,7 @@ from scratch_checkout import EVERY_STEP, ROOT, Checkout
 
 pytestmark = pytest.mark.matrix
 RELEASES = "https://github.com/astral-sh/python-build-standalone/releases/download"
-ARCHIVE = "20250317/cpython-3.11.11+20250317-x86_64-unknown-linux-gnu-install_only.tar.gz"
+ARCHIVE = "20250317/cpython-3.12.11+20250317-x86_64-unknown-linux-gnu-install_only.tar.gz"
 # uv rewrites this file: the compiler of the machine that built Python is not on this one.
 SETTINGS = """# system configuration generated and used by the sysconfig module
 build_time_vars = {'CC': 'clang',
@@ -35,8 +35,8 @@ def uv(package_index: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mirror(checkout: Checkout, tmp_path: Path) -> dict[str, str]:
     """Packs a small stand-in for Python as the releases are packed; returns uv's settings."""
-    checkout.python("python3.11", "3.11.11", folder=tmp_path / "python" / "bin")
-    library = tmp_path / "python" / "lib" / "python3.11"
+    checkout.python("python3.12", "3.12.11", folder=tmp_path / "python" / "bin")
+    library = tmp_path / "python" / "lib" / "python3.12"
     library.mkdir(parents=True)
     (library / "_sysconfigdata__linux_x86_64-linux-gnu.py").write_text(SETTINGS)
     archive = tmp_path / "mirror" / ARCHIVE
@@ -59,7 +59,7 @@ def mirror(checkout: Checkout, tmp_path: Path) -> dict[str, str]:
         "build": "20250317",
     }
     releases = tmp_path / "releases.json"
-    releases.write_text(json.dumps({"cpython-3.11.11-linux-x86_64-gnu": release}))
+    releases.write_text(json.dumps({"cpython-3.12.11-linux-x86_64-gnu": release}))
     return {
         "UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}/mirror",
         "UV_PYTHON_DOWNLOADS_JSON_URL": str(releases),
@@ -70,15 +70,15 @@ def mirror(checkout: Checkout, tmp_path: Path) -> dict[str, str]:
 def test_the_mirror_is_asked(
     checkout: Checkout, uv: Path, mirror: dict[str, str], is_on_path: bool
 ):
-    checkout.python("python3", "3.12.3")
+    checkout.python("python3", "3.14.3")
     if is_on_path:
         (checkout.programs / "uv").symlink_to(uv)
     printed = checkout.setup(UV_OF_PYPI=str(uv), **mirror)
-    assert "fetches Python 3.11 into" in printed and "this failed" not in printed
+    assert "fetches Python 3.12 into" in printed and "this failed" not in printed
     # uv adds a link without the last number.
-    fetched = re.search(r"of Python 3\.11\.11 \((.*)\)", printed).group(1)
-    folder = checkout.root / ".python" / "cpython-3.11.11-linux-x86_64-gnu"
-    assert Path(fetched).resolve() == folder / "bin" / "python3.11"
+    fetched = re.search(r"of Python 3\.12\.11 \((.*)\)", printed).group(1)
+    folder = checkout.root / ".python" / "cpython-3.12.11-linux-x86_64-gnu"
+    assert Path(fetched).resolve() == folder / "bin" / "python3.12"
     first = [] if is_on_path else ["environment", "uv-from-PyPI"]
     assert checkout.calls() == [*first, *EVERY_STEP]
     assert not list((checkout.root.parent).glob(".local/bin/*"))

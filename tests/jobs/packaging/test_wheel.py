@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from checkout_copy import ROOT, SUBPACKAGES, copy_checkout, run
 
 pytestmark = pytest.mark.matrix
 DATA = (".cu", ".cuh", ".cc", ".h")
-LIBRARIES = ("_gloo_address", "_keymap", "_native")
+TENSORFLOW = version("tensorflow")
+LIBRARIES = ("_gloo_address.so", "_keymap.so", f"_native.tensorflow-{TENSORFLOW}.so")
 
 
 def build_wheel(source: Path, target: Path) -> Path:
@@ -54,8 +56,7 @@ def package_files(wheel: Path) -> list[str]:
 
 def files_of(checkout: Path) -> list[str]:
     """Lists the files that a wheel must hold: those of the four folders, and three libraries."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    names = [f"collective/ops/{library}{suffix}" for library in LIBRARIES]
+    names = [f"collective/ops/{library}" for library in LIBRARIES]
     names.append("collective/py.typed")
     for directory, _, files in os.walk(checkout / "collective"):  # links not followed
         for file in files:

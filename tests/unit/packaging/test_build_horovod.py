@@ -114,7 +114,7 @@ def test_all_that_is_missing_is_said_at_once(
     version = "{}.{}".format(*sys.version_info)
     assert capsys.readouterr().err == (
         "build_horovod: missing: TensorFlow, g++, make, the venv module of Python. To install: "
-        f"pip install 'tensorflow>=2.15.1,<2.16'; apt-get install g++ make python{version}-venv\n"
+        f"pip install 'tensorflow>=2.15.1,<2.22'; apt-get install g++ make python{version}-venv\n"
     )
     assert builds.commands == []
 

@@ -21,7 +21,8 @@ CONTEXT = BuildContext(ROOT)
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / "tools" / "pins" / name).read_text(encoding="utf-8").splitlines()
+    path = ROOT / "tools" / "pins" / "tensorflow2.15" / name
+    lines = path.read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
@@ -38,7 +39,7 @@ def compose() -> dict:
 # Pins.
 
 
-def test_the_python_of_the_image_is_the_newest_that_set_up_supports():
+def test_the_python_of_the_image_is_the_newest_that_its_tensorflow_has():
     installed = " ".join(run.text for run in DOCKERFILE.stages["base"].all("RUN"))
     newest = max(tuple(map(int, name.split("."))) for name in supported())
     assert re.findall(r"\bpython(\d+\.\d+)\b", installed) == [".".join(map(str, newest))]
@@ -48,7 +49,7 @@ def test_the_python_of_the_image_is_the_newest_that_set_up_supports():
 
 def supported() -> list[str]:
     setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
-    return re.search(r"readonly SUPPORTED='(.*)'", setup)[1].split()
+    return re.search(r"\[2\.15\]='(3\..*?)'", setup)[1].split()
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -250,7 +251,7 @@ def test_two_containers_are_two_hosts():
         "train.log",
         "tests/conftest.py",
         "collective/__pycache__/strategy.cpython-311.pyc",
-        "ops/_native.cpython-311-x86_64-linux-gnu.so",
+        "ops/_native.tensorflow-2.21.0.so",
         "modelzoo/census_income/.pytest_cache/x",
         "collective.egg-info/PKG-INFO",
         "tools/pin.sh",
