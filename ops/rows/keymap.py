@@ -29,7 +29,7 @@ def _library() -> Any:
     path = Path(__file__).resolve().parents[1] / "_keymap.so"
     if not path.exists():
         raise ImportError(
-            f"dynamic tables need the compiled key map, and {path.parent} has none. `make setup` in "
+            f"dynamic tables need the compiled key map, and {path} does not exist. `make setup` in "
             "a checkout builds it (or python setup.py build_ext --inplace); an installed package "
             "has it."
         )
