@@ -24,7 +24,7 @@ def shuffled(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray
         int64, from 0, below `size`; each once.
     """
     # Its numbers don't change with NumPy's version.
-    keys = np.random.RandomState([seed, epoch]).randint(0, 2**32, 2 * _ROUNDS, np.uint64)
+    keys = np.random.RandomState([seed, epoch]).randint(0, 2**32, 2 * _ROUNDS, dtype=np.uint64)
     half = max(((size - 1).bit_length() + 1) // 2, 1)
     numbers = _network(places.astype(np.uint64), half, keys)
     outside = numbers >= size

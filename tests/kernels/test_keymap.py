@@ -73,7 +73,7 @@ def unmixed(values: np.ndarray) -> np.ndarray:
     [
         np.arange(30000),
         np.arange(30000) * 2**40,
-        np.arange(30000) - 2**63,
+        np.arange(30000) + np.iinfo(np.int64).min,
         np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 100000),
         np.zeros(1000),
         # all in the first bucket, and of one tag

@@ -74,7 +74,7 @@ def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
             by_option["l2_weight_threshold"] = all_keys[small], store.places(small)
         if policy.steps_to_live is not None and used is not None:
             is_old = (used <= global_step(session) - policy.steps_to_live) & ~is_small
-            spared = _share(policy.keep_at_least or 0) - np.count_nonzero(~(is_old | is_small))
+            spared = _share(policy.keep_at_least or 0) - int(np.count_nonzero(~(is_old | is_small)))
             old = _all_but_latest(is_old, spared, used, all_keys)
             by_option["steps_to_live"] = all_keys[old], store.places(old)
         evicted[table.op.name] = _remove(session, table, by_option)

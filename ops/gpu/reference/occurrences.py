@@ -18,7 +18,7 @@ def occurrences(
     )
     longs: list[tuple[int, int, int]] = []
     pieces: list[tuple[int, int, int]] = []
-    for row in np.flatnonzero(np.diff(offsets) > LONG):
+    for row in np.flatnonzero(np.diff(offsets) > LONG).tolist():
         firsts = np.arange(offsets[row], offsets[row + 1], PIECE)
         longs.append((row, len(pieces), len(firsts)))
         pieces += [(row, first, min(first + PIECE, offsets[row + 1])) for first in firsts]
