@@ -16,7 +16,7 @@ import collective  # noqa: E402
 
 # loaded only when it is asked for
 LOADED = [getattr(collective, name) for name in dir(collective)]
-LOADED += [tf.estimator.Estimator, tf.train.MonitoredTrainingSession]
+LOADED += [collective.estimator.Estimator, tf.train.MonitoredTrainingSession]
 del os.environ["OPENBLAS_NUM_THREADS"], os.environ["OMP_NUM_THREADS"]
 
 THREADS = len(os.listdir("/proc/self/task"))
