@@ -2,6 +2,7 @@
 # Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
 #
 #   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
+#   tools/setup.sh --without-horovod    the same, less Horovod: enough for CPU ranks of one host, and quiet
 #   tools/setup.sh --dependencies       all but this checkout, for an image's layers: only tools/ and
 #                                       collective/horovod_source.py are needed
 #   tools/setup.sh --versions           lists each supported TensorFlow and Python, and where the Python is found:
@@ -20,7 +21,7 @@
 # Where no Python is found that has the TensorFlow, one is fetched into .python of the checkout: by uv or conda where they
 # are there, else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
 #
-# Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that names its
+# Four steps: environment, packages, this package, Horovod. Each leaves a stamp in .venv/.setup that names its
 # ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
 # another TensorFlow, Horovod or GPU setting. A call that is killed while it installs leaves `unfinished`, and the next
 # one starts from an empty .venv. A lock keeps two calls apart, also for two environments, since both build in the
@@ -371,7 +372,7 @@ step() {  # name, description, function: the output goes to a log, which is name
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
 case $mode in
-    '' | --quiet | --dependencies) ;;
+    '' | --quiet | --dependencies | --without-horovod) ;;
     --versions)
         for tensorflow in $RELEASES; do
             for each in ${PYTHONS[$tensorflow]}; do
@@ -381,7 +382,7 @@ case $mode in
         done
         exit
         ;;
-    *) refuse "$mode is no option: there are --quiet, --dependencies and --versions" ;;
+    *) refuse "$mode is no option: there are --quiet, --without-horovod, --dependencies and --versions" ;;
 esac
 case $folder in
     /* | *..*) refuse "VENV=$folder is no folder in this checkout: name one, like .venvs/3.10, or leave VENV unset" ;;
@@ -447,12 +448,13 @@ declare -A key=(
     [packages]=$(hash_of "${pin_files[@]}")
     [horovod]="$horovod $tensorflow_pin ${horovod_build[*]}"
 )
-steps=(packages horovod)
+steps=(packages)
 if [ "$mode" != --dependencies ]; then
     steps+=(package)
     # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
     key[package]="$tensorflow_pin, by a link $(hash_of "$root/setup.py" "$root"/ops/native/{,gpu/}*.{cc,h} <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 fi
+[ "$mode" = --without-horovod ] || steps+=(horovod)
 
 due=
 if environment_is_due; then
@@ -461,16 +463,13 @@ else
     for name in "${steps[@]}"; do is_done $name || due+=" $name"; done
 fi
 if [ -z "$due" ]; then
-    [ "$mode" = --quiet ] || say "$folder is up to date (TensorFlow $tensorflow, Python $version, ${horovod/==/ }, GPU=$gpu)"
+    case $mode in --quiet | --without-horovod) exit ;; esac
+    say "$folder is up to date (TensorFlow $tensorflow, Python $version, ${horovod/==/ }, GPU=$gpu)"
     exit
 fi
-case $due in
-    *horovod*)
-        check_compiler
-        [ "$gpu" = 0 ] || check_cuda
-        refuse_if_lacking
-        ;;
-esac
+case "$due " in *' package '* | *' horovod '*) check_compiler ;; esac
+case "$due " in *' horovod '*) [ "$gpu" = 0 ] || check_cuda ;; esac
+refuse_if_lacking
 case $due in
     *environment*)
         [ ! -f "$state/unfinished" ] || say 'the last set-up did not finish: starting again'
@@ -488,6 +487,10 @@ echo "$told" >"$state/PYTHON"
 echo "$gpu" >"$state/GPU"
 step environment "a virtual environment of Python $release ($interpreter)" make_environment
 step packages "packages: $tensorflow_pin and what goes with it (one to three minutes)" install_packages
+[ "$mode" = --dependencies ] || step package 'this package, to be used where it lies (a minute)' install_package
+if [ "$mode" = --without-horovod ]; then
+    say "done in $SECONDS s: $folder has TensorFlow $tensorflow, Python $version, GPU=$gpu; make setup adds Horovod"
+    exit
+fi
 step horovod "$horovod, built against $tensorflow_pin (2 to 5 minutes on two cores)" build_horovod
-[ "$mode" = --dependencies ] || step package 'this package, to be used where it lies' install_package
 say "done in $SECONDS s: $folder has TensorFlow $tensorflow, Python $version, ${horovod/==/ }, GPU=$gpu"

@@ -157,6 +157,15 @@ def _apply_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -
     return applied
 
 
+def _apply_keras_3(
+    original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """Replaces the function by which every optimizer of Keras 3 updates; it trains in no graph."""
+    if _WATCH.is_active:
+        raise RuntimeError(_words(trainable_variables or optimizer.variables))
+    return original(optimizer, grads, trainable_variables)
+
+
 def _run(original: Any, session: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
     _check(session.graph, fetches)
     return original(session, fetches, *args, **kwargs)
@@ -196,6 +205,7 @@ REPLACED = (
             ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2.apply_gradients"),
         )
     ),
+    Replaced("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _apply_keras_3, APART),
     Replaced("horovod.common.basics", "HorovodBasics.init", _start_horovod, ITS_OWN),
 )
 # Replaced only once a script has made an update outside of scope() in a graph.

@@ -43,7 +43,7 @@ from collective.launch.command_line.host_options import HostList, HostOptions
 from collective.launch.planning.devices import NO_GPUS, driver_gpus, visible_gpus
 from collective.launch.planning.machine import available_cores, memory_bytes, shared_memory_bytes
 
-_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 11)
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 13)
 _IMPORT_TIMEOUT = 180  # seconds
 
 # This describes the package, not the machine: it says nothing about a GPU.
@@ -62,7 +62,7 @@ _OPTIONAL = {
     "pyarrow": ("import pyarrow.parquet; import pyarrow as module; facts = {}", "pyarrow>=14,<22"),
     "tensorflow_datasets": (
         "import tensorflow_datasets as module; module.core.BuilderConfig; facts = {}",
-        "tensorflow-datasets>=4.9,<4.10' 'protobuf<5' 'tensorflow-metadata<1.18",
+        "collective-strategy[datasets]",
     ),
 }
 _CUPY = "import cupy as module; facts = {}"
@@ -252,7 +252,7 @@ def _check_way(addresses: Sequence[str], hosts: HostOptions) -> list[Finding]:
 def _check_python(required: list[str]) -> None:
     _show("Python", f"{platform.python_version()} ({sys.executable})")
     if not _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
-        required.append("Python 3.9, 3.10 or 3.11; `make setup` looks for the newest of them")
+        required.append("a Python from 3.9 to 3.13; `make setup` looks for the newest of them")
 
 
 def _check_packages(required: list[str], recommended: list[str], has_gpus: bool) -> None:

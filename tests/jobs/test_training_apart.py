@@ -31,7 +31,10 @@ model.compile(OPTIMIZER, "mse")
 """
 FIT = "model.fit(x, y, verbose=0)\n"
 KERAS = MODEL.replace("OPTIMIZER", "'adam'")
-OLD = MODEL.replace("OPTIMIZER", "tf.keras.optimizers.legacy.Adam()")
+# Read by TensorFlow 2.16 and newer, whose tf.keras is Keras 3 without it.
+OLD = "os.environ['TF_USE_LEGACY_KERAS'] = '1'\n" + MODEL.replace(
+    "OPTIMIZER", "tf.keras.optimizers.legacy.Adam()"
+)
 IN_SCOPE = """
 from collective import CollectiveStrategy
 with CollectiveStrategy().scope():
@@ -46,7 +49,8 @@ BY_TAPE = TAPE.replace(
     "STEP", "OPTIMIZER.apply_gradients(grads_and_vars=zip(tape.gradient(loss, [v]), [v]))"
 )
 ESTIMATOR = """
-estimator = tf.estimator.LinearRegressor([tf.feature_column.numeric_column("x")])
+import collective.estimator
+estimator = collective.estimator.LinearRegressor([tf.feature_column.numeric_column("x")])
 data = lambda: tf.data.Dataset.from_tensors(({"x": [1.0]}, [1.0])).repeat(3)
 estimator.train(data, steps=3)
 """

@@ -84,7 +84,7 @@ echo conda >>"$CALLS"
 [ "$1 $2 $3 $5 $6 $7" = "create --yes --prefix --channel conda-forge python=3.12" ] || exit 2
 mkdir -p "$4/bin" && cp "${CONDA_MIRROR:?no channel can be reached}/python3.12" "$4/bin"
 """
-EVERY_STEP = ["environment", "packages", "horovod", "package"]
+EVERY_STEP = ["environment", "packages", "package", "horovod"]
 
 
 class Checkout:

@@ -216,7 +216,8 @@ def test_an_unknown_option(checkout: Checkout):
     checkout.python("python3.11", "3.11.7")
     printed = checkout.setup("--silent", expected=2)
     assert printed == (
-        "setup: --silent is no option: there are --quiet, --dependencies and --versions\n"
+        "setup: --silent is no option: there are --quiet, --without-horovod, --dependencies and "
+        "--versions\n"
     )
     assert checkout.calls() == []
 

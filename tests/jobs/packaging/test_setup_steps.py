@@ -45,7 +45,7 @@ def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(read
     "file, old, new, steps",
     [
         (PINS, "ruff==", "ruff==9.", ["packages"]),
-        (PINS, "tensorflow==2.21.0", "tensorflow==2.21.1", ["packages", "horovod", "package"]),
+        (PINS, "tensorflow==2.21.0", "tensorflow==2.21.1", ["packages", "package", "horovod"]),
         (PINS, "horovod==0.28.1", "horovod==0.28.2", ["packages", "horovod"]),
         ("tools/pins/tensorflow2.21/python3.10.txt", "ruff==", "ruff==9.", []),
         ("tools/pins/tensorflow2.15/python3.11.txt", "ruff==", "ruff==9.", []),
@@ -73,8 +73,8 @@ def test_only_what_depends_on_a_change_is_repeated(
     [
         ("environment", EVERY_STEP),
         ("packages", EVERY_STEP),
-        ("horovod", ["horovod", "package"]),
-        ("package", ["package"]),
+        ("package", ["package", "horovod"]),
+        ("horovod", ["horovod"]),
     ],
 )
 def test_a_step_that_fails_names_its_log_and_is_resumed(
@@ -101,7 +101,7 @@ def test_a_step_that_fails_names_its_log_and_is_resumed(
     [
         ("environment", EVERY_STEP),
         ("packages", EVERY_STEP),
-        ("horovod", ["horovod", "package"]),
+        ("horovod", ["horovod"]),
     ],
 )
 def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repeated: list[str]):
@@ -123,7 +123,7 @@ def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repea
 
 @pytest.mark.parametrize(
     "step, repeated",
-    [("packages", EVERY_STEP), ("horovod", ["horovod", "package"]), ("package", ["package"])],
+    [("packages", EVERY_STEP), ("package", ["package", "horovod"]), ("horovod", ["horovod"])],
 )
 def test_a_set_up_that_is_interrupted_says_so_in_a_line(
     checkout: Checkout, step: str, repeated: list[str]
@@ -257,8 +257,19 @@ def test_dependencies_alone_need_only_tools_and_the_build_of_horovod(checkout: C
     checkout.python("python3.11", "3.11.7")
     printed = checkout.setup("--dependencies")
     assert "No such file" not in printed
-    assert checkout.calls() == EVERY_STEP[:-1]
+    assert checkout.calls() == ["environment", "packages", "horovod"]
     assert "up to date" in checkout.setup("--dependencies")
+    assert checkout.calls() == []
+
+
+def test_a_training_on_this_host_does_not_wait_for_horovod(checkout: Checkout):
+    checkout.python("python3.11", "3.11.7")
+    assert "make setup adds Horovod" in checkout.setup("--without-horovod")
+    assert checkout.calls() == ["environment", "packages", "package"]
+    assert checkout.setup("--without-horovod") == ""
+    checkout.setup()
+    assert checkout.calls() == ["horovod"]
+    assert checkout.setup("--without-horovod") == ""
     assert checkout.calls() == []
 
 
