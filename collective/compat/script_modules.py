@@ -193,6 +193,7 @@ class Installation:
     def _begin(self) -> None:
         import tensorflow.compat.v1 as tf
 
+        from collective.tensorflow_internals import estimators  # noqa: F401 (tf.estimator)
         from collective.tensorflow_internals.graphs import deprecation
 
         # All of version 1 is deprecated; a script that asks for it needn't be told.
@@ -225,8 +226,6 @@ class Installation:
                 behind.append(find(root + name[len("tensorflow") :]))
             except (AttributeError, ModuleNotFoundError):
                 continue
-        if name == "tensorflow.estimator" and not behind:  # as from TensorFlow 2.16 on
-            behind.append(find("collective.tensorflow_internals.estimators.api"))
         return behind
 
     def _import_for_scripts(

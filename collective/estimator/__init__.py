@@ -1,9 +1,10 @@
 """Lets `tf.estimator.Estimator` work on all ranks, and has its API next to every TensorFlow.
 
-TensorFlow has no `tf.estimator` from 2.16 on. `collective.estimator` has its names for scripts of
-any version, such as `EstimatorSpec`, `ModeKeys`, `TrainSpec`, `EvalSpec`, `Exporter`s and `export`.
-They are those of the package tensorflow-estimator 2.15 (up to TensorFlow 2.15 `tf.estimator`'s
-own), but `RunConfig` is `collective.RunConfig`. `CollectiveStrategy.estimator` makes an Estimator:
+TensorFlow has no `tf.estimator` from 2.16 on; importing `CollectiveStrategy` gives it one, so that
+scripts run as they are. `collective.estimator` has its names by themselves, such as
+`EstimatorSpec`, `ModeKeys`, `TrainSpec`, `EvalSpec`, `Exporter`s and `export`. They are those of
+the package tensorflow-estimator 2.15 (up to TensorFlow 2.15 `tf.estimator`'s own), but `RunConfig`
+is `collective.RunConfig`. `CollectiveStrategy.estimator` makes an Estimator:
 
     from collective import estimator as estimators
 

@@ -1,4 +1,8 @@
-"""Finds Keras 2 in its package: `keras` next to TensorFlow 2.15, `tf_keras` next to later ones."""
+"""Finds the package of Keras 2 that `tf.keras` is.
+
+Next to TensorFlow 2.15 it is `keras`, and `tf_keras` where TF_USE_LEGACY_KERAS=1 asks for it; next
+to later ones it is `tf_keras`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,14 @@ import importlib
 import os
 from typing import Any
 
-import tensorflow as tf
+from collective.tensorflow_internals import BRINGS_KERAS_2
 
-# Later ones bring Keras 3 as `keras`.
-PACKAGE = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
-if PACKAGE == "tf_keras":
-    # Else `tf.keras`, and `tf.compat.v1.layers` with it, would be Keras 3's.
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+_IS_ASKED_FOR = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
+PACKAGE = "keras" if BRINGS_KERAS_2 and not _IS_ASKED_FOR else "tf_keras"
 
 # What Keras 3's models, metrics and optimizers call in a script: (class, method).
 KERAS_3: tuple[tuple[Any, str], ...] = ()
-if PACKAGE == "tf_keras":
+if not BRINGS_KERAS_2:
     keras_3 = importlib.import_module("keras")
     KERAS_3 = (
         (keras_3.layers.Layer, "__call__"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -26,6 +27,34 @@ except NotImplementedError as error:
     print(error)
 keras.layers.Dense(1)
 """
+
+
+# Next to TensorFlow 2.15 tf_keras is a second package of Keras 2; later it is what tf.keras is.
+MIXED = """
+import tf_keras
+import tensorflow.compat.v1 as tf
+from collective import CollectiveStrategy
+
+with CollectiveStrategy().scope(), tf.Graph().as_default():
+    tf.keras.layers.Dense(1)(tf.placeholder(tf.float32, [None, 4]))
+    tf_keras.layers.Dense(1)(tf.placeholder(tf.float32, [None, 4]))
+    assert tf.keras.layers.Layer is tf_keras.layers.Layer
+"""
+
+
+@pytest.mark.parametrize("legacy", ["", "1"])
+def test_two_packages_of_keras_2_are_refused_in_a_scope(legacy: str):
+    done = subprocess.run(
+        [sys.executable, "-c", MIXED],
+        env={**os.environ, "TF_USE_LEGACY_KERAS": legacy or "0"},
+        capture_output=True,
+        text=True,
+    )
+    if legacy:
+        assert done.returncode == 0, done.stderr[-3000:]
+    else:
+        assert done.returncode == 1 and "TF_USE_LEGACY_KERAS=1" in done.stderr, done.stderr[-3000:]
+        assert "tf_keras" in done.stderr.splitlines()[-1]
 
 
 def test_its_refusal_says_what_to_use():
