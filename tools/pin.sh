@@ -19,12 +19,12 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # What the extra `datasets` says of a Python goes for the oldest TensorFlow that it has.
-datasets=(tensorflow-datasets'>=4.9,<4.10' 'tensorflow-metadata>=1.21') constraints=()
-if [ "$release" = 2.15 ]; then
-    datasets=(tensorflow-datasets'>=4.9,<4.10' 'tensorflow-metadata<1.18')
-    # TensorFlow 2.15's CUDA packages are those of 12.2, and name no NVRTC.
-    constraints=('nvidia-cuda-nvrtc-cu12<12.3')
-fi
+datasets=(tensorflow-datasets'>=4.9,<4.10' 'tensorflow-metadata>=1.21')
+[ "$release" != 2.15 ] || datasets=(tensorflow-datasets'>=4.9,<4.10' 'tensorflow-metadata<1.18')
+# NVRTC and its headers are of the CUDA that TensorFlow was built with.
+newer=12.6
+[ "$release" != 2.15 ] || newer=12.3
+constraints=("nvidia-cuda-nvrtc-cu12<$newer" "nvidia-cuda-runtime-cu12<$newer")
 printf '%s\n' "tensorflow==$release.*" "${constraints[@]}" >"$scratch/constraints"
 
 resolve() {  # requirements -> sorted name==version lines

@@ -90,7 +90,7 @@ with strategy.scope(), tf.Graph().as_default():
     train = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(rows))
     with tf.train.MonitoredTrainingSession("") as session:
         session.run(train)
-        print("rank", strategy.rank(), "of", strategy.size(), "has trained", flush=True)
+        print("rank", strategy.rank(), "of", strategy.world_size(), "has trained", flush=True)
 '
 
 # The wheel comes from a folder, not from an index: all else that it requires is fetched.
