@@ -18,14 +18,14 @@
 #
 # An environment remembers its TENSORFLOW, PYTHON and GPU until they are given again.
 #
-# Where no Python is found that has the TensorFlow, one is fetched into .python of the checkout: by uv or conda where they
-# are there, else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
+# Where no Python is found that has the TensorFlow, one is fetched into .python of the checkout: by uv or conda where
+# they are there, else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
 #
 # Four steps: environment, packages, this package, Horovod. Each leaves a stamp in .venv/.setup that names its
 # ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
-# another TensorFlow, Horovod or GPU setting. A call that is killed while it installs leaves `unfinished`, and the next
-# one starts from an empty .venv. A lock keeps two calls apart, also for two environments, since both build in the
-# checkout. Processes that a killed call leaves running hold the lock to their end.
+# another TensorFlow, Horovod, GPU setting or edit of its source. A call that is killed while it installs leaves
+# `unfinished`, and the next one starts from an empty .venv. A lock keeps two calls apart, also for two environments,
+# since both build in the checkout. Processes that a killed call leaves running hold the lock to their end.
 set -euo pipefail
 
 # Each TensorFlow that is tested whole, the newest first, and its Pythons, the newest first.
@@ -446,7 +446,7 @@ hash_of() { cat "$@" | sha256sum; }
 declare -A key=(
     [environment]=$(environment_key)
     [packages]=$(hash_of "${pin_files[@]}")
-    [horovod]="$horovod $tensorflow_pin ${horovod_build[*]}"
+    [horovod]="$horovod $tensorflow_pin ${horovod_build[*]} $(hash_of "$root/collective/horovod_source.py")"
 )
 steps=(packages)
 if [ "$mode" != --dependencies ]; then

