@@ -8,7 +8,7 @@ python = $(VENV)/bin/python
 .PHONY: help setup ready ready-to-train train bench overhead test test-matrix test-all test-versions wheel docs image image-check format lint clean
 
 # What they said once, set-up remembers.
-export TENSORFLOW PYTHON GPU VENV
+export TENSORFLOW PYTHON GPU VENV FOR
 
 help:  ## List the targets
 	@echo 'make TARGET [NAME=value ...]'
@@ -53,7 +53,7 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
 
-wheel: ready  ## Build dist/collective_strategy-*.whl with the compiled operations, and try it in a fresh environment
+wheel:  ## Build dist/collective_strategy-*.whl for every Python and TensorFlow (FOR="2.21.0 ..."), and try it (25 minutes)
 	@tools/wheel.sh
 
 docs: ready  ## Build the site of the documentation in build/docs; fails where a link or a name is wrong
