@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# TensorFlow registers these plugins twice; without a GPU it never uses them.
+# TensorFlow 2.15 registers plugins twice; without a GPU it never uses them. Newer ones look for a
+# GPU, and what they log before their log is set up ignores TF_CPP_MIN_LOG_LEVEL.
 _NOISE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E external/local_xla/xla/stream_executor/cuda/"
     r"cuda_(?:dnn|fft|blas)\.cc:\d+\] Unable to register (cuDNN|cuFFT|cuBLAS) factory: "
     r"Attempting to register factory for plugin \1 when one has already been registered"
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    r"|I0000 00:00:\d+\.\d+ +\d+ \S+:\d+\] .*"
+    r"|E0000 00:00:\d+\.\d+ +\d+ cuda_platform\.cc:\d+\] failed call to cuInit: .*"
 )
 _WARNING = re.compile(
     # warnings.warn
@@ -58,6 +62,7 @@ _MAY_LOSE_A_PEER = re.compile(r"[\w.]*\.errors_impl\.(?:Unknown|Aborted|Cancelle
 # A piece of output without any of these needs no closer look.
 _REMARKABLE = (
     b"Unable to register",
+    b"0000 00:00:",
     b"Warning: ",
     b"WARNING:",
     b": W ",
@@ -67,8 +72,9 @@ _REMARKABLE = (
     b"Error in",
     b"Process ",
 )
-# An unfinished line that may become noise: it begins with a year, as far as it goes.
-_NOISE_START = re.compile(rb"\d{1,4}$|\d{4}-")
+# An unfinished line that may become noise: it begins with a year or as absl's lines do, as far as
+# it goes.
+_NOISE_START = re.compile(rb"\d{1,4}$|\d{4}-|[IE]0{0,3}$|[IE]0000|WARNING: All")
 
 
 def is_noise(line: str) -> bool:

@@ -73,6 +73,20 @@ def test_noise_is_left_out_where_there_is_no_gpu(ranks, size):
     assert job.take() == "[0] before\n[0] after\n"
 
 
+def test_what_newer_tensorflow_logs_before_its_log_is_set_up_is_noise(ranks):
+    """As TensorFlow 2.21 writes it on a machine without a GPU, whatever TF_CPP_MIN_LOG_LEVEL is."""
+    job = ranks(2)
+    absl = b"%c0000 00:00:1795792430.211670    8251 "
+    job.write(
+        1,
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        + (absl % b"I" + b"port.cc:153] oneDNN custom operations are on.\n")
+        + (absl % b"E" + b"cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error\n")
+        + (absl % b"E" + b"elsewhere.cc:52] out of memory\n"),
+    )
+    assert job.take() == f"[1] {(absl % b'E').decode()}elsewhere.cc:52] out of memory\n"
+
+
 @pytest.mark.parametrize(
     "line",
     [
