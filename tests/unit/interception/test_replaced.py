@@ -48,11 +48,13 @@ def replaced():
 
 def replaced_before_scopes():
     for row in (*training_apart.REPLACED, *training_apart.REPLACED_RUNS):
-        package = row.module.partition(".")[0]
-        if package in ("keras", "tf_keras") and package != keras.PACKAGE:
-            continue  # another TensorFlow's Keras 2
-        owner = importlib.import_module(row.module)
-        original = functools.reduce(getattr, row.name.split("."), owner)
+        try:
+            owner = importlib.import_module(row.module)
+            original = functools.reduce(getattr, row.name.split("."), owner)
+        except (AttributeError, ModuleNotFoundError):
+            if row.module.partition(".")[0] in ("keras", "tf_keras"):
+                continue  # of a Keras that another TensorFlow has
+            raise
         parameters = inspect.signature(original, follow_wrapped=False).parameters.values()
         names = ", ".join(
             str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
