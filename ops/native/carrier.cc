@@ -587,11 +587,5 @@ COLLECTIVE_CARRIER_EXPORT int64_t collective_mailbox_bytes() {
   return mailbox == nullptr ? 0 : static_cast<int64_t>(mailbox->arena_bytes());
 }
 
-// Returns how many messages waited for room of which this rank wasn't told, for tests.
-COLLECTIVE_CARRIER_EXPORT int64_t collective_mailbox_unheard() {
-  Mailbox* mailbox = Mailbox::Get();
-  return mailbox == nullptr ? 0 : mailbox->unheard();
-}
-
 }  // namespace carrier
 }  // namespace collective

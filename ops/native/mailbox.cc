@@ -468,7 +468,6 @@ void Mailbox::RingBell(int rank) {
 void Mailbox::Pump(bool always, Events* events) {
   const uint32_t bell = Page(rank_)->bell.load();
   if (bell == seen_ && !always) return;
-  const bool rung = bell != seen_;
   seen_ = bell;
   for (int to = 0; unsent_count_ > 0 && to < ranks_; ++to) {
     size_t sent = 0;
@@ -476,7 +475,6 @@ void Mailbox::Pump(bool always, Events* events) {
     while (sent < unsent.size() && (lost_[to] || Put(to, unsent[sent]))) ++sent;
     unsent.erase(unsent.begin(), unsent.begin() + sent);
     unsent_count_ -= static_cast<int>(sent);
-    if (!rung && !lost_[to]) unheard_ += sent;
   }
   for (int from = 0; from < ranks_; ++from) {
     if (from == rank_) continue;

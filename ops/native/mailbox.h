@@ -136,8 +136,6 @@ class Mailbox {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   uint64_t arena_bytes() const { return arena_size_; }
-  // Returns how many messages had room in a ring without a report of it; for tests.
-  int64_t unheard() const { return unheard_; }
 
   // Sends an exchange's parcels, and waits some microseconds for the others'. `finish` may be
   // called before this returns, or later. Returns why it couldn't be sent; empty if it was.
@@ -240,7 +238,6 @@ class Mailbox {
   std::map<Key, std::vector<std::pair<int, Message>>> early_;
   std::vector<std::vector<Message>> unsent_;  // By rank: messages for which its ring had no room.
   int unsent_count_ = 0;
-  std::atomic<int64_t> unheard_{0};
   std::unordered_map<uint64_t, std::pair<std::string, uint64_t>> names_;  // Name, next sequence.
   std::map<uint64_t, uint64_t> free_;                                     // Place -> bytes.
   std::vector<std::pair<uint64_t, uint64_t>> lent_;  // (Place, bytes) of blocks in use by readers.
