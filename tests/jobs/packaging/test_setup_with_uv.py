@@ -50,7 +50,7 @@ def mirror(checkout: Checkout, tmp_path: Path) -> dict[str, str]:
         "os": "linux",
         "libc": "gnu",
         "major": 3,
-        "minor": 11,
+        "minor": 12,
         "patch": 11,
         "prerelease": "",
         "url": f"{RELEASES}/{ARCHIVE.replace('+', '%2B')}",
