@@ -41,14 +41,7 @@ def training_of_all_ranks(
         yield from np.split(global_batch, ranks)
 
 
-def evaluation(rows: int, batch: int, rank: int, ranks: int) -> Iterator[np.ndarray]:
-    """Yields this rank's share of each of `evaluation_steps` batches, which hold every row once.
-
-    All ranks get equally many; the last ones may be shorter, even empty.
-    """
+def evaluation(rows: int, batch: int) -> Iterator[np.ndarray]:
+    """Yields the numbers of the rows of each batch, which hold every row once, in their order."""
     for start in range(0, rows, batch):
-        yield np.array_split(np.arange(start, min(start + batch, rows)), ranks)[rank]
-
-
-def evaluation_steps(rows: int, batch: int) -> int:
-    return -(-rows // batch)
+        yield np.arange(start, min(start + batch, rows))

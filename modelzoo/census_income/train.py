@@ -27,7 +27,7 @@ from common.checkpoints import trained_steps
 
 # To TensorFlow 2, half of a session script is deprecated.
 tf.logging.set_verbosity(tf.logging.ERROR)
-EVALUATION_BATCH = 4096  # of all ranks together
+EVALUATION_BATCH = 4096
 
 
 def main() -> None:
@@ -59,8 +59,8 @@ def main() -> None:
             len(train), chosen.batch_size, steps, chosen.seed, rank, ranks, finished
         )
 
-    def test_batches():  # (*) this rank's share
-        return batches.evaluation(len(test), EVALUATION_BATCH, rank, ranks)
+    def test_batches():  # all of them on every rank: the test data are small
+        return batches.evaluation(len(test), EVALUATION_BATCH)
 
     with strategy.scope(), tf.Graph().as_default():  # (*)
         tf.set_random_seed(chosen.seed)
@@ -86,15 +86,9 @@ def main() -> None:
                         progress.step(step_loss)
                 except tf.errors.OutOfRangeError:
                     pass  # the batches are used up, on every rank after the same step
-            # Every rank makes as many runs, even where its last share is empty: a run is a matter
-            # of all ranks. (*)
-            logits = [
-                session.run(test_logits)
-                for _ in range(batches.evaluation_steps(len(test), EVALUATION_BATCH))
-            ]
+            logits = np.concatenate([session.run(test_logits) for _ in test_batches()])
         plan = strategy.plan() if finished < steps else None
 
-    logits = gather(np.concatenate(logits), len(test), rank, ranks)  # (*)
     auc, accuracy = metrics.auc(test.label, logits), metrics.accuracy(test.label, logits)
     report(f"test AUC {auc:.4f}  accuracy {accuracy:.4f}  ({len(test)} rows)")
     report("\n".join(overview.lines(plan, chosen.batch_size, auc, reference)))
@@ -105,20 +99,6 @@ def main() -> None:
             chosen.checkpoint_dir,
             lambda: serving.signature(strategy, encoder, chosen.dim),
         )
-
-
-def gather(logits: np.ndarray, rows: int, rank: int, ranks: int) -> np.ndarray:
-    """Collects all ranks' predictions, in the order of the rows."""
-    if ranks == 1:
-        return logits
-    import horovod.tensorflow as hvd
-
-    logits_in_order = np.empty(rows, np.float32)
-    with tf.device("/CPU:0"):
-        for other, share in enumerate(hvd.allgather_object(logits, name="test_logits")):
-            batches_of_other = batches.evaluation(rows, EVALUATION_BATCH, other, ranks)
-            logits_in_order[np.concatenate(list(batches_of_other))] = share
-    return logits_in_order
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main() -> None:
         return labelled(input_pipeline.dataset(train, training_batches))
 
     def test_batches():
-        return batches.evaluation(len(test), EVALUATION_BATCH, 0, 1)
+        return batches.evaluation(len(test), EVALUATION_BATCH)
 
     def test_input():
         return labelled(input_pipeline.dataset(test, test_batches))
