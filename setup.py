@@ -90,6 +90,7 @@ def description():
 
 
 def tensorflow():
+    """Imports the TensorFlow against which the operations are compiled."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow as tf

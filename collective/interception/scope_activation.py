@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
-from importlib import metadata
 
 from collective.checkpoint.saving import ownership
 from collective.coordination.preemption import PREEMPTION
@@ -20,7 +18,7 @@ from collective.options import ScopeOptions
 from collective.profiling import profiler
 from collective.scope import SCOPES
 from collective.tables import grouping
-from collective.tensorflow_internals import keras
+from collective.wrappers import keras
 
 _determinism = Determinism()
 _patches = Patches(PATCHES)
@@ -39,23 +37,8 @@ def warn_of_missing_operations() -> None:
         )
 
 
-def _refuse_another_keras() -> None:
-    """Refuses a second package of Keras 2, whose layers and optimizers nothing would replace.
-
-    Raises:
-        ImportError: `tf_keras` is imported, and isn't what `tf.keras` is.
-    """
-    if keras.PACKAGE != "tf_keras" and "tf_keras" in sys.modules:
-        raise ImportError(
-            "this script imports tf_keras, and tf.keras is another package here, keras "
-            f"{metadata.version('keras')}: in scope() ranks would not share what tf_keras makes. "
-            "Import tensorflow.keras instead of tf_keras everywhere, or set TF_USE_LEGACY_KERAS=1, "
-            "which makes tf_keras what tf.keras is."
-        )
-
-
 def _open_first() -> None:
-    _refuse_another_keras()
+    keras.refuse_second_package()
     file_systems.register_in_scope()
     _patches.apply()
     rank0_output.quieten()

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Callable
@@ -32,6 +33,7 @@ from collective.tables.updates.slots import Slot
 from collective.tables.variable_getter import table_getter
 from collective.tensorflow_internals.graphs import FuncGraph
 from collective.tensorflow_internals.keras import (
+    PACKAGE,
     DenseFeatures,
     Embedding,
     adadelta,
@@ -176,6 +178,21 @@ def refuse_keras_3(original: Callable[..., Any], made: Any, *args: Any, **kwargs
         "script: tf.keras, with TF_USE_LEGACY_KERAS=1 or CollectiveStrategy imported before the "
         "first use of tf.keras; or `import tf_keras` instead of `import keras`."
     )
+
+
+def refuse_second_package() -> None:
+    """Refuses a second package of Keras 2, whose layers and optimizers nothing would replace.
+
+    Raises:
+        ImportError: `tf_keras` is imported, and isn't what `tf.keras` is.
+    """
+    if PACKAGE != "tf_keras" and "tf_keras" in sys.modules:
+        raise ImportError(
+            "this script imports tf_keras, and tf.keras is another package here, keras "
+            f"{metadata.version('keras')}: in scope() ranks would not share what tf_keras makes. "
+            "Import tensorflow.keras instead of tf_keras everywhere, or set TF_USE_LEGACY_KERAS=1, "
+            "which makes tf_keras what tf.keras is."
+        )
 
 
 def make_train_function(

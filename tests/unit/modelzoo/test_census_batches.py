@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -52,3 +55,11 @@ def test_evaluation_takes_every_row_once_in_order(rows, count):
     taken = list(batches.evaluation(rows, 4096))
     assert len(taken) == count
     np.testing.assert_array_equal(np.concatenate(taken), np.arange(rows))
+
+
+def test_the_example_needs_no_horovod():
+    """`make train` doesn't wait for its build."""
+    folder = Path(batches.__file__).parents[1]
+    for program in [*folder.glob("census_income/*.py"), *folder.glob("common/*.py")]:
+        text = program.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(import|from) horovod", text, re.MULTILINE), program
