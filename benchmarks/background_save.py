@@ -63,7 +63,7 @@ def run_rounds(
                     saver.save(session, str(folder / "blocking"), global_step=i)
                 blocking = time.perf_counter() - start
                 start, blocks, goes_on = time.perf_counter(), 0, True
-                saver.save(session, str(folder / "beside"), global_step=i)
+                saver.save(session, str(folder / "background"), global_step=i)
                 work: Any = state_of_session(session).background_save
                 while goes_on:
                     steps(session)
@@ -71,13 +71,13 @@ def run_rounds(
                     looks = barrier.exchange(session, "is it over", {"over": work.is_over})
                     goes_on = not all(look["over"] for look in looks)
                 checkpoint.wait()
-                beside = time.perf_counter() - start
+                background = time.perf_counter() - start
                 results.append(
                     {
                         "blocking": blocking,
-                        "beside": beside,
+                        "background": background,
                         "steps": blocks * STEPS,
-                        "lost": beside - blocks * usual,
+                        "lost": background - blocks * usual,
                         "step": usual / STEPS,
                         "waited": work.room.waited,
                     }
@@ -115,7 +115,7 @@ def main() -> None:
             print(
                 f"{arguments.megabytes} MB on {strategy.world_size()} ranks: a blocking save takes "
                 f"{median['blocking']:.2f} s ({of_dd / median['blocking']:.2f} of dd's rate); "
-                f"{median['steps']:.0f} steps during one of {median['beside']:.2f} s lose "
+                f"{median['steps']:.0f} steps during one of {median['background']:.2f} s lose "
                 f"{median['lost']:.2f} s, {median['lost'] / median['blocking']:.0%} of it; a step "
                 f"takes {median['step'] * 1e3:.1f} ms else; waited for room: "
                 f"{median['waited']:.2f} s\nbefore: {load_before}; after: {report.machine_load()}"

@@ -73,12 +73,12 @@ def measure_rank(carrier: str, folder: Path, sizes: list[int]) -> None:
     """Times all collectives on one of the ranks, and writes what it measured."""
     import tensorflow.compat.v1 as tf
 
-    from collective.ops.communication import carriers, collectives
+    from collective.ops.communication import carrier_choice, collectives
 
     tf.disable_eager_execution()
     collectives.init()
-    if carriers.in_force() != carrier:
-        raise SystemExit(f"{carrier} can't be had: {carriers.explanation()}")
+    if carrier_choice.in_force() != carrier:
+        raise SystemExit(f"{carrier} can't be had: {carrier_choice.explanation()}")
     milliseconds = {}
     for size in sizes:
         for kind in KINDS:

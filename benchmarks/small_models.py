@@ -63,7 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     strategy = CollectiveStrategy()
     ranks = strategy.world_size()
-    beside = arguments.ranks or ranks
+    job_ranks = arguments.ranks or ranks
     if strategy.rank() == 0:
         print(
             "| dim | hidden | samples | least | median | estimated |\n" + 6 * "|---" + "|",
@@ -72,7 +72,7 @@ def main() -> None:
     for dim, hidden, samples in MODELS:
         times, plan = step_ms(strategy, dim, hidden, samples // ranks, arguments.steps)
         parameters = TABLES * dim * hidden + hidden * hidden + 3 * hidden + 1
-        work = step_estimate.StepWork(beside, 5, TABLES * dim * 4, parameters, samples)
+        work = step_estimate.StepWork(job_ranks, 5, TABLES * dim * 4, parameters, samples)
         estimated = step_estimate.estimate(work)
         if ranks > 1:
             assert plan.estimate == estimated, (plan.estimate, estimated)

@@ -127,7 +127,7 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
     if dynamic:
         counts = tf.stack([table.count() for table in dynamic])
         if ranks > 1:
-            zero = gate.gates_of(tf.get_default_graph()).beside([counts]).zero
+            zero = gate.gates_of(tf.get_default_graph()).of_collective([counts]).zero
             counts = collectives.allgather(counts, collectives.unique_name("embedding_sizes"), zero)
         counts = tf.reshape(counts, [ranks, len(dynamic)])
         sizes.update({table.op.name: counts[:, i] for i, table in enumerate(dynamic)})

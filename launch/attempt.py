@@ -24,7 +24,7 @@ from collective.job import schedulers
 from collective.job.key_value_store import Entry
 from collective.job.milestones import Milestones
 from collective.job.progress_board import ProgressRecord
-from collective.launch.command_line.command import is_interpreter
+from collective.launch.command_line.rank_command import is_interpreter
 from collective.launch.connection.channel import Channel
 from collective.launch.other_hosts.remote_hosts import RemoteHosts
 from collective.launch.output.outcome import CAUSE_DELAY, JobOutcome, RankExit

@@ -13,13 +13,6 @@ from typing import Any, NoReturn
 from collective.job.errors import UsageError
 from collective.job.preempt_signals import signal_number
 from collective.launch import __doc__ as manual
-from collective.launch.command_line.command import (
-    FRAMEWORKS,
-    as_framework,
-    misplaced_option,
-    rank_command,
-    script_of,
-)
 from collective.launch.command_line.dry_run import describe
 from collective.launch.command_line.durations import seconds
 from collective.launch.command_line.host_options import (
@@ -39,6 +32,13 @@ from collective.launch.command_line.option_checks import (
     check_purpose,
     check_used,
     least_ranks,
+)
+from collective.launch.command_line.rank_command import (
+    FRAMEWORKS,
+    as_framework,
+    misplaced_option,
+    rank_command,
+    script_of,
 )
 from collective.launch.command_line.short_help import short_help
 from collective.launch.manifests.options import ManifestOptions, add_options, check_unused

@@ -142,12 +142,12 @@ def measure(
                 ),
                 flush=True,
             )
-    for line in beside_pytorch(rows):
+    for line in compared_with_pytorch(rows):
         print(line, flush=True)
     return rows
 
 
-def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
+def compared_with_pytorch(rows: Sequence[timing.Row]) -> list[str]:
     """Compares the time of each PyTorch row with the time of our own kernels."""
     ms = {row.kernel: row.ms for row in rows}
     pairs = [

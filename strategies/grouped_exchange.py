@@ -141,7 +141,7 @@ def _build(
         gates.checks += checks
         ids = inputs.ids
     else:
-        ids = gates.behind_checks(checks, inputs.ids)
+        ids = gates.after_checks(checks, inputs.ids)
     # 1
     request = _request(group, layout, inputs, ids, kinds, counted, hosts)
     pooling = _pooling(group, layout, inputs, request)

@@ -39,9 +39,9 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
         # Of what it pools on a GPU, TensorFlow checks nothing.
         if lookup.sparse_ids is not None and kernel_device.chosen() != "cpu":
             checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
-        (ids,) = gates.behind_checks(checks, [ids])
+        (ids,) = gates.after_checks(checks, [ids])
     else:
-        zero = gates.behind(lookup.inputs).zero
+        zero = gates.after(lookup.inputs).zero
         gates.checks += checks
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
             gates.checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))

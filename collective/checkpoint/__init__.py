@@ -311,9 +311,9 @@ def import_checkpoint(
             damaged; a name in `names` isn't a variable's, or two variables would have the same
             name.
     """
-    from collective.checkpoint.importing import frameworks
+    from collective.checkpoint.importing import reader_choice
 
-    return frameworks.import_checkpoint(
+    return reader_choice.import_checkpoint(
         framework, path, target, names, slots, in_order=in_order, kinds=kinds, dense=dense
     )
 

@@ -106,11 +106,11 @@ def _add_import(commands: Any, path_help: str) -> None:
 
 
 def _import(args: argparse.Namespace) -> Any:
-    from collective.checkpoint.importing import frameworks
+    from collective.checkpoint.importing import reader_choice
     from collective.checkpoint.reading.name_map import NameMap
 
     kinds = {name: kind for kind in ("static", "dynamic") for name in getattr(args, kind)}
-    return frameworks.import_checkpoint(
+    return reader_choice.import_checkpoint(
         args.framework,
         args.path,
         args.target,

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from collective import train
 from collective.compat.sok_variables import DynamicVariable
 from collective.tables.dynamic_table import DynamicTable
-from collective.train.rows import Rows
+from collective.train.row_optimizer import Rows
 
 
 class AdamOptimizer(train.LazyAdamOptimizer):

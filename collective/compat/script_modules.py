@@ -31,7 +31,7 @@ _INSTALLED = tuple(
 # Modules that aren't reached through the script's `tensorflow`: they are the same for all code.
 _INNER = ("tensorflow.python", "tensorflow.core", "tensorflow.compat", "tensorflow._api")
 # Packages other than TensorFlow with names in a framework's table.
-_BESIDE = ("pkg_resources",)
+_OTHER_PACKAGES = ("pkg_resources",)
 VERSION = "1.15.5"
 
 
@@ -40,14 +40,14 @@ class ScriptModule(types.ModuleType):
 
     Args:
         name: the module's name.
-        behind: the modules with all other names, in order of precedence. They are asked each time:
-            what a scope replaces there while it is open is replaced here, too.
+        fallbacks: the modules with all other names, in order of precedence. They are asked each
+            time: what a scope replaces there while it is open is replaced here, too.
     """
 
-    def __init__(self, name: str, behind: Sequence[Any] = ()):
+    def __init__(self, name: str, fallbacks: Sequence[Any] = ()):
         super().__init__(name, "A module for a script of another framework.")
         self.__path__: list[str] = []
-        self._behind = tuple(behind)
+        self._fallbacks = tuple(fallbacks)
         self._names: dict[str, Name] = {}
         self._arguments: dict[str, list[Name]] = {}
 
@@ -57,7 +57,7 @@ class ScriptModule(types.ModuleType):
     def _is_new(self) -> bool:
         """Tells whether TensorFlow has no such module, and scripts reach it by no other name."""
         is_contrib = self.__name__.startswith("tensorflow.contrib")
-        return not self._behind and not is_contrib
+        return not self._fallbacks and not is_contrib
 
     def _add(self, name: Name) -> None:
         if name.keyword:
@@ -77,7 +77,7 @@ class ScriptModule(types.ModuleType):
 
     def _ask(self, attribute: str) -> Any:
         hidden = attribute.startswith("__") and attribute not in ("__file__", "__version__")
-        for module in () if hidden else self._behind:
+        for module in () if hidden else self._fallbacks:
             if hasattr(module, attribute):
                 return getattr(module, attribute)
         message = f"module {self.__name__!r} has no attribute {attribute!r}"
@@ -91,7 +91,7 @@ class ScriptModule(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         names = {*self.__dict__, *self._names, *self._arguments}
-        return sorted(names.union(*(dir(module) for module in self._behind)))
+        return sorted(names.union(*(dir(module) for module in self._fallbacks)))
 
 
 def _works_here(argument: Name) -> bool:
@@ -184,7 +184,7 @@ class Installation:
     def module(self, name: str) -> ScriptModule:
         """Returns the script's module of that name; makes it and its parents if needed."""
         if name not in self._modules:
-            self._modules[name] = ScriptModule(name, self._behind(name))
+            self._modules[name] = ScriptModule(name, self._fallbacks(name))
             outer, _, attribute = name.rpartition(".")
             if outer:
                 setattr(self.module(outer), attribute, self._modules[name])
@@ -211,22 +211,22 @@ class Installation:
         builtins.__import__ = self._import_for_scripts
 
     @staticmethod
-    def _behind(name: str) -> list[Any]:
+    def _fallbacks(name: str) -> list[Any]:
         top = name.partition(".")[0]
-        if top not in ("tensorflow", *_BESIDE):
+        if top not in ("tensorflow", *_OTHER_PACKAGES):
             return []
-        if name.startswith(_INNER) or top in _BESIDE:
+        if name.startswith(_INNER) or top in _OTHER_PACKAGES:
             try:
                 return [find(name)]
             except (AttributeError, ModuleNotFoundError):
                 return []
-        behind = []
+        fallbacks = []
         for root in ("tensorflow.compat.v1", "tensorflow"):
             try:
-                behind.append(find(root + name[len("tensorflow") :]))
+                fallbacks.append(find(root + name[len("tensorflow") :]))
             except (AttributeError, ModuleNotFoundError):
                 continue
-        return behind
+        return fallbacks
 
     def _import_for_scripts(
         self,
@@ -241,7 +241,9 @@ class Installation:
             imported = self._import(name, globals, locals, fromlist, level)
             _give_sessions_to_keras()
             return imported
-        is_theirs = package == "tensorflow" or package in _BESIDE and package in self._modules
+        is_theirs = (
+            package == "tensorflow" or package in _OTHER_PACKAGES and package in self._modules
+        )
         if level or not is_theirs or not is_script(globals):
             return self._import(name, globals, locals, fromlist, level)
         top = self.module(package)

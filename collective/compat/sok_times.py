@@ -62,7 +62,7 @@ class TimeOfUse(Slot):
         rows.set_shape([None, table.dim])
         if collectives.size() == 1:
             return keys, rows
-        opened = gate.gates_of(tf.get_default_graph()).beside([keys, rows]).zero
+        opened = gate.gates_of(tf.get_default_graph()).of_collective([keys, rows]).zero
         name = collectives.unique_name(f"{table.op.name}/dump")
         return (
             collectives.allgather(keys, f"{name}.keys", opened),

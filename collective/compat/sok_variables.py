@@ -147,7 +147,7 @@ def _assigned_by_parts(method: str) -> Callable[..., Any]:
     def assign(self: LocalizedVariable, value: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_whole():
             value = tf.ensure_shape(tf.convert_to_tensor(value, self.dtype), self.shape)
-            opened = gate.gates_of(tf.get_default_graph()).beside([value]).zero
+            opened = gate.gates_of(tf.get_default_graph()).of_collective([value]).zero
             name = collectives.unique_name(f"{self.op.name}/{method}")
             value = tf.ensure_shape(
                 collectives.allgather(value, name, opened), [self.rows, self.dim]
@@ -399,7 +399,7 @@ class DynamicVariable(DynamicTable):
         """
         keys, rows = tf.cast(keys, tf.int64), tf.convert_to_tensor(rows, self.dtype)
         if collectives.size() > 1:
-            opened = gate.gates_of(tf.get_default_graph()).beside([keys, rows]).zero
+            opened = gate.gates_of(tf.get_default_graph()).of_collective([keys, rows]).zero
             name = collectives.unique_name(f"{self.op.name}/assign")
             keys = collectives.allgather(keys, f"{name}.keys", opened)
             rows = collectives.allgather(rows, f"{name}.rows", opened)

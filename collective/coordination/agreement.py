@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
-from collective.ops.communication import carriers, collectives
+from collective.ops.communication import carrier_choice, collectives
 from collective.ops.communication.gate import TICKET, Check, Gate
 from collective.ops.graph import device_scopes
 
@@ -118,7 +118,7 @@ def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:
     Some ranks may send their headers from outside of the run or of any scope, so all headers use
     the same carrier.
     """
-    return collectives.allgather(x, name, 0, carriers.of_agreement())
+    return collectives.allgather(x, name, 0, carrier_choice.of_agreement())
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:

@@ -32,7 +32,7 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
     if collectives.size() == 1:
         return [payload]
     with STARTUP.doing(getattr(session, "graph", None), f"waiting for the other ranks: {name}"):
-        said = hash_seed.CHECK.beside(payload)
+        said = hash_seed.CHECK.added_to(payload)
         payloads = coordinator.instance().exchange(session, name, name, said)
     hash_seed.CHECK.compare(payloads)
     return payloads

@@ -28,13 +28,13 @@ class BatchCounter(Protocol):
     """Counts the batches of some of a graph's iterators."""
 
     def counted_run(
-        self, operations: Set[tf.Operation], behind: list[tf.Operation]
+        self, operations: Set[tf.Operation], after: list[tf.Operation]
     ) -> CountedRun | None:
         """Returns what to count in a run; None: nothing.
 
         Args:
             operations: the operations that the run executes, or that were executed ahead for it.
-            behind: those of its fetches.
+            after: those of its fetches.
 
         Raises:
             NotImplementedError: the batches that the run takes can't be counted.
@@ -78,13 +78,13 @@ def counted_run(
     fed_names = {name for leaf in fed for name in graph_analysis.tensor_names(leaf)}
     executed = operations | extension_of(graph).executed_ahead(operations, fed_names)
     fetched = [graph.as_graph_element(leaf) for leaf in leaves]
-    behind = [
+    after = [
         each if isinstance(each, tf.Operation) else each.op
         for each in fetched
         if isinstance(each, tf.Operation) or each.name not in fed_names
     ]
     with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope():
-        return counter.counted_run(executed, behind)
+        return counter.counted_run(executed, after)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.job.progress_board import Label, Phase
-from collective.ops.communication import carriers, collectives, nccl
+from collective.ops.communication import carrier_choice, collectives, nccl
 from collective.ops.graph import graph_analysis
 from collective.tables.table import is_replicated
 
@@ -42,7 +42,7 @@ class _Broken:
     """
 
     def __get__(self, holder: Any, kind: type) -> str | None:
-        return holder.__dict__.get("broken") or carriers.given_up() or None
+        return holder.__dict__.get("broken") or carrier_choice.given_up() or None
 
     def __set__(self, holder: Any, failure: tf.errors.OpError | str) -> None:
         if isinstance(failure, tf.errors.OpError):
@@ -82,7 +82,7 @@ class Coordinator:
         # The launcher ends the job; peers in a collective can't be told.
         self._dead = True
         self._excepthook(*error)
-        carriers.die(1)
+        carrier_choice.die(1)
 
     def _note_fork(self) -> None:
         self._one_at_a_time = threading.RLock()  # another thread may have held it
@@ -202,9 +202,9 @@ class Coordinator:
             run.begins()
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                beside = [*run.targets, *run.beside]
+                operations = [*run.targets, *run.extra_operations]
                 values = attempt.original(
-                    attempt.session, [fetches, beside], attempt.feeds, options, metadata
+                    attempt.session, [fetches, operations], attempt.feeds, options, metadata
                 )
                 return values if run.gate is None else nccl.checked(values)
             except tf.errors.OpError as error:
@@ -538,7 +538,7 @@ def instance() -> Coordinator:
 
 def _failure(error: tf.errors.OpError) -> tf.errors.OpError:
     """Returns what to raise for a run that failed half-way, once peers that wait are told."""
-    carriers.give_up()
+    carrier_choice.give_up()
     return error
 
 

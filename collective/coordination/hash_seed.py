@@ -23,7 +23,7 @@ class HashCheck:
     def __init__(self) -> None:
         self._is_told = False
 
-    def beside(self, payload: dict[str, Any]) -> dict[str, Any]:
+    def added_to(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Returns this rank's payload of a meeting: `payload`, and the hash at the first."""
         if self._is_told:
             return payload

@@ -106,7 +106,7 @@ class PreparedRun:
         self.disagreement, self.disagreed_later = headers, not first
 
     @property
-    def beside(self) -> list[tf.Operation]:
+    def extra_operations(self) -> list[tf.Operation]:
         """Returns the operations that it carries out with the fetches, also on one rank."""
         return [*(self.counted.count if self.counted else ()), *self.kept]
 

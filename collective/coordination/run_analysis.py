@@ -364,7 +364,7 @@ def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Makes the operation that a run executes before its collectives; [] where none is needed.
 
     Args:
-        exchanges: those of `beside_gradients`, all of which the run must execute.
+        exchanges: those of `rows_before_gradients`, all of which the run must execute.
     """
     if not exchanges:
         return []
@@ -374,7 +374,9 @@ def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
         return [native_library.on_host().collective_await_rows(collectives=names)]
 
 
-def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+def rows_before_gradients(
+    gates: GraphGates, operations: Iterable[tf.Operation]
+) -> list[tf.Operation]:
     """Returns the exchanges of rows that some exchange of gradients must wait for.
 
     Left out are those that wait for gradients themselves, as those after a later gate do, and

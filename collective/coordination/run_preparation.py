@@ -85,7 +85,7 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
     run.is_step = footprint.is_step and not footprint.restores
     run.kept = footprint.taking_nothing()
     run.feeds = {x.name: value for x, value in footprint.empty_feeds}
-    awaited = run_analysis.beside_gradients(gates, footprint.operations)
+    awaited = run_analysis.rows_before_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
             run.targets.append(_agreement(context, run, level, awaited))

@@ -89,9 +89,9 @@ def run(
     feeds = {**(feed_dict or {}), **own_feeds} if own_feeds else feed_dict
 
     def run_alone(original: Any) -> Any:
-        if not prepared.beside:
+        if not prepared.extra_operations:
             return original(session, fetches, feeds, options, run_metadata)
-        fetches_and_more = [fetches, prepared.beside]
+        fetches_and_more = [fetches, prepared.extra_operations]
         return original(session, fetches_and_more, feeds, options, run_metadata)[0]
 
     def run_together(original: Any) -> Any:

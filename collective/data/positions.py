@@ -112,15 +112,15 @@ class DataPosition:
         with tf.control_dependencies(checks):
             return tf.identity(batches)
 
-    def count(self, batches: int, behind: list[tf.Operation]) -> tf.Operation:
+    def count(self, batches: int, after: list[tf.Operation]) -> tf.Operation:
         """Makes the operation that counts batches.
 
         Args:
             batches: how many.
-            behind: operations that come first.
+            after: operations that come first.
         """
         with (
-            tf.control_dependencies(behind),
+            tf.control_dependencies(after),
             tf.device("/cpu:0"),
             tf.name_scope("collective/data/position"),
         ):
@@ -191,7 +191,7 @@ class DataPositions:
     by_handle: dict[str, DataPosition] = dataclasses.field(default_factory=dict)
 
     def counted_run(
-        self, operations: Set[tf.Operation], behind: list[tf.Operation]
+        self, operations: Set[tf.Operation], after: list[tf.Operation]
     ) -> CountedRun | None:
         taken: dict[tf.Operation, int] = {}
         started = set()
@@ -212,7 +212,7 @@ class DataPositions:
         return CountedRun(
             frozenset(iterator.name for iterator in taken),
             frozenset(started),
-            tuple(self.by_handle[handle].count(n, behind) for handle, n in sorted(counts.items())),
+            tuple(self.by_handle[handle].count(n, after) for handle, n in sorted(counts.items())),
             tuple(self.by_handle[handle].count(n, []) for handle, n in sorted(counts.items())),
         )
 

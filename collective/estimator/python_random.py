@@ -117,9 +117,9 @@ def _in_place(states: States) -> Iterator[list[States]]:
     Yields:
         A list, which has the final states once it is left.
     """
-    behind = [states]
+    final = [states]
     if not _drawing.acquire(timeout=_PATIENCE):
-        yield behind
+        yield final
         return
     try:
         outside = States.now()
@@ -127,9 +127,9 @@ def _in_place(states: States) -> Iterator[list[States]]:
         if not is_own:
             states.put()
         try:
-            yield behind
+            yield final
         finally:
-            behind[0] = States.now()
+            final[0] = States.now()
             if not is_own:
                 outside.put()
     finally:

@@ -190,7 +190,7 @@ class GradientAccumulator:
             self.sums, self._batches = list(sums), before + 1
             self.last = self._batches >= steps
             self.restart = self._assign_count(tf.constant(0, tf.int64))
-            self._put_behind(proxies)
+            self._show_means(proxies)
             waiting_gradients.note(graph, self._batches_before([]))
 
     def _batches_before(self, gradients: Sequence[Any]) -> tf.Tensor:
@@ -206,7 +206,7 @@ class GradientAccumulator:
             lambda: tf.constant(0, tf.int64),
         )
 
-    def _put_behind(self, proxies: Sequence[GradientProxy]) -> None:
+    def _show_means(self, proxies: Sequence[GradientProxy]) -> None:
         """Lets the proxies show the mean of the sums."""
         sums = iter(self.sums)
         for proxy in proxies:

@@ -30,7 +30,7 @@ def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -
         with library_operations.noted(tf.get_default_graph()):
             squares = tf.add_n([_sum_of_squares(t) for t in tables])
             if collectives.size() > 1:
-                opened = gate.gates_of(tf.get_default_graph()).beside([squares]).zero
+                opened = gate.gates_of(tf.get_default_graph()).of_collective([squares]).zero
                 squares = collectives.allreduce_sum(
                     [squares], collectives.unique_name("global_norm"), opened
                 )[0]
@@ -88,7 +88,7 @@ def is_all_finite(original: Any, gradients: Sequence[Any]) -> tf.Tensor:
         return original(gradients)
     with library_operations.noted(tf.get_default_graph()):
         is_infinite = tf.cast(tf.logical_not(original(gradients)), tf.float32)
-        opened = gate.gates_of(tf.get_default_graph()).beside([is_infinite]).zero
+        opened = gate.gates_of(tf.get_default_graph()).of_collective([is_infinite]).zero
         ranks = collectives.allreduce_sum(
             [is_infinite], collectives.unique_name("is_all_finite"), opened
         )[0]

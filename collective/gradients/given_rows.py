@@ -51,7 +51,7 @@ def of_owners(table: Sharded, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tenso
     gates = gate.gates_of(tf.get_default_graph())
     bounds = tensorflow_lookup.bounds(ids)[None]
     gates.checks.append(gate.Check(name, (str(table.op.name),), (table.rows,), bounds))
-    opened = gates.beside([ids, rows]).zero
+    opened = gates.of_collective([ids, rows]).zero
     of_ranks = collectives.allgather(ids, name, opened)
     rows = collectives.allgather(rows, f"{name}.rows", opened)
     is_owned = tf.equal(table.owners(of_ranks), collectives.rank())

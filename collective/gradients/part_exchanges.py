@@ -115,7 +115,7 @@ def allgather(x: tf.Tensor, tables: Sequence[str]) -> tf.Tensor:
     """
     digest = hashlib.blake2b("\n".join(sorted(set(tables))).encode(), digest_size=4).hexdigest()
     sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
-    opened = gate.gates_of(tf.get_default_graph()).beside([sent]).zero
+    opened = gate.gates_of(tf.get_default_graph()).of_collective([sent]).zero
     name = collectives.unique_name(f"gradient_parts.{digest}")
     received = collectives.allgather(sent, name, opened)
     return tf.cast(received, tf.bool) if x.dtype == tf.bool else received

@@ -322,7 +322,7 @@ class _Reading:
             # What an optimizer of TensorFlow's multiplies by is its rate.
             if (verdict.outputs or verdict.gathered)
             and not self._noted.is_optimizers(op)
-            and (others := [x for x in op.inputs if _is_number_beside(x, self.parts)])
+            and (others := [x for x in op.inputs if _is_other_number(x, self.parts)])
         ]
 
     @property
@@ -442,7 +442,7 @@ class _Reading:
             self._note(op.outputs[i], part)
 
 
-def _is_number_beside(x: tf.Tensor, parts: Mapping[str, Part]) -> bool:
+def _is_other_number(x: tf.Tensor, parts: Mapping[str, Part]) -> bool:
     return x.name not in parts and x.op.type != "Const" and x.dtype.base_dtype != tf.resource
 
 

@@ -145,12 +145,12 @@ def _checked(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     with device_scopes.on_host():
         own = tf.numpy_function(_digest, [ids, updates], tf.int64)
         own.set_shape([1])
-    of_ranks = collectives.allgather(own, name, gates.beside([own]).zero)
+    of_ranks = collectives.allgather(own, name, gates.of_collective([own]).zero)
     with device_scopes.on_host():
         differs = tf.cast(tf.not_equal(of_ranks, of_ranks[0]), tf.int64)
         first = tf.argmax(differs, output_type=tf.int64)  # 0 where none does.
         bounds = tf.stack([first, first])[None]
-    opened = gates.behind([bounds]).zero
+    opened = gates.after([bounds]).zero
     alike = f"{collectives.ALIKE}{name}.agreed"
     gates.checks.append(gate.Check(alike, (table_name,), (1,), bounds, (DIFFERENT,)))
     # A run that waits for the second gate needs the first one's exchange.

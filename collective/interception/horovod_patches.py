@@ -54,7 +54,7 @@ HOROVOD = (
         RANK_0_SHARDS,
     ),
     *(
-        OperationPatch(MPI_LIB, f"MPI_LIB.horovod_{name}", horovod.behind_gate, AGREE_FIRST)
+        OperationPatch(MPI_LIB, f"MPI_LIB.horovod_{name}", horovod.gated_collective, AGREE_FIRST)
         for name in (
             *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
             *("broadcast", "alltoall", "reducescatter", "grouped_reducescatter"),

@@ -12,7 +12,7 @@ from collective.interception.determinism import Determinism
 from collective.interception.patches import PATCHES
 from collective.interception.patching import Patches
 from collective.ops import native_library
-from collective.ops.communication import carriers, hierarchy, membership
+from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.rows import file_systems
 from collective.options import ScopeOptions
 from collective.profiling import profiler
@@ -57,7 +57,7 @@ def _close_last() -> None:
 
 def _take_over(options: ScopeOptions | None) -> None:
     _determinism.set(options is not None and options.deterministic)
-    carriers.use(None if options is None else options.carrier)
+    carrier_choice.use(None if options is None else options.carrier)
     hierarchy.use(hierarchy.AUTO if options is None else options.hierarchical)
     grouping.use(options is not None and options.grouping)
 

@@ -15,7 +15,7 @@ from collective.tables.policies.last_use import global_step
 from collective.tables.rows import waiting_gradients
 
 
-def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
+def with_eviction(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `carry_out`, which carries out a training run of `session`, and evicts afterwards.
 
     They are a part of the step, whose time is measured.

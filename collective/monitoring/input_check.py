@@ -125,7 +125,7 @@ def watched(
 
     def carry_out_and_compare(original: Original) -> Any:
         reading = recorder.reading()
-        out = carry_out(reading.beside(original))
+        out = carry_out(reading.added_to(original))
         if not check.is_over:
             check.compare(session, reading)
             if not check.is_over:
@@ -240,7 +240,7 @@ class Reading:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_put_off: bool = False
 
-    def beside(self, original: Original) -> Original:
+    def added_to(self, original: Original) -> Original:
         """Returns a `Session.run` that reads after the script's run.
 
         Args:

@@ -89,7 +89,9 @@ class RunObserver:
         carry_out: Callable[[Original], Any],
     ) -> Any:
         builder.announce(session, run.footprint, self.plan)
-        carry_out = eviction_schedule.behind(session, input_check.watched(session, run, carry_out))
+        carry_out = eviction_schedule.with_eviction(
+            session, input_check.watched(session, run, carry_out)
+        )
         if self.profiler is None:
             out = carry_out(original)
         else:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
 from collective.ops import kernel_device, native_library
-from collective.ops.communication import carriers, collectives, hierarchy
+from collective.ops.communication import carrier_choice, collectives, hierarchy
 from collective.ops.communication.collective_names import (
     AGREEMENT,
     DENSE,
@@ -119,7 +119,7 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
     if missing:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
     if collectives.size() > 1:
-        notes["carrier"] = carriers.explanation()
+        notes["carrier"] = carrier_choice.explanation()
         between_hosts = _between_hosts(groups_of(graph))
         if between_hosts:
             notes["hierarchical"] = between_hosts

@@ -102,5 +102,5 @@ def shortened(text: str, most: int) -> str:
     """Returns `text` with no more than `most` characters: '…' stands for its middle."""
     if len(text) <= most:
         return text
-    behind = (most - 1) // 2
-    return f"{text[: most - 1 - behind]}…{text[len(text) - behind :]}"
+    last = (most - 1) // 2
+    return f"{text[: most - 1 - last]}…{text[len(text) - last :]}"

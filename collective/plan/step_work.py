@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_analysis import RunFootprint
 from collective.ops import kernel_device
-from collective.ops.communication import carriers, collectives
+from collective.ops.communication import carrier_choice, collectives
 from collective.plan import step_estimate
 from collective.plan.step_estimate import StepWork
 from collective.strategies import Lookup
@@ -68,7 +68,7 @@ def of_step(
 
 
 def _wire() -> step_estimate.Wire:
-    is_shared = carriers.in_force() == carriers.SHARED_MEMORY
+    is_shared = carrier_choice.in_force() == carrier_choice.SHARED_MEMORY
     return step_estimate.SHARED_MEMORY if is_shared else step_estimate.HOROVOD
 
 

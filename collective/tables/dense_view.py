@@ -114,7 +114,7 @@ def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
         shard = _with_scaled_gradient(
             tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype)
         )
-        opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+        opened = gate.gates_of(tf.get_default_graph()).of_collective([]).zero
         return collectives.allreduce_sum(
             [tf.nn.l2_loss(shard)], collectives.unique_name(f"{table.op.name}/l2_loss"), opened
         )[0]
@@ -149,7 +149,7 @@ def agreed(table: ShardedRows, what: str) -> tf.Tensor:
         table: a change by one rank alone would change only its shard.
         what: names the change.
     """
-    opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+    opened = gate.gates_of(tf.get_default_graph()).of_collective([]).zero
     name = collectives.unique_name(f"{what}/{table.op.name}")
     with tf.name_scope(None):
         return tf.identity(opened, name=collectives.ALIKE + name)

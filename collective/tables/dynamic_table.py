@@ -313,7 +313,7 @@ class DynamicTable(ReservedVariable, Table):
     def _gate() -> tf.Tensor:
         if collectives.size() == 1:
             return tf.constant(0)
-        return gate.gates_of(tf.get_default_graph()).beside([]).zero
+        return gate.gates_of(tf.get_default_graph()).of_collective([]).zero
 
     def store(self, session: Any) -> row_store.Store:
         """Returns the rows that `session` holds.

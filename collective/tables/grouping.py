@@ -173,7 +173,7 @@ def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
     with device_scopes.anywhere():
         if reason or graphs.is_function(graph) or on_device(lookup.table.hashed) or not _enabled:
             return exchange_single(lookup), reason
-        level = gate.gates_of(graph).behind(lookup.inputs).level if collectives.size() > 1 else 1
+        level = gate.gates_of(graph).after(lookup.inputs).level if collectives.size() > 1 else 1
         wire = Wire(tf.float32, tf.float32)
         if lookup.sparse_weights is not None:
             lookup = dataclasses.replace(lookup, weights_have_gradients=True)

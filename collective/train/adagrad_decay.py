@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.train.rows import RowOptimizer, Rows
+from collective.train.row_optimizer import RowOptimizer, Rows
 
 
 class AdagradDecayOptimizer(RowOptimizer):

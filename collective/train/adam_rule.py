@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops.updates import sparse_updates
-from collective.train.rows import Rows
+from collective.train.row_optimizer import Rows
 
 
 def corrected_rate(rate: tf.Tensor, beta1_power: tf.Tensor, beta2_power: tf.Tensor) -> tf.Tensor:

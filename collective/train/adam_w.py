@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.train.rows import Rows, refuse_locking
+from collective.train.row_optimizer import Rows, refuse_locking
 
 
 class AdamWOptimizer(tf.train.AdamOptimizer):

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import kernel_device
 from collective.tables.table import Table
-from collective.train.rows import Rows
+from collective.train.row_optimizer import Rows
 
 
 def _proximal_gradient_descent(optimizer: Any, rows: Rows) -> tf.Operation:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.train.rows import Rows, refuse_locking
+from collective.train.row_optimizer import Rows, refuse_locking
 
 
 class GroupLassoFtrlOptimizer(tf.train.FtrlOptimizer):

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.train import adam_rule
-from collective.train.rows import Rows, refuse_locking
+from collective.train.row_optimizer import Rows, refuse_locking
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):

@@ -171,7 +171,7 @@ def broadcast_groups(original: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast if graphs.is_eager() else only_replicated
 
 
-def behind_gate(
+def gated_collective(
     original: Callable[..., Any], tensors: Any, *args: Any, name: str | None = None, **kwargs: Any
 ) -> Any:
     """Replaces an operation of `mpi_ops.MPI_LIB`: makes a script's collective wait, too.
@@ -189,7 +189,7 @@ def behind_gate(
         return original(tensors, *args, name=name, **kwargs)
     several = isinstance(tensors, (list, tuple))
     inputs = [tf.convert_to_tensor(x) for x in (tensors if several else [tensors])]
-    opened = tf.equal(gates_of(graph).beside(inputs).zero, 0)
+    opened = tf.equal(gates_of(graph).of_collective(inputs).zero, 0)
     gated = [tf.where(opened, x, tf.zeros_like(x)) for x in inputs]
     return original(gated if several else gated[0], *args, name=name, **kwargs)
 

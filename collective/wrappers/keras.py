@@ -102,7 +102,7 @@ def apply_gradients(
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:
             update_kernels.check(optimizer, table)
-        return weight_bound.behind(applied, grads_and_vars)
+        return weight_bound.with_clipping(applied, grads_and_vars)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ _LONGEST_LINE = 500
 _ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
 UNCAUGHT = 1  # Python's exit code
 # The lines after an uncaught exception's own line: its message, and output on the way out.
-_MOST_LINES_BEHIND = 50
+_MOST_LATER_LINES = 50
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
     error = last_error(words) if code > 0 else None
     if error is None:
         return None
-    behind = [line for line in _later_lines(words[error.own + 1 :]) if line[0] not in " \t"]
-    return error if len(behind) <= (_MOST_LINES_BEHIND if code == UNCAUGHT else 0) else None
+    later = [line for line in _later_lines(words[error.own + 1 :]) if line[0] not in " \t"]
+    return error if len(later) <= (_MOST_LATER_LINES if code == UNCAUGHT else 0) else None
 
 
 def excerpt(words: Sequence[str], code: int) -> Excerpt:

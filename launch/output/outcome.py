@@ -123,8 +123,8 @@ class RankExit:
             error = [*self.error.chain, *self.error.message]
             # Horovod's threads, and others, report peers that have died of this rank's error.
             before = [line for line in words[: self.error.end] if not is_horovods(line)]
-            behind = [line for line in words[self.error.end :] if not is_log_line(line)]
-            words = (*before, *behind)
+            after = [line for line in words[self.error.end :] if not is_log_line(line)]
+            words = (*before, *after)
         return error + list(lines_without_frames(words))[-_VICTIM_LINES:]
 
     def as_failure(self) -> RankExit:

@@ -56,8 +56,8 @@ class OutputTail:
         if not self._missing:
             return bytes(self._tail)
         end, newline, later = self._tail.partition(b"\n")
-        if anew := _start_of_line(end):
-            return bytes(end[anew - 1 :]) + newline + later
+        if start := _start_of_line(end):
+            return bytes(end[start - 1 :]) + newline + later
         begun = self._head[_start_of_line(self._head) :]
         length = _characters(begun) + self._missing + _characters(end)
         return f"... ({length} characters)".encode() + newline + later

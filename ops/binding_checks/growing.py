@@ -96,7 +96,7 @@ class Growing:
         differ = int((self._keys.steps() != wanted).sum())
         return differ + abs(len(keys) - len(last_uses))
 
-    def wrong_rows_behind_removal(self) -> int:
+    def wrong_rows_after_removal(self) -> int:
         """Removes every third key; counts the keys that then have a wrong row."""
         count = len(self._keys)
         keys = self._keys.keys(1, count + 1).copy()
@@ -133,7 +133,7 @@ def check(seed: int, config: tf.ConfigProto) -> list[str]:
                     )
             for differ, what in (
                 (table.wrong_uses(last_uses), "last uses"),
-                (table.wrong_rows_behind_removal(), "rows after a removal"),
+                (table.wrong_rows_after_removal(), "rows after a removal"),
             ):
                 if differ:
                     wrong.append(f"rank {rank}: {differ} {what} of a table that grows")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from collective.ops.graph import control_flow, graph_state
-from collective.ops.graph.device_scopes import beside
+from collective.ops.graph.device_scopes import on_host_like
 from collective.ops.graph.graphs import is_function
 from collective.tensorflow_internals.graphs import attr_value_pb2
 
@@ -73,7 +73,7 @@ class Carrier:
     def broadcast(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """Returns rank 0's `x`."""
         wire, back = as_wire(x)
-        with tf.name_scope("meeting"), beside(x):
+        with tf.name_scope("meeting"), on_host_like(x):
             out = self._broadcast(wire, name)
         out.set_shape(x.shape)
         return from_wire(out, back)
@@ -99,7 +99,7 @@ class Carrier:
         name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
         with (
             tf.name_scope("meeting"),
-            beside(x),
+            on_host_like(x),
             graph._attr_scope(name_attribute),
             graph.gradient_override_map({f"{self.prefix}{kind}": f"Collective{kind}"}),
         ):

@@ -1,4 +1,4 @@
-"""Defines the collectives over Horovod, shared memory or NCCL (see `carriers`).
+"""Defines the collectives over Horovod, shared memory or NCCL (see `carrier_choice`).
 
 Nothing else in the package calls the operations of a carrier.
 
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import carriers, hierarchy, membership
+from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.communication.carrier import Carrier, OpenedGates, Phase, elements, like
 from collective.ops.communication.collective_names import PREFIX, near
 from collective.ops.communication.horovod_carrier import HOROVOD
@@ -75,7 +75,7 @@ def init() -> None:
             can't find each other.
     """
     process = membership.join()
-    if carriers.join(process, _allgather_words):
+    if carrier_choice.join(process, _allgather_words):
         hierarchy.settle(process, _allgather_words, lambda: _probe(process))
 
 
@@ -138,7 +138,7 @@ def is_scripts_own(op: tf.Operation) -> bool:
 
 def _carrier(x: tf.Tensor, chosen: str | None = None) -> Carrier:
     """Returns the carrier of a collective of `x`: `chosen`, or else the one in force."""
-    return CARRIERS[chosen or carriers.in_force()].used_for(x)
+    return CARRIERS[chosen or carrier_choice.in_force()].used_for(x)
 
 
 def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
@@ -329,4 +329,4 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     """
     if size() == 1:
         return tf.identity(x)
-    return _carrier(x, carriers.of_broadcasts()).broadcast(x, name)
+    return _carrier(x, carrier_choice.of_broadcasts()).broadcast(x, name)

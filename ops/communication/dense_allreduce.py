@@ -126,7 +126,7 @@ def _name_of(what: str, tensors: Sequence[tuple[str, tf.Tensor]]) -> str:
 
 def opened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the zero of the gate for which a collective of `tensors` waits."""
-    return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
+    return gate.gates_of(tf.get_default_graph()).of_collective(tensors).zero
 
 
 def compressed_mean(

@@ -148,7 +148,7 @@ def of_all_ranks(
         state: what a rank without data puts in the place of `value`.
     """
     graph = tf.get_default_graph()
-    opened = gate.gates_of(graph).beside([value]).zero
+    opened = gate.gates_of(graph).of_collective([value]).zero
     if not graphs.is_outside(graph):
         return _reduce([value], reduction, collectives.unique_name(name), opened)[0]
     with tf.control_dependencies([opened]):
@@ -189,7 +189,7 @@ def fuse(graph: tf.Graph) -> None:
         for _, values in sorted(by_depth.items()):
             by_kind: dict[tuple[Any, ...], list[WaitingValue]] = collections.defaultdict(list)
             for each in values:
-                level, dtype = gates.beside([each.value]).level, each.value.dtype.name
+                level, dtype = gates.of_collective([each.value]).level, each.value.dtype.name
                 # Runs need either what they compute from their data or what exists already, seldom
                 # both.
                 is_there = each.state is None
@@ -209,7 +209,7 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
         listed = "\n".join(f"{each.name} {each.value.shape}" for each in values)
         name = f"reductions.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"
     name, reduction = collectives.unique_name(name), values[0].reduction
-    opened = gates.beside([each.value for each in values]).zero
+    opened = gates.of_collective([each.value for each in values]).zero
     states: list[tuple[tf.Tensor, tf.Tensor]] = []
     places = _places_for(values) if reduction is Reduction.SUM else []
     reduced = (
@@ -241,7 +241,7 @@ def _places_for(values: Sequence[WaitingValue]) -> list[OpenPlace]:
     graph = values[0].value.graph
     gates, results = gate.gates_of(graph), {each.result.op for each in values}
     upstream = graph_analysis.upstream([each.value.op for each in values])
-    level = gates.beside([each.value for each in values]).level
+    level = gates.of_collective([each.value for each in values]).level
     if any(_takes_what_a_run_puts_in(op, gates) for op in upstream):
         return []
     return [

@@ -195,14 +195,14 @@ class GraphGates:
     states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = dataclasses.field(default_factory=dict)
     _levels: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
 
-    def behind(self, tensors: Sequence[Any]) -> Gate:
+    def after(self, tensors: Sequence[Any]) -> Gate:
         """Returns the gate of a lookup whose ids are `tensors`.
 
         It has the first level for which none of them waits.
         """
         return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
 
-    def beside(self, tensors: Sequence[Any]) -> Gate:
+    def of_collective(self, tensors: Sequence[Any]) -> Gate:
         """Returns the gate of any other collective of `tensors`.
 
         It is the last gate for which they wait, else the first.
@@ -222,7 +222,7 @@ class GraphGates:
         self.changed()
         return self.prefetch_gate
 
-    def behind_checks(
+    def after_checks(
         self, checks: Sequence[Check], tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns `tensors`, delayed until `checks` are done: with one rank no gate checks them."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
 
 from collective.ops import kernel_device
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.communication.membership import Process
 from collective.tensorflow_internals.graphs import config
 
@@ -96,7 +96,7 @@ def settle(
     hosts = hosts_of([int(words) for words in allgather_words(str(process.local_rank))])
     if isinstance(hosts, str):
         _settled = _Settled(unavailable=hosts)
-    elif not carriers.can_mix():
+    elif not carrier_choice.can_mix():
         _settled = _Settled(hosts, unavailable="the ranks of a host don't share memory")
     else:
         with probe() as send:
@@ -154,7 +154,7 @@ def why_flat() -> str:
         return "scope(hierarchical=False)"
     if _settled.unavailable:
         return _settled.unavailable
-    if carriers.in_force() != carriers.MIXED:
+    if carrier_choice.in_force() != carrier_choice.MIXED:
         return "Horovod carries everything"
     if kernel_device.chosen() != "cpu":
         return "tables are on GPUs"

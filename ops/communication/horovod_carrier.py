@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.communication.carrier import Carrier, Phase, elements, gated, like
 from collective.ops.communication.horovod_library import hvd
 
@@ -15,7 +15,7 @@ from collective.ops.communication.horovod_library import hvd
 class HorovodCarrier(Carrier):
     """Carries them by `horovod.tensorflow` 0.28: between hosts, and on GPUs."""
 
-    name, prefix, is_of_library = carriers.HOROVOD, "Horovod", False
+    name, prefix, is_of_library = carrier_choice.HOROVOD, "Horovod", False
 
     def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
         """See `Carrier`. The gate travels as one more element: it costs no pass over the data."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.communication.carrier import Phase
 from collective.ops.communication.collective_names import near
 from collective.ops.communication.horovod_carrier import HOROVOD, HorovodCarrier
@@ -16,7 +16,7 @@ from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 class MixedCarrier(HorovodCarrier):
     """Splits an all-to-all in two parts; all other collectives go through Horovod."""
 
-    name = carriers.MIXED
+    name = carrier_choice.MIXED
 
     def alltoall(
         self, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
@@ -25,7 +25,7 @@ class MixedCarrier(HorovodCarrier):
 
         The ranks of a host are consecutive, so what they send and receive is in one piece.
         """
-        host = carriers.ranks_of_host()
+        host = carrier_choice.ranks_of_host()
         lower, near_splits, upper = _by_host(splits, host)
         x_lower, x_near, x_upper = tf.split(
             x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.communication import carriers, nccl
+from collective.ops.communication import carrier_choice, nccl
 from collective.ops.communication.carrier import Carrier, Phase
 from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 
@@ -16,7 +16,7 @@ from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 class NcclCarrier(Carrier):
     """Carries them on the operations' own stream; headers go through shared memory."""
 
-    name, prefix = carriers.NCCL, "CollectiveNccl"
+    name, prefix = carrier_choice.NCCL, "CollectiveNccl"
 
     def used_for(self, x: tf.Tensor) -> Carrier:
         """See `Carrier`. Tensors in the host's memory don't go through a GPU."""

@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.communication.carrier import Carrier, Phase, gated
 
 
 class SharedMemoryCarrier(Carrier):
     """Carries them by compiled operations; an all-to-all has one split per rank of the host."""
 
-    name, prefix = carriers.SHARED_MEMORY, "CollectiveShared"
+    name, prefix = carrier_choice.SHARED_MEMORY, "CollectiveShared"
 
     def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
         """See `Carrier`. The gate travels as one more element: it costs no pass over the data."""

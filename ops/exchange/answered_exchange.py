@@ -6,9 +6,8 @@ are doing. It writes the rows directly into the memory of the tensor that the ra
 owners. All of the following must hold; else keys, lookups and rows go one after the other
 (`collective.ops.exchange.key_exchange`, `collective.ops.exchange.embedding_bag`):
 
-* shared memory carries everything (`collective.ops.communication.carriers`), and tables are in host
-memory:
-  between hosts, with merging on hosts, and on GPUs there is no memory to write to;
+* shared memory carries everything (`collective.ops.communication.carrier_choice`), and tables are
+  in host memory: between hosts, with merging on hosts, and on GPUs there is no memory to write to;
 * keys are local rows: the keys of dynamic tables must be found or inserted for all ranks at once,
   so that row numbers don't depend on which rank asks first;
 * rows travel in their own type: otherwise they are cast on the way;
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.communication import carriers, collectives
+from collective.ops.communication import carrier_choice, collectives
 from collective.ops.communication.gate import KeyRequest, gates_of
 from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 from collective.ops.exchange import embedding_bag
@@ -57,7 +56,7 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
     """
     return (
         collectives.size() > 1
-        and carriers.in_force() == carriers.SHARED_MEMORY
+        and carrier_choice.in_force() == carrier_choice.SHARED_MEMORY
         and wire == Wire(tf.float32, tf.float32)
         and not any(counted)
         and all(kind == embedding_bag.STATIC for kind in kinds)

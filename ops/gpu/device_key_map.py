@@ -90,9 +90,9 @@ class DeviceKeyMap:
         check_ascending(rows, self._count)
         left = self._count - len(rows)
         to = rows[rows <= left]
-        is_behind = np.ones(len(rows), bool)  # True for the rows after the last one left.
-        is_behind[rows[rows > left] - left - 1] = False
-        from_ = np.flatnonzero(is_behind) + left + 1
+        is_kept = np.ones(len(rows), bool)  # True for the rows after the last one left.
+        is_kept[rows[rows > left] - left - 1] = False
+        from_ = np.flatnonzero(is_kept) + left + 1
         with self._bridge.call():
             self._bridge.kernels.remove(self._table, self._keys[rows], self._keys[from_], to)
             self._keys[to] = self._keys[from_]

@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
       [=](i64 at) { return rows[at] == ~at; },
       [=](i64 at, i64 key, u32 number) {
-        const i64 behind = highest + (number - before) + 1;
-        const i64 row = behind <= table.most_rows ? behind : 0;
+        const i64 added = highest + (number - before) + 1;
+        const i64 row = added <= table.most_rows ? added : 0;
         Slot* slot = table.slot(slots[at]);
         slot->row = static_cast<u32>(row);
         slot->step = static_cast<u32>(table.step);

@@ -77,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const i64 tile = static_cast<i64>(blockIdx.x) * kSortTile,
             first = tile + threadIdx.x / 32 * (32 * kSortTurns) + threadIdx.x % 32;
   unsigned short* const mine = counters + threadIdx.x / 32 * digits;
-  const i64 behind = count - first;
-  const int left = behind < 32 * kSortTurns ? static_cast<int>((behind + 31) / 32) : kSortTurns;
+  const i64 remaining = count - first;
+  const int left =
+      remaining < 32 * kSortTurns ? static_cast<int>((remaining + 31) / 32) : kSortTurns;
   u32 held[kSortTurns], ranks[kSortTurns];
 #pragma unroll
   for (int turn = 0; turn < kSortTurns; ++turn)

@@ -37,7 +37,7 @@ def on_host() -> contextlib.AbstractContextManager[None]:
     return on("/cpu:0")
 
 
-def beside(x: tf.Tensor) -> contextlib.AbstractContextManager[None]:
+def on_host_like(x: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Places operations that are made inside on the CPU if `x` was placed there, else anywhere."""
     is_on_host = tf.DeviceSpec.from_string(x.device).device_type == "CPU"
     return on_host() if is_on_host else anywhere()

@@ -554,7 +554,7 @@ REGISTER(int32);
 REGISTER(int64_t);
 #undef REGISTER
 
-// Python calls these (ops/communication/carriers.py).
+// Python calls these (ops/communication/carrier_choice.py).
 
 #define COLLECTIVE_CARRIER_EXPORT extern "C" __attribute__((used, visibility("default")))
 

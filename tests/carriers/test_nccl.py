@@ -12,7 +12,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective.ops import native_library
-from collective.ops.communication import carriers, nccl
+from collective.ops.communication import carrier_choice, nccl
 from collective.ops.communication.membership import Process
 from tests import nccl_double
 
@@ -20,8 +20,8 @@ tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
 double = nccl_double.use()
-carriers.join(Process(rank, ranks, rank, ranks), None)
-assert carriers.in_force() == 'nccl' and carriers.of_agreement() == 'shared_memory'
+carrier_choice.join(Process(rank, ranks, rank, ranks), None)
+assert carrier_choice.in_force() == 'nccl' and carrier_choice.of_agreement() == 'shared_memory'
 ops = native_library.library()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
 gate = tf.zeros([], tf.int32)
@@ -165,17 +165,17 @@ def test_all_ranks_issue_in_one_order(tmp_path):
                 parallel_iterations=1,
             )[1]
             totals = []
-            beside = threading.Thread(
+            thread = threading.Thread(
                 target=lambda: totals.append(session.run(loop, {value: rank}).tolist())
             )
-            beside.start()
+            thread.start()
             for _ in range(3):
                 order = many if rank else many[::-1]
                 got = session.run(order, {value: 100 * rank})
                 for k, rows in enumerate(got if rank else got[::-1]):
                     want = np.repeat([k, 100 + k], k + 1)
                     np.testing.assert_array_equal(rows, want)
-            beside.join()
+            thread.join()
             assert totals == [[1225, 1225]], totals
         sends = [line for line in called('Send') if line.endswith(f'to {1 - rank}')]
         print('order', hash(tuple(line.split()[1] for line in sends)), len(sends))

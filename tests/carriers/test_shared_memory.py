@@ -11,13 +11,13 @@ import os, signal, threading, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective.ops import native_library
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.communication.membership import Process
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-carriers.join(Process(rank, ranks, rank, ranks), None)
+carrier_choice.join(Process(rank, ranks, rank, ranks), None)
 ops, functions = native_library.library(), native_library.functions()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
 

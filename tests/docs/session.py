@@ -38,11 +38,11 @@ class Session:
         """
         self._page = page
         self.folder = folder / "work"
-        self._beside = folder / "beside"
+        self._outside = folder / "outside"
         self.folder.mkdir()
-        self._beside.mkdir()
+        self._outside.mkdir()
         self._ranks: Ranks | None = None
-        self._environment = environment(self._beside)
+        self._environment = environment(self._outside)
 
     def run(self, blocks: Iterable[Block]) -> None:
         """Runs a page.
@@ -84,7 +84,7 @@ class Session:
 
     def _run_python(self, block: Block) -> str:
         if self._ranks is None:
-            self._ranks = Ranks(self.folder, self._beside, self._environment)
+            self._ranks = Ranks(self.folder, self._outside, self._environment)
         answers = self._ranks.run(block.code, f"{self._page}, line {block.line}")
         for rank, answer in enumerate(answers):
             last = (answer["error"].splitlines() or [""])[-1]
@@ -111,16 +111,16 @@ class Session:
 class Ranks:
     """A launch whose ranks run what they are given, until it is closed."""
 
-    def __init__(self, folder: Path, beside: Path, environment: dict[str, str]):
-        self._log = beside / "ranks.log"
-        pipes = [(beside / f"asked.{rank}", beside / f"told.{rank}") for rank in range(RANKS)]
+    def __init__(self, folder: Path, outside: Path, environment: dict[str, str]):
+        self._log = outside / "ranks.log"
+        pipes = [(outside / f"asked.{rank}", outside / f"told.{rank}") for rank in range(RANKS)]
         for pair in pipes:
             for pipe in pair:
                 os.mkfifo(pipe)
         program = ROOT / "tests" / "docs" / "on_ranks.py"
         with open(self._log, "w") as log:
             self._launch = subprocess.Popen(
-                [sys.executable, "-m", "collective", "launch", "-np", str(RANKS), program, beside],
+                [sys.executable, "-m", "collective", "launch", "-np", str(RANKS), program, outside],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -167,9 +167,9 @@ def _both_ways(pipe: Path) -> IO[bytes]:
     return os.fdopen(os.open(pipe, os.O_RDWR), "rb+", buffering=0)
 
 
-def environment(beside: Path) -> dict[str, str]:
+def environment(outside: Path) -> dict[str, str]:
     """Returns the variables of a shell in which `collective` and `python` are this checkout's."""
-    programs = beside / "bin"
+    programs = outside / "bin"
     programs.mkdir()
     for name, program in (("collective", "-m collective"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {program} "$@"\n')
@@ -181,5 +181,5 @@ def environment(beside: Path) -> dict[str, str]:
         "PATH": path,
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "HOME": str(beside),
+        "HOME": str(outside),
     }

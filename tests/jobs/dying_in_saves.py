@@ -21,7 +21,7 @@ from collective.checkpoint.files import chain, commit, tensor_bundle
 from collective.checkpoint.rows import increment_io, table_io
 from collective.checkpoint.saving import background, snapshot
 
-KINDS = ("blocking", "beside", "increment")
+KINDS = ("blocking", "background", "increment")
 STEPS = [
     *((commit, name) for name in ("move", "sync", "_delete", "is_staged", "_remove_increments")),
     *((tf.io.gfile, name) for name in ("mkdir", "rmtree")),
@@ -116,7 +116,7 @@ def main():
                 with strategy.scope(checkpoint_blocking=True):
                     saver.save(session, f"{folder}/m", global_step=step)
 
-            def save_beside():
+            def save_in_background():
                 saver.save(session, f"{folder}/m", global_step=step)
                 train_twice()
                 checkpoint.wait()
@@ -141,7 +141,7 @@ def main():
             save_blocking()  # as CheckpointSaverHook does at its start
             if rank == 0:
                 check_no_litter(folder)
-            saves = dict(zip(KINDS, (save_blocking, save_beside, save_increments)))
+            saves = dict(zip(KINDS, (save_blocking, save_in_background, save_increments)))
             for is_armed in (False, True):
                 for of_kind, save in saves.items():
                     train_twice()

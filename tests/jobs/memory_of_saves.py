@@ -77,7 +77,7 @@ def main():
                 for _ in range(20):
                     step()
                 checkpoint.wait()
-            peaks["beside"] = peak.bytes
+            peaks["background"] = peak.bytes
             with Peak() as peak:
                 saver.restore(session, f"{folder}/m")
             peaks["restore"] = peak.bytes

@@ -12,9 +12,9 @@ from tests.jobs import pool
 
 SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 1)
 PROGRAM = pool.ROOT / "tests/jobs/dying_in_saves.py"
-KINDS = ("blocking", "beside", "increment")
+KINDS = ("blocking", "background", "increment")
 SIGNALS = ("KILL", "TERM", "STOP")
-LEAST = {"blocking": 60, "beside": 70, "increment": 100}  # moments of a save
+LEAST = {"blocking": 60, "background": 70, "increment": 100}  # moments of a save
 
 
 def job(folder, ranks, victims="", kind="blocking", moment=0, name="KILL"):

@@ -37,5 +37,5 @@ def test_memory_beyond_the_shards(tmp_path, megabytes):
         print(of_rank)
         training = of_rank["training"]
         assert of_rank["blocking"] <= min(ALL, training + MOST), of_rank
-        assert of_rank["beside"] <= min(ALL, training + MOST) + BUFFER, of_rank
+        assert of_rank["background"] <= min(ALL, training + MOST) + BUFFER, of_rank
         assert of_rank["restore"] <= min(ALL, training + MOST), of_rank

@@ -91,7 +91,7 @@ def run(tmp_path):
 
     def run(cases, *options):
         (tmp_path / "pytest.ini").write_text(
-            "[pytest]\nrank_cases = cases\nbeside_ranks = neighbours\nmarkers = long\n"
+            "[pytest]\nrank_cases = cases\nparallel_with_ranks = neighbours\nmarkers = long\n"
             "xfail_strict = true\n"
         )
         (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -193,7 +193,7 @@ def test_waits_for_the_other_launch():
 
 
 @pytest.mark.matrix
-def test_launches_run_beside_others_and_beside_tests_of_one_process(run, tmp_path):
+def test_launches_run_in_parallel_with_others_and_with_tests_of_one_process(run, tmp_path):
     (tmp_path / "neighbours").mkdir()
     neighbour = WAITS.partition("def test")[0] + "def test_waits_for_ranks(): wait_for('came_1')"
     (tmp_path / "neighbours" / "test_neighbour.py").write_text(neighbour)

@@ -312,7 +312,7 @@ if strategy.rank() == 0:
 @pytest.mark.timeout(300)
 def test_an_export_takes_no_more_than_its_blocks(tmp_path):
     """A table of 600 MB, saved and exported by two ranks. The exporting processes hold no shard;
-    promised are 300 MB beside.
+    promised are 300 MB more.
 
     (In the process that saved, the memory which that took would hide what exporting takes.)
     """

@@ -159,7 +159,7 @@ def test_a_rank_that_is_stopped(ended):
         checkpoint.wait()
     """,
 )
-def test_a_rank_that_is_stopped_while_it_saves_beside_training(ended):
+def test_a_rank_that_is_stopped_while_it_saves_during_training(ended):
     """Rank 0 waits for its part, and not for ten minutes."""
     code, output = ended
     told = report(output)

@@ -120,7 +120,7 @@ def resident() -> int:
     return int(fields[1]) * 4096
 
 
-def test_memory_of_removed_rows_is_given_back_and_used_anew():
+def test_memory_of_removed_rows_is_given_back_and_used_again():
     count, dim = 400_000, 32
     fill = initializers.by_key(tf.ones_initializer(), dim, "t")
     nothing = resident()

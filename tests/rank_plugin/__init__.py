@@ -5,7 +5,7 @@ The process that is started collects the cases, once for each configuration in w
 that were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for
 any test. A rank, which runs the same files under the same names, is told by its environment. A
 later launch that is small enough runs in parallel with the present one, and the first with tests
-that need one processor (`beside_ranks`); their cases are reported in their turn.
+that need one processor (`parallel_with_ranks`); their cases are reported in their turn.
 
 A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
 a new launch.
@@ -46,7 +46,7 @@ def inside_a_rank() -> bool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rank_cases", "the folder of the cases that run on several ranks", default="")
     parser.addini(
-        "beside_ranks",
+        "parallel_with_ranks",
         "folders of tests that launch nothing; the first launches of ranks run meanwhile",
         type="args",
         default=[],
@@ -122,8 +122,8 @@ def _is_rank_case(node: pytest.Item | pytest.Function) -> bool:
     return bool(folder) and node.config.rootpath / folder in node.path.parents
 
 
-def _runs_beside_ranks(node: pytest.Item) -> bool:
-    folders = node.config.getini("beside_ranks")
+def _runs_with_ranks(node: pytest.Item) -> bool:
+    folders = node.config.getini("parallel_with_ranks")
     return any(node.config.rootpath / folder in node.path.parents for folder in folders)
 
 
@@ -193,7 +193,7 @@ class Launching:
             case.add_marker(pytest.mark.timeout(0), append=False)
         others = [item for item in items if not _is_rank_case(item)]
         if chosen:
-            others.sort(key=_runs_beside_ranks)
+            others.sort(key=_runs_with_ranks)
         items[:] = [*others, *chosen]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -204,13 +204,13 @@ class Launching:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not _is_rank_case(item):
-            if _runs_beside_ranks(item):
-                self._start_what_fits_beside(1)
+            if _runs_with_ranks(item):
+                self._start_what_fits(1)
             return None
         log, configuration = item.ihook, _configuration(item)
         if configuration not in self._running and configuration not in self._refused:
             self._start(configuration, [item, *self._remaining(item)])
-        self._start_what_fits_beside(0)
+        self._start_what_fits(0)
         log.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(item):
             log.pytest_runtest_logreport(report=report)
@@ -240,7 +240,7 @@ class Launching:
                 self._refused[configuration] = f"{MOST_LAUNCHES} launches have crashed"
             return [crashed(item, str(crash), "call", time.monotonic() - began)]
 
-    def _start_what_fits_beside(self, running: int) -> None:
+    def _start_what_fits(self, running: int) -> None:
         """Starts launches to come that have room with so many processes and the launches."""
         running += sum(c.ranks for c, launch in self._running.items() if launch.is_running())
         for configuration, cases in self._cases.items():

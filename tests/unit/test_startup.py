@@ -77,7 +77,7 @@ def test_no_phase_begins_with_ten_silent_seconds(start):
             assert first and len(first + start.pass_seconds(9, build(start))) >= 2
 
 
-def test_a_phase_that_comes_again_and_again_does_not_begin_anew(start):
+def test_a_phase_that_comes_again_and_again_does_not_restart(start):
     lines = []
     for i in range(300):
         with start.startup.doing(start.graph, f"taking {1 + i % 2} gradients"):
@@ -122,7 +122,7 @@ def test_a_graph_that_is_only_evaluated_has_started_after_some_runs(start):
     assert not start.startup.follows(start.graph)
 
 
-def test_another_graph_starts_anew(start):
+def test_another_graph_starts_again(start):
     start.pass_seconds(3, build(start))
     other = Graph()
     start.startup.makes_table(other)

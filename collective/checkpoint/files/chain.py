@@ -202,17 +202,17 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
 def _missing(base: str, number: int, last: int) -> str:
     """Says that an increment is missing, for a state that ends with increment `last`."""
     there = [number_there for number_there, _ in increments_of(base)]
-    behind = [number_there for number_there in there if number_there > number]
-    if not behind:
+    later = [number_there for number_there in there if number_there > number]
+    if not later:
         has = counted(len(there), "increment") if there else "no increments"
         path = index_path(increment_prefix(base, last))
         return f"checkpoint '{base}' has {has}, and no increment {last}: there is no file {path}."
     path = index_path(increment_prefix(base, number))
-    is_one = behind[0] == number + 1
-    gap = f"increment {number}" if is_one else f"increments {number} to {behind[0] - 1}"
+    is_one = later[0] == number + 1
+    gap = f"increment {number}" if is_one else f"increments {number} to {later[0] - 1}"
     return (
         f"{gap} of checkpoint '{base}' {'is' if is_one else 'are'} missing: there is no file "
-        f"{path}, but increment {behind[-1]} is there, which follows {'it' if is_one else 'them'}."
+        f"{path}, but increment {later[-1]} is there, which follows {'it' if is_one else 'them'}."
     )
 
 

@@ -146,9 +146,11 @@ class Commit:
         }
         path = os.path.join(self.staging, RECORD)
         _write(path, json.dumps(record))
-        beside = [self.meta] * bool(publication.meta) + [self.state] * bool(publication.state)
+        meta_and_state = [self.meta] * bool(publication.meta) + [self.state] * bool(
+            publication.state
+        )
         # The moved files are complete, and are found together with the record.
-        sync(path, self.staging, *self._unsynced, *beside)
+        sync(path, self.staging, *self._unsynced, *meta_and_state)
         for shard in range(self._shards):
             move(
                 tensor_bundle.data_path(self._merged, shard, self._shards),

@@ -4,5 +4,5 @@ source.py          describes what is read: tables by keys, ordinary variables
 deeprec.py, hybridbackend.py, sok.py    read the formats
 key_buckets.py     sorts rows by their keys, in files
 conversion.py      writes the checkpoint, and reports
-frameworks.py      chooses the reader
+reader_choice.py   chooses the reader
 """

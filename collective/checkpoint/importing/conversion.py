@@ -268,8 +268,8 @@ def convert(source: Source, target: str, names: NameMap, slots: bool = True) -> 
     report = Report(source.path, target, left_out=dict(source.left_out), notes=list(source.notes))
 
     def write(writer: BundleWriter, staging: str) -> CheckpointLayout:
-        beside = None if "://" in target else staging
-        with tempfile.TemporaryDirectory(dir=beside) as folder:
+        parent = None if "://" in target else staging
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
             return Conversion(source, names, slots, writer, folder, report).write()
 
     commit.write_alone(target, write)

@@ -54,7 +54,7 @@ def read_stored_table(
             f"checkpoint '{bundle.prefix}' has no table '{name}' (it has: "
             f"{', '.join(tables) or 'none'})."
         )
-    beside: list[StoredTable] = []
+    companions: list[StoredTable] = []
     if frequencies:
         counts = find_stored_table(bundle, f"{stored.name}/frequency")
         if stored.kind != DYNAMIC or counts is None:
@@ -62,7 +62,7 @@ def read_stored_table(
                 f"checkpoint '{bundle.prefix}' has no frequencies of '{name}': they are those of "
                 "dynamic tables that were saved with TablePolicy(filter_freq=…)."
             )
-        beside.append(counts)
+        companions.append(counts)
     if last_used:
         steps = find_stored_table(bundle, f"{stored.name}/last_used")
         if stored.kind != DYNAMIC or steps is None:
@@ -70,9 +70,9 @@ def read_stored_table(
                 f"checkpoint '{bundle.prefix}' doesn't tell when rows of table '{name}' were used "
                 "last: no option of its policy needed it."
             )
-        beside.append(steps)
-    if beside:
-        blocks = dynamic([stored, *beside], block)
+        companions.append(steps)
+    if companions:
+        blocks = dynamic([stored, *companions], block)
         return ((keys, rows, *(x[:, 0] for x in others)) for keys, (rows, *others) in blocks)
     if stored.kind == DYNAMIC:
         return ((keys, values[0]) for keys, values in dynamic([stored], block))

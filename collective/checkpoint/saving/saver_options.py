@@ -52,8 +52,8 @@ class Saver(tf.train.Saver):
         )
         check_given("Saver", self._collective_options)
         super().__init__(*arguments, **more)
-        goes_beside = self._collective_options.get("checkpoint_blocking") is False
-        if goes_beside and not tf.executing_eagerly() and native_library.missing() is None:
+        is_background = self._collective_options.get("checkpoint_blocking") is False
+        if is_background and not tf.executing_eagerly() and native_library.missing() is None:
             write_announcements.want(tf.get_default_graph())
 
 

@@ -91,7 +91,7 @@ class _BoundedProcessor(optimizer._OptimizableVariable):
             return clip_rows(self._table, gradient)
 
 
-def behind(applied: Any, grads_and_vars: Sequence[Any]) -> Any:
+def with_clipping(applied: Any, grads_and_vars: Sequence[Any]) -> Any:
     """Returns an operation that comes after an update, and after the clipping of its tables.
 
     Args:

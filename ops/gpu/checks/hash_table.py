@@ -61,8 +61,8 @@ class _Both:
         table, known = self.tables[t], self.references[t]
         at, there = known.found(np.unique(keys))
         gone, left = known.keys[at[there]], known.count() - int(there.sum())
-        behind = (known.rows > left) & ~np.isin(known.keys, gone)
-        moved, free = known.keys[behind], np.sort(known.rows[at[there]])
+        beyond = (known.rows > left) & ~np.isin(known.keys, gone)
+        moved, free = known.keys[beyond], np.sort(known.rows[at[there]])
         to = free[free <= left]
         maintenance.remove(table, gone, moved, to, self.workspace)
         reference.remove(known, gone, moved, to)

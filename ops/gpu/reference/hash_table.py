@@ -38,8 +38,8 @@ class HashTable:
         steps[there] = np.maximum(self.steps[at[there]], step)
         new = np.flatnonzero(rows == 0)
         new = new[np.argsort(firsts[new])]
-        behind = np.arange(self.count() + 1, self.count() + len(new) + 1)
-        rows[new] = np.where(behind <= self.most_rows, behind, 0)
+        added = np.arange(self.count() + 1, self.count() + len(new) + 1)
+        rows[new] = np.where(added <= self.most_rows, added, 0)
         stay, keep = ~np.isin(self.keys, distinct), rows > 0
         merged = [
             np.concatenate([old[stay], now[keep]])

@@ -64,7 +64,7 @@ extern "C" __global__ void absent_lane() {
   __shfl_sync(0x0000FFFFu << (threadIdx.x / 16 * 16), 1, 31);
 }
 extern "C" __global__ void endless(int* flag) { while (atomicAdd(flag, 0) == 0) {} }
-extern "C" __global__ void beside(int* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void outside(int* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void unset(int* out) { __shared__ int word; out[0] = word; }
 extern "C" __global__ void vectors(const float* in, float* out) {
   reinterpret_cast<float4*>(out)[threadIdx.x] =
@@ -93,7 +93,7 @@ NAMES = (
     "lonely_lane",
     "absent_lane",
     "endless",
-    "beside",
+    "outside",
     "unset",
     "vectors",
     "of_templates",
@@ -193,12 +193,12 @@ def test_what_does_not_end_is_an_error():
         launch("endless", 1, 2, np.zeros(1, np.int32), seconds=0.1)
 
 
-def test_writing_beside_an_array_is_an_error():
+def test_writing_outside_an_array_is_an_error():
     device = EmulatedDevice()
     out = device.empty(100, np.int32)
-    launch("beside", 1, 100, out, device=device)
-    with pytest.raises(KernelError, match="beside an array of 400 bytes"):
-        launch("beside", 1, 101, out, device=device)
+    launch("outside", 1, 100, out, device=device)
+    with pytest.raises(KernelError, match="outside an array of 400 bytes"):
+        launch("outside", 1, 101, out, device=device)
 
 
 @pytest.mark.parametrize("read, written", [(1, 0), (0, 2)])

@@ -102,7 +102,7 @@ def test_rows_that_are_left_are_those_of_the_hosts_memory(
             np.testing.assert_array_equal(one[1], other[1])
 
 
-def test_memory_of_removed_rows_is_given_back_and_used_anew(bridge: MemoryBridge):
+def test_memory_of_removed_rows_is_given_back_and_used_again(bridge: MemoryBridge):
     store = device_row_store.new_store(10**6, 8, np.float32, "t", drawn, bridge)
     slot = device_row_store.DeviceColumn("slot", 10**6, 8, np.float32, bridge)
 

@@ -154,7 +154,7 @@ def test_the_host_waits_where_it_is_said_to():
 def test_how_pytorch_compares_is_said(torch: None, tmp_path: Path):
     row = timing.Row("step", 128, "float32", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, "")
     rows = [row, row._replace(kernel="step, PyTorch", ms=11.0)]
-    assert gpu_check.beside_pytorch(rows) == ['PyTorch takes 5.50 times as long as "step"']
+    assert gpu_check.compared_with_pytorch(rows) == ['PyTorch takes 5.50 times as long as "step"']
     gpu_check.write(tmp_path / "rows", EmulatedDevice(), rows)
     assert [one["torch"] for one in json.loads((tmp_path / "rows").read_text())] == ["2.9", "2.9"]
 
@@ -164,7 +164,7 @@ def test_without_pytorch_nothing_is_compared(monkeypatch: pytest.MonkeyPatch):
     assert pytorch.imported(EmulatedDevice()) is None
     assert len(_measured()) == 5 and all("PyTorch" not in kernel for kernel, _ in _measured())
     assert (
-        gpu_check.beside_pytorch(
+        gpu_check.compared_with_pytorch(
             [timing.Row("step", 128, "float32", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, "")]
         )
         == []

@@ -82,7 +82,7 @@ def test_few_launches_are_timed_at_once(device: CupyDevice, clocks: Clocks):
 
 
 @pytest.mark.parametrize("launches", [20, 200, 1500])
-def test_launches_that_take_the_host_long_are_timed_behind_more_filling(
+def test_launches_that_take_the_host_long_are_timed_after_more_filling(
     device: CupyDevice, clocks: Clocks, launches: int
 ):
     taken = device.timed(clocks.work(launches, 0.02, 0.1))

@@ -54,7 +54,7 @@ def test_the_host_reads_of_a_broken_table_before_long():
             find_or_insert([table], some, whole(some), [step], workspace)
 
 
-def test_what_finds_no_slot_when_a_table_is_built_anew_is_lost_loudly():
+def test_keys_without_a_slot_in_a_rebuilt_table_are_lost_loudly():
     table, _, keys = filled_up(2)
     small = table._free_sectors(8)
     table.launch(

@@ -122,7 +122,7 @@ def test_structures_are_those_of_cuda():
     assert offsets == [0, 4, 8, 16, 24] and access.flags.offset == 8
 
 
-def test_it_takes_pieces_behind_one_another():
+def test_it_takes_pieces_one_after_another():
     driver = Driver(100 * PIECE)
     made = make(driver, 40 * PIECE - 5)
     assert (made.address, made.size, made.taken, driver.mapped) == (BEGIN, 40 * PIECE, 0, {})
@@ -161,7 +161,7 @@ def test_without_room_for_more_it_takes_the_least():
     assert (made.taken, driver.mapped) == (19 * PIECE, before)
 
 
-def test_pieces_behind_what_is_needed_go_back():
+def test_pieces_after_what_is_needed_go_back():
     driver, waits = Driver(50 * PIECE), []
     made = make(driver, 40 * PIECE, waits)
     for pieces in (1, 16, 17):

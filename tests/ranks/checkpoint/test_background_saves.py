@@ -117,8 +117,8 @@ def both(strategy, session, saver, folder):
     """Saves the same step twice, first while training waits, then in the background."""
     with strategy.scope(checkpoint_blocking=True):
         saver.save(session, f"{folder}/blocking")
-    assert saver.save(session, f"{folder}/beside") == f"{folder}/beside"
-    assert not tf.io.gfile.exists(f"{folder}/beside.index")
+    assert saver.save(session, f"{folder}/background") == f"{folder}/background"
+    assert not tf.io.gfile.exists(f"{folder}/background.index")
 
 
 @pytest.mark.ranks(1, 3)
@@ -134,10 +134,10 @@ def test_static_tables(strategy, rank, folder, held, optimizer):
         held.set()
         step(4)
         checkpoint.wait()
-        same(f"{folder}/blocking", f"{folder}/beside")
-        assert saver.last_checkpoints[-1] == f"{folder}/beside"
+        same(f"{folder}/blocking", f"{folder}/background")
+        assert saver.last_checkpoints[-1] == f"{folder}/background"
     assert sorted({name.partition(".")[0] for name in os.listdir(folder)}) == [
-        *("beside", "blocking", "checkpoint")
+        *("background", "blocking", "checkpoint")
     ]
 
 
@@ -170,7 +170,7 @@ def test_dynamic_tables(strategy, rank, folder, held, optimizer, policy):
         table.remove(session, KEYS[1::3])
         step(2, KEYS + 2)
         checkpoint.wait()
-        same(f"{folder}/blocking", f"{folder}/beside")
+        same(f"{folder}/blocking", f"{folder}/background")
 
 
 @pytest.mark.ranks(1, 3)
@@ -197,7 +197,7 @@ def test_the_buffer_bounds_what_is_copied(strategy, folder, held, optimizer):
             session.run(train, {ids: np.arange(ROWS)})
         helper.join()
         checkpoint.wait()
-        same(f"{folder}/blocking", f"{folder}/beside")
+        same(f"{folder}/blocking", f"{folder}/background")
         assert most // 2 <= room.peak <= most and room.waited > 0
 
 
@@ -383,7 +383,7 @@ def test_ranks_that_save_in_different_ways(strategy, rank, size, folder):
 
 
 @pytest.mark.ranks(1, 3)
-def test_a_monitored_session_saves_beside_training(strategy, folder):
+def test_a_monitored_session_saves_during_training(strategy, folder):
     """Its last checkpoint is there when it is closed; the ones before follow each other."""
     with strategy.scope(checkpoint_blocking=False), tf.Graph().as_default():
         _, ids, train = static_model(strategy, tf.train.AdagradOptimizer(0.1))

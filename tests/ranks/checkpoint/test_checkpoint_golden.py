@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from collective import checkpoint
 from collective.checkpoint.files import tensor_bundle
 from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY
-from tests.golden import make
+from tests.golden import golden_checkpoint
 
 PREFIX = str(Path(__file__).resolve().parents[2] / "golden" / "version_1" / "m")
 
@@ -31,7 +31,7 @@ ITEM = {-1: (1 - 1.25, 1.5), 7: (1 - 0.625, 0.75), 2**63 - 1: (1 - 0.625, 0.75)}
 
 def test_version_1(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
-        ids, keys, rows, train, bias, slots = make.build(strategy)
+        ids, keys, rows, train, bias, slots = golden_checkpoint.build(strategy)
         saver = tf.train.Saver()
         with tf.Session() as session:
             saver.restore(session, PREFIX)

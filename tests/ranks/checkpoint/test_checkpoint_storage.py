@@ -18,7 +18,7 @@ from tests.ranks.stub_storage import Disk, StubStorage, warnings_noted
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
-@pytest.fixture(params=[True, False], ids=["blocking", "beside"])
+@pytest.fixture(params=[True, False], ids=["blocking", "background"])
 def blocking(request):
     return request.param
 
@@ -209,7 +209,7 @@ def test_a_folder_that_is_gone(strategy, rank, folder):
             assert tf.train.latest_checkpoint(f"{folder}/a/b") == f"{folder}/a/b/m-2"
 
 
-def test_a_folder_that_is_gone_is_known_beside_others(strategy, rank, folder):
+def test_a_folder_that_is_gone_is_known_among_others(strategy, rank, folder):
     """A job that saves in two folders by turns."""
     with strategy.scope(), tf.Graph().as_default():
         model(strategy)
@@ -231,7 +231,7 @@ def test_a_folder_that_is_gone_is_known_beside_others(strategy, rank, folder):
                 saver.save(session, f"{folder}/never/there/m")
 
 
-def test_a_job_does_not_begin_anew_beside_checkpoints(strategy, rank, folder):
+def test_a_job_does_not_begin_again_where_there_are_checkpoints(strategy, rank, folder):
     """TensorFlow takes a damaged file that names the latest checkpoint for none."""
     with strategy.scope(), tf.Graph().as_default():
         m = model(strategy)

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "beside"])
-def test_increments_go_on_behind_a_whole_save_that_failed(
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "background"])
+def test_increments_go_on_after_a_whole_save_that_failed(
     strategy, rank, size, folder, monkeypatch, blocking
 ):
     """They follow the whole checkpoint before, and have what was to be in the one that failed."""

@@ -40,7 +40,7 @@ def keys(folder):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "beside"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "background"])
 def test_a_monitored_session_continues(strategy, rank, folder, box, blocking):
     """Every operation on the store takes a while."""
     ObjectStore.before = staticmethod(lambda operation, key: threading.Event().wait(0.001))

@@ -148,7 +148,7 @@ def test_a_file_system_that_is_late(strategy, rank, size, folder, stub, monkeypa
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "beside"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "background"])
 def test_a_job_that_is_started_again(strategy, rank, size, folder, stub, monkeypatch, blocking):
     """It goes on at the newest state, whatever failed before; a restore that fails says so."""
     warned = warnings_noted(monkeypatch)

@@ -15,7 +15,7 @@ from tests.ranks.estimators import model as model_fn
 pytestmark = [pytest.mark.either_backend]
 
 
-def test_a_saver_saves_beside_training_where_the_scope_blocks(strategy, rank, folder):
+def test_a_saver_saves_during_training_where_the_scope_blocks(strategy, rank, folder):
     with strategy.scope(), tf.Graph().as_default():
         m = model(strategy)
         saver = checkpoint.Saver(checkpoint_blocking=False, checkpoint_buffer=1 << 20)
@@ -24,11 +24,11 @@ def test_a_saver_saves_beside_training_where_the_scope_blocks(strategy, rank, fo
             steps(session, m, rank, 2)
             before = session.run(m["rows"])
             saver.save(session, f"{folder}/m")
-            beside = state_of_session(session).background_save
+            background = state_of_session(session).background_save
             steps(session, m, rank, 3)
             checkpoint.wait()
-            assert beside is not None
-            assert beside._part._followed, "rows were written at once"
+            assert background is not None
+            assert background._part._followed, "rows were written at once"
             tf.train.Saver().save(session, f"{folder}/other")
             assert state_of_session(session).background_save is None
             saver.restore(session, f"{folder}/m")
@@ -84,7 +84,7 @@ def test_an_estimator_has_options_of_its_own(strategy, size, folder):
         strategy.estimator(model_fn(strategy.embedding_scope), folder, checkpoint_buffer=0)
 
 
-def test_the_best_is_kept_in_after_save_beside_training(strategy, rank, folder):
+def test_the_best_is_kept_in_after_save_during_training(strategy, rank, folder):
     """A listener looks at the checkpoint, so this save is there when it is called."""
 
     class Keep(tf.train.CheckpointSaverListener):

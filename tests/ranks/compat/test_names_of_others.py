@@ -309,7 +309,7 @@ def test_first_rows_are_drawn_as_there(strategy, way):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["table", "column"])
-def test_steps_to_live_beside_an_option(strategy, way):
+def test_steps_to_live_with_another_option(strategy, way):
     """It acts unless the option has a GlobalStepEvict, as in DeepRec."""
     option, old = named("tf.EmbeddingVariableOption"), named("tf.GlobalStepEvict")
     small = named("tf.L2WeightEvict")

@@ -78,7 +78,7 @@ def difference(got, want):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiners", [("mean", "sum"), ("sum", "mean")])
-def test_a_hundred_steps_beside_replicated_variables(
+def test_a_hundred_steps_with_replicated_variables(
     strategy, rank, size, combiners, weighted, dynamic
 ):
     feeds = batches()

@@ -161,7 +161,7 @@ def test_tables_and_sessions_are_refused(strategy):
             tf.train.MonitoredTrainingSession("")
 
 
-def test_a_graph_beside_eager_code_trains(strategy, rank, size):
+def test_a_graph_trains_next_to_eager_code(strategy, rank, size):
     """Also in a function that the graph calls, and with an eager error just before."""
     with strategy.scope():
         v = tf.Variable([1.0, 2.0])

@@ -101,6 +101,6 @@ def test_exchanges_in_calls_are_made_by_all_ranks_though_the_run_is_refused(
                     with pytest.raises(tf.errors.InvalidArgumentError, match="id 9 is not in"):
                         session.run([rows, called], {ids: batch})
                     continue
-                got, beside = session.run([rows, called], {ids: batch})
+                got, called_rows = session.run([rows, called], {ids: batch})
                 np.testing.assert_allclose(got, values[np.array(batch) + 1])
-                np.testing.assert_allclose(beside, values[batch])
+                np.testing.assert_allclose(called_rows, values[batch])

@@ -165,7 +165,7 @@ def train_with(strategy, rank, size, hooks_of):
         return done
 
 
-def test_hooks_by_steps_beside_each_other(strategy, rank, size, tmp_path, capfd):
+def test_several_hooks_by_steps(strategy, rank, size, tmp_path, capfd):
     """The row that is logged is looked up on every rank; rank 0 alone writes the summary, which
     reaches the table, too.
     """

@@ -200,7 +200,7 @@ def test_an_invalid_id_on_one_rank_raises_on_all_and_changes_nothing(strategy, r
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_invalid_id_behind_another_lookup(strategy, rank, size):
+def test_an_invalid_id_after_another_lookup(strategy, rank, size):
     """Known only after the first exchange: still raised on every rank, with nothing applied."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():

@@ -333,9 +333,7 @@ def test_elements_of_any_form(strategy, size, form, batched):
             taken(True)
 
 
-def test_numbers_that_each_rank_draws_beside_the_records_are_warned_of(
-    strategy, folder, rank, size
-):
+def test_numbers_that_each_rank_draws_with_the_records_are_warned_of(strategy, folder, rank, size):
     """Each record is used once, with the numbers of its rank."""
 
     def noise():
@@ -390,7 +388,7 @@ def test_files_that_an_input_context_shares_out(strategy, folder, rank):
 
 
 @pytest.mark.parametrize("passes", [2, 3])
-def test_an_iterator_that_starts_anew(strategy, rank, size, passes):
+def test_an_iterator_that_starts_again(strategy, rank, size, passes):
     """Ranks that differ in a later pass alone differ."""
     if size == 1:
         return

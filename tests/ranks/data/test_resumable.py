@@ -205,7 +205,7 @@ def test_a_checkpoint_without_a_position(strategy, folder):
 
 
 @pytest.mark.matrix
-def test_evaluating_beside_it_does_not_move_the_place(strategy, size, folder):
+def test_an_evaluation_does_not_move_the_place(strategy, size, folder):
     """Runs of another iterator, and runs that are fed, take no batch."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         dataset = data.resumable(pipeline(), B, name="clicks")

@@ -289,14 +289,14 @@ def test_ranks_that_finished_early_go_on_while_others_still_answer(strategy, ran
     np.testing.assert_allclose(last, VALUES[[3, 4]], rtol=1e-6)
 
 
-def test_training_ends_where_a_rank_ran_out_of_data_in_a_run_beside_it(strategy, rank, size):
+def test_training_ends_where_a_rank_ran_out_of_data_in_another_run(strategy, rank, size):
     """A loop of two runs, loss and step, each with a batch of its own: a rank ends in the first,
     its peers in the second.
     """
     have = 5 if rank == 0 else 9
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            table = reference.table("beside", ROWS, DIM)
+            table = reference.table("other", ROWS, DIM)
         loss = tf.reduce_mean(tf.nn.embedding_lookup(table, batches(np.full((have - 1, 4), rank))))
         train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         steps = 0

@@ -72,7 +72,7 @@ def test_batches_that_fill_no_update_are_dropped_at_the_end_of_the_data(strategy
     np.testing.assert_allclose(saved(2), -8.0, rtol=1e-6)
 
 
-def test_saving_in_the_middle_changes_nothing_and_restoring_starts_anew(strategy, folder):
+def test_saving_in_the_middle_changes_nothing_and_restoring_starts_again(strategy, folder):
     with strategy.scope(local_steps=K), tf.Graph().as_default():
         x, train, fetch = build_small(strategy)
         saver = tf.train.Saver()
@@ -100,7 +100,7 @@ def test_saving_in_the_middle_changes_nothing_and_restoring_starts_anew(strategy
     assert not [name for name in names if "local_steps" in name or "alike" in name]
 
 
-def test_initializing_anew_starts_anew(strategy):
+def test_initializing_again_starts_again(strategy):
     with strategy.scope(local_steps=K), tf.Graph().as_default():
         x, train, fetch = build_small(strategy)
         with tf.Session() as session:

@@ -22,7 +22,7 @@ def values_of(rank, shape):
 def reduced(strategy, tensors, wire):
     with strategy.scope(), tf.Graph().as_default():
         fed = [tf.placeholder(x.dtype, [None] * x.ndim) for x in tensors]
-        zero = gate.gates_of(tf.get_default_graph()).beside(fed).zero
+        zero = gate.gates_of(tf.get_default_graph()).of_collective(fed).zero
         means = dense_allreduce.compressed_mean(fed, wire, collectives.unique_name("means"), zero)
         with tf.Session() as session:
             return session.run(means, dict(zip(fed, tensors)))

@@ -592,7 +592,7 @@ def test_a_histogram_is_said_to_be_one_ranks(strategy, rank, size, caplog):
     assert not said or "table 't' that one rank owns" in said[0]
 
 
-def test_a_gradient_beside_what_one_rank_knows_is_refused(strategy, rank, size):
+def test_a_gradient_combined_with_a_value_of_one_rank_is_refused(strategy, rank, size):
     """A script scales by its loss, which is another one on each rank; the mean is fine."""
     if size == 1:
         return

@@ -65,19 +65,19 @@ def test_sums_are_formed_in_the_order_of_the_ranks(strategy, rank, size):
     with strategy.scope(deterministic=True), tf.Graph().as_default() as graph:
         with strategy.embedding_scope():
             tf.get_variable("t", [4, 1])
-        zero = gate.gates_of(graph).beside([]).zero
+        zero = gate.gates_of(graph).of_collective([]).zero
         long, short = tf.fill([7], values[rank]), tf.fill([1, 2], values[rank])
         alone = collectives.allreduce_sum([long], collectives.unique_name("alone"), zero)
-        beside = collectives.allreduce_sum(
-            [short, tf.zeros([5]), long], collectives.unique_name("beside"), zero
+        together = collectives.allreduce_sum(
+            [short, tf.zeros([5]), long], collectives.unique_name("together"), zero
         )
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            alone, beside = session.run([alone, beside])
+            alone, together = session.run([alone, together])
     want = np.float32(0)
     for value in values[:size]:
         want = np.float32(want + value)
-    for got, shape in ((alone[0], [7]), (beside[0], [1, 2]), (beside[2], [7])):
+    for got, shape in ((alone[0], [7]), (together[0], [1, 2]), (together[2], [7])):
         np.testing.assert_array_equal(got, np.full(shape, want))
 
 

@@ -196,7 +196,7 @@ def trained(script, scope, embedding_scope, step_feeds, parts):
         losses = [model.loss(f) for f in copies]
         loss = tf.add_n(losses) / parts
         train = model.train(loss, tf.train.get_or_create_global_step())
-        beside = model.evaluation() if hasattr(model, "evaluation") else None
+        evaluation = model.evaluation() if hasattr(model, "evaluation") else None
         values = {v.op.name: v for v in tf.trainable_variables()}
         out = []
         with tf.train.MonitoredTrainingSession("") as session:
@@ -207,8 +207,8 @@ def trained(script, scope, embedding_scope, step_feeds, parts):
                         {f[k]: v for f, b in zip(copies, batches) for k, v in b.items()},
                     )[0]
                 )
-                if beside:
-                    session.run(beside[1], {beside[0][k]: v for k, v in batches[0].items()})
+                if evaluation:
+                    session.run(evaluation[1], {evaluation[0][k]: v for k, v in batches[0].items()})
             return out, session.run(values)
 
 

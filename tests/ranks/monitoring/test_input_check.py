@@ -147,7 +147,7 @@ def test_what_an_estimator_deals_is_not_compared(strategy, rank, size, folder):
             estimator.train(estimators.records(40), steps=4)
 
 
-def test_the_numbers_are_those_of_a_run_that_reads_nothing_beside(strategy, size, monkeypatch):
+def test_the_numbers_are_those_of_a_run_that_reads_nothing_else(strategy, size, monkeypatch):
     """To the bit, with random numbers: nothing is drawn or read another time."""
 
     def losses():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.ops.communication import carriers, collectives, gate
+from collective.ops.communication import carrier_choice, collectives, gate
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.carriers]
 
@@ -21,7 +21,9 @@ def splits(rank, size):
 def session_run(strategy, build):
     with strategy.scope(), tf.Graph().as_default():
         zero = (
-            gate.gates_of(tf.get_default_graph()).beside([]).zero if collectives.size() > 1 else 0
+            gate.gates_of(tf.get_default_graph()).of_collective([]).zero
+            if collectives.size() > 1
+            else 0
         )
         fetches = build(zero)
         tf.get_variable("any", [])
@@ -153,12 +155,12 @@ def test_both_carriers_train_alike_and_the_plan_says_which(strategy, rank, size)
             f"{asked}",
             "horovod": f"Horovod, though {asked} asks for shared memory: "
             "COLLECTIVE_CARRIER=horovod",
-        }[carriers.of_agreement()]
+        }[carrier_choice.of_agreement()]
         assert f"carrier: {said}" in str(plan)
 
 
 def test_ranks_that_choose_different_carriers_are_told(strategy, rank, size):
-    if size > 1 and carriers.configured() != "horovod":
+    if size > 1 and carrier_choice.configured() != "horovod":
         with pytest.raises(
             RankError, match=r"'scope\(carrier='shared_memory'\)' is used by rank 0"
         ):

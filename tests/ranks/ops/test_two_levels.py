@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import carriers, hierarchy
+from collective.ops.communication import carrier_choice, hierarchy
 from tests.ranks import reference
 from tests.ranks.strategies.test_grouping import batches, everything
 
@@ -51,7 +51,7 @@ def test_exchanges_of_gradients_name_the_lookups_that_have_some(strategy, size, 
         minimized(tf.nn.embedding_lookup(a, [1, 2]), kept)
         plan = strategy.plan()
     gradients = [x for x in plan.exchanges if x.phase == "gradients"]
-    assert len(gradients) == (0 if size == 1 else 2 if carriers.can_mix() else 1)
+    assert len(gradients) == (0 if size == 1 else 2 if carrier_choice.can_mix() else 1)
     for exchange in gradients:
         assert (exchange.members, exchange.tables, exchange.sections) == (1, 1, 1)
     for exchange in plan.exchanges:

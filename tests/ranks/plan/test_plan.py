@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective.coordination import session_state
 from collective.ops import kernel_device, placement
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.exchange import embedding_bag
 from collective.ops.graph import graph_state, sessions
 from collective.plan import builder, step_estimate
@@ -337,7 +337,7 @@ def test_a_small_model_is_told_that_sharding_does_not_pay(strategy, size, ids):
         row_bytes=(4 + 3 + 4) * 4,
         parameters=7,
         samples=None if ids is of_placeholders else 3 * size,
-        wire=getattr(step_estimate, carriers.in_force().upper()),
+        wire=getattr(step_estimate, carrier_choice.in_force().upper()),
     )
     assert plan.estimate == step_estimate.estimate(work)
     said = "sharding doesn't pay" in str(plan).partition("An estimate: ")[2]

@@ -223,7 +223,7 @@ def test_two_sessions_in_turn(strategy, rank, size):
 
 
 @pytest.mark.matrix
-def test_an_iterator_that_starts_anew(strategy, rank, size):
+def test_an_iterator_that_starts_again(strategy, rank, size):
     """In the middle, and at the end of the data, which ranks have different amounts of."""
 
     def run(ahead):

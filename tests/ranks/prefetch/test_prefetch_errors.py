@@ -32,7 +32,7 @@ def test_a_batch_that_one_rank_alone_is_fed(strategy, rank, size):
 
 
 @pytest.mark.matrix
-def test_data_that_end_behind_a_run_that_was_refused(strategy, rank, size):
+def test_data_that_end_after_a_run_that_was_refused(strategy, rank, size):
     """By a lookup that isn't in the exchange; then the end is the end."""
     if size == 1:
         # nothing is exchanged ahead, and whether TensorFlow takes a batch in a run that fails is a
@@ -56,7 +56,7 @@ def test_data_that_end_behind_a_run_that_was_refused(strategy, rank, size):
 
 
 @pytest.mark.matrix
-def test_an_iterator_that_starts_anew_on_one_rank_only(strategy, rank, size):
+def test_an_iterator_that_starts_again_on_one_rank_only(strategy, rank, size):
     """Its rank has no keys, the others have: an error on all, no hang."""
     if size == 1:
         return  # there are no others
@@ -101,7 +101,7 @@ def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
 
 
 @pytest.mark.timeout(60)
-def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size, monkeypatch):
+def test_a_step_that_is_refused_after_its_first_exchange(strategy, rank, size, monkeypatch):
     """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are
     not lost, even if another thread is slow to let them go.
     """

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import RankError
 from collective.ops import placement
-from collective.ops.communication import carriers
+from collective.ops.communication import carrier_choice
 from collective.ops.exchange import embedding_bag
 from collective.profiling import breakdown, profiler, trace
 from tests.ranks import grouped, reference
@@ -183,7 +183,9 @@ def test_what_a_group_computes_is_its_lookup(strategy, rank, size, folder):
     with open(os.path.join(folder, f"rank_{rank}.trace.json")) as file:
         phases = {e["name"]: e["cat"] for e in json.load(file)["traceEvents"] if e["ph"] == "X"}
     # Through shared memory the owner's part is in the exchange of keys.
-    of_owner = ("Hear", "GatherRows") if carriers.in_force() != carriers.SHARED_MEMORY else ()
+    of_owner = (
+        ("Hear", "GatherRows") if carrier_choice.in_force() != carrier_choice.SHARED_MEMORY else ()
+    )
     for kind in ("Ask", *of_owner, "Pool", "PoolGradient") if size > 1 else ():
         assert phases[f"Collective{kind}"] == "lookup"
     assert {phases[name] for name in phases if "MatMul" in name} == {"dense"}

@@ -92,7 +92,7 @@ def with_training(build, runs):
     ]
 
 
-def test_an_average_beside_the_training_step(strategy, rank, size):
+def test_an_average_next_to_the_training_step(strategy, rank, size):
     """A script that shows a smooth loss makes it after the update; one warning names it."""
 
     def build(embedding_scope):

@@ -90,7 +90,7 @@ def test_a_session_loop_counts_all_records(strategy, rank, size, name, resources
         tf.enable_resource_variables()
 
 
-def test_many_metrics_beside_each_other(strategy, rank, size):
+def test_many_metrics_at_once(strategy, rank, size):
     fetch_loop(strategy, rank, size, COUNTED)
 
 

@@ -37,7 +37,7 @@ def normalized(t, feeds, reuse=None):
     with tf.variable_scope("model", reuse=reuse):
         x = tf.layers.batch_normalization(feeds["x"], training=True, momentum=0.8, name="in")
         x += tf.nn.embedding_lookup(t, feeds["ids"])
-        x = tf.layers.batch_normalization(x, training=True, momentum=0.8, name="behind")
+        x = tf.layers.batch_normalization(x, training=True, momentum=0.8, name="after")
         out = tf.layers.dense(x, 1, kernel_initializer=tf.ones_initializer(), name="out")[:, 0]
         return tf.reduce_mean(tf.square(out - feeds["labels"]))
 
@@ -362,19 +362,20 @@ def test_an_average_is_fetched_without_what_it_does_not_need(strategy, rank, siz
         seen = x * tf.nn.embedding_lookup(ones, [rank])  # both wait for the same exchange
         loss = tf.reduce_mean(seen * w)
         train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-        before, behind = (
+        average_before, average_after = (
             tf.train.ExponentialMovingAverage(0.5),
-            tf.train.ExponentialMovingAverage(0.5, name="behind"),
+            tf.train.ExponentialMovingAverage(0.5, name="after"),
         )
         with tf.control_dependencies([train]):
-            updated = behind.apply([tf.reduce_mean(tf.square(seen * w))])
-        monitor = before.apply([loss])
+            updated = average_after.apply([tf.reduce_mean(tf.square(seen * w))])
+        monitor = average_before.apply([loss])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             feed = {x: np.full([2, D], rank + 1.0)}
             session.run(monitor, feed)
             np.testing.assert_array_equal(session.run(w), np.ones(D))
-            np.testing.assert_allclose(session.run(before.average(loss)), 0.5 * (size + 1) / 2)
+            average = session.run(average_before.average(loss))
+            np.testing.assert_allclose(average, 0.5 * (size + 1) / 2)
             session.run(updated, feed)
             assert not np.array_equal(session.run(w), np.ones(D))
 

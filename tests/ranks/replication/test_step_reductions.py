@@ -100,7 +100,7 @@ def test_a_step_takes_as_many_exchanges_with_embeddings_and_metrics_as_without(
 
 
 @pytest.mark.matrix
-def test_values_and_updates_beside_a_step_travel_with_it(strategy):
+def test_values_and_updates_run_with_a_step_travel_with_it(strategy):
     alone = exchanges(strategy, lambda model: model.trains)
     assert alone == exchanges(strategy, lambda m: [m.trains, m.values, m.updates])
 
@@ -156,10 +156,10 @@ def test_each_of_two_optimizers_takes_the_metrics_with_it(strategy):
     steps = (lambda m: m.trains[0], lambda m: m.trains[1])
     for step in steps:
         alone = exchanges(strategy, step, optimizer=optimizers_of(names))
-        beside = exchanges(
+        together = exchanges(
             strategy, lambda m, step=step: [step(m), m.updates], optimizer=optimizers_of(names)
         )
-        assert alone == beside
+        assert alone == together
 
 
 def test_a_step_that_waits_for_a_metric(strategy, rank, size):

@@ -342,7 +342,7 @@ def test_batches_of_unequal_sizes_some_empty(strategy, rank, size, lengths):
     same(got[-1]["state"], want[-1]["state"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_member_with_ids_beside_one_without(strategy, rank, size):
+def test_a_member_with_ids_and_one_without(strategy, rank, size):
     """Each rank feeds one of two lookups only; the other's rows and slots stay."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():

@@ -65,15 +65,15 @@ def test_two_losses_whose_optimizers_share_lookups(strategy, rank, size):
         return {
             "one": tf.train.AdagradOptimizer(0.3).minimize(one),
             "two": tf.train.AdamOptimizer(0.02).minimize(two),
-            "beside": [
+            "three": [
                 descend.minimize(one, var_list=[t["a"]]),
                 descend.minimize(three, var_list=[t["c"]]),
             ],
             "state": {**rows_of(t), "w": w.read_value()},
         }, p
 
-    names = (["one"], ["two"], ["beside"], ["one"], ["two"])
-    feeds = {"one": fed("ids"), "two": fed("ids", "many"), "beside": fed("ids", "many")}
+    names = (["one"], ["two"], ["three"], ["one"], ["two"])
+    feeds = {"one": fed("ids"), "two": fed("ids", "many"), "three": fed("ids", "many")}
     check(strategy, rank, size, build, [(run, feeds[run[0]]) for run in names])
 
 
@@ -226,13 +226,13 @@ def test_keys_of_keys_of_keys(strategy, rank, size):
 
     def build(embedding_scope):
         t, p = tables(embedding_scope, a=9, b=9, c=2), placeholders()
-        beside = tf.nn.embedding_lookup(t["b"], p["ids"])
+        direct = tf.nn.embedding_lookup(t["b"], p["ids"])
         first = tf.nn.embedding_lookup(t["a"], p["ids"])
         second = tf.nn.embedding_lookup(t["b"], tf.argmax(first, 1))
         again = tf.nn.embedding_lookup(t["a"], tf.argmin(first, 1))
         keys = tf.stack([tf.argmax(second, 1), tf.argmin(again, 1)], 1)
         third = tf.nn.embedding_lookup_sparse(t["c"], sparse(keys), None, combiner="sum")
-        loss = tf.reduce_mean(tf.square(first + 2.0 * second - beside + again)) + tf.reduce_mean(
+        loss = tf.reduce_mean(tf.square(first + 2.0 * second - direct + again)) + tf.reduce_mean(
             third**3
         )
         return {
@@ -257,9 +257,9 @@ def test_weights_that_come_from_another_lookup(strategy, rank, size, combiner):
         attended = tf.nn.embedding_lookup_sparse(
             t["a"], ids, tf.SparseTensor(ids.indices, scores, ids.dense_shape), combiner=combiner
         )
-        beside = tf.nn.embedding_lookup_sparse(t["b"], ids, None, combiner=combiner)
+        direct = tf.nn.embedding_lookup_sparse(t["b"], ids, None, combiner=combiner)
         train = tf.train.AdagradOptimizer(0.2).minimize(
-            tf.reduce_mean(tf.square(attended)) + tf.reduce_mean(beside**3)
+            tf.reduce_mean(tf.square(attended)) + tf.reduce_mean(direct**3)
         )
         return {"train": train, "attended": attended, "state": rows_of(t)}, p
 
@@ -330,7 +330,7 @@ def test_rows_of_the_first_level_that_are_fed(strategy, rank, size):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])
-def test_lookups_in_branches_and_loops_beside_grouped_ones(strategy, rank, size, version):
+def test_lookups_in_branches_and_loops_and_grouped_ones(strategy, rank, size, version):
     """Grouped rows are used inside, keys and rows from inside are used by lookups outside, all are
     trained.
     """
@@ -355,8 +355,8 @@ def test_lookups_in_branches_and_loops_beside_grouped_ones(strategy, rank, size,
             lambda i, x: (i + 1, x + b * tf.nn.embedding_lookup(t["b"], (ids + 1) % 9)),
             [0, tf.zeros_like(a)],
         )[1]
-        behind = tf.nn.embedding_lookup(t["c"], tf.argmax(chosen, 1))
-        loss = tf.reduce_mean(tf.square(a + b + chosen + pooled + total + behind))
+        dependent = tf.nn.embedding_lookup(t["c"], tf.argmax(chosen, 1))
+        loss = tf.reduce_mean(tf.square(a + b + chosen + pooled + total + dependent))
         return {
             "train": tf.train.AdagradOptimizer(0.05).minimize(loss),
             "loss": loss,
@@ -374,7 +374,7 @@ def test_lookups_in_branches_and_loops_beside_grouped_ones(strategy, rank, size,
 # ---- What a run needs
 
 
-def test_a_linear_loss_beside_a_lookup_that_is_not_needed(strategy, rank, size):
+def test_a_linear_loss_and_a_lookup_that_is_not_needed(strategy, rank, size):
     """Its gradient needs no row: only the train op is fetched, and the other lookup isn't fed."""
     with strategy.scope(), tf.Graph().as_default():
         t = tables(strategy.embedding_scope, a=3, b=3)

@@ -267,13 +267,13 @@ def test_ids_that_are_read_after_an_assignment(strategy, rank, size):
         counter = tf.get_variable(
             "counter", [], tf.int64, initializer=tf.zeros_initializer(), trainable=False
         )
-        beside = tf.nn.embedding_lookup(t["b"], [rank])
+        other = tf.nn.embedding_lookup(t["b"], [rank])
         with tf.control_dependencies([counter.assign_add(1)]):
             rows = tf.nn.embedding_lookup(t["a"], counter.read_value()[None])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in (1, 2, 3):
-                got = session.run([rows, beside])
+                got = session.run([rows, other])
                 np.testing.assert_allclose(got[0][0], values("a", 3)[step], rtol=1e-6)
                 np.testing.assert_allclose(got[1][0], values("b", 4)[rank], rtol=1e-6)
 

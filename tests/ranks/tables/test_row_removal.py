@@ -84,7 +84,7 @@ def test_a_removed_key_comes_back_as_a_new_one(
                 )
 
 
-def test_cleared_tables_start_anew(strategy, rank, size):
+def test_cleared_tables_start_again(strategy, rank, size):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         model = Model(tf.train.AdagradOptimizer(0.5))
         dense = tf.get_variable("dense", [2], initializer=tf.ones_initializer())

@@ -148,7 +148,7 @@ WAYS = {
 }
 
 
-def beside(strategy, rank, size, build):
+def compared(strategy, rank, size, build):
     """Asserts that four steps end with the same tables, weights and step."""
     names = []
 
@@ -177,7 +177,7 @@ def test_ways_to_an_update(strategy, rank, size, way):
         model = Model(embedding_scope)
         return model, WAYS[way](model)
 
-    beside(strategy, rank, size, build)
+    compared(strategy, rank, size, build)
 
 
 def test_a_table_that_is_not_trained(strategy, rank, size):
@@ -185,7 +185,7 @@ def test_a_table_that_is_not_trained(strategy, rank, size):
         model = Model(embedding_scope, trainable=False)
         return model, minimized()(model)
 
-    beside(strategy, rank, size, build)
+    compared(strategy, rank, size, build)
 
 
 def test_an_optimizer_made_before_scope(strategy, rank, size):
@@ -196,7 +196,7 @@ def test_an_optimizer_made_before_scope(strategy, rank, size):
             model = Model(embedding_scope)
             return model, optimizers.pop().minimize(model.losses[1], model.step)
 
-        beside(strategy, rank, size, build)
+        compared(strategy, rank, size, build)
 
 
 def test_a_constraint_of_a_table_is_refused(strategy, rank, size):
@@ -226,7 +226,7 @@ def test_hessians(strategy, rank, size):
         model = Model(embedding_scope)
         return model, second_order(model)
 
-    beside(strategy, rank, size, build)
+    compared(strategy, rank, size, build)
 
 
 def test_jacobians(strategy, rank, size):

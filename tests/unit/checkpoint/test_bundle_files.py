@@ -74,7 +74,7 @@ def test_tensorflow_reads_slices_of_several_files(tmp_path, count):
         np.testing.assert_array_equal(rows, table[first : first + count])
 
 
-def test_strings_lie_beside_numbers(tmp_path):
+def test_strings_and_numbers_lie_in_one_file(tmp_path):
     writer = tensor_bundle.BundleWriter(str(tmp_path / "part"))
     writer.add_whole("a", np.arange(3))
     writer.add_whole("s", np.array([b"x", b"yy"], object))

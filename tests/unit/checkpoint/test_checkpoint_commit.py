@@ -217,9 +217,9 @@ def test_what_is_moved_is_on_the_disk_and_moves_are_in_order(tmp_path, monkeypat
     shards = tensor_bundle.BundleIndex(f"{folder}/m-{step}").shards
     name = f"m-{step}"
     data = [f"{name}.data-{i:05d}-of-{shards:05d}" for i in range(shards)]
-    index, beside = [f"{name}.index"], [f"{name}.meta", "checkpoint"]
+    index, meta_and_state = [f"{name}.index"], [f"{name}.meta", "checkpoint"]
     end = ["-- synced --"]
-    assert moved == [*data, *end, *index, *end, *beside, *end]
+    assert moved == [*data, *end, *index, *end, *meta_and_state, *end]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -1])

@@ -375,7 +375,7 @@ def test_a_warning_that_is_an_error_leaves_no_mark_behind(base, job):
     assert not os.path.exists(base + "2.owner")
 
 
-def test_no_mark_stays_behind_the_last_scope(base, job):
+def test_no_mark_stays_after_the_last_scope(base, job):
     """A session that is closed there, or never, is of no interest any more."""
     marks, first, second = job(), Session(), Session()
     for session in (first, second):

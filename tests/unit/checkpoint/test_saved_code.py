@@ -99,7 +99,7 @@ def test_other_jobs_checkpoints_and_their_code_are_left_out(job):
     }
 
 
-def test_the_same_code_is_saved_once_and_other_code_beside_it(job):
+def test_the_same_code_is_saved_once_and_other_code_next_to_it(job):
     folder = str(job / "ckpt")
     first = saved_code.save(folder, {}, 1)
     assert saved_code.save(folder, {}, 1) == first

@@ -61,7 +61,7 @@ def test_what_is_refused_says_so_when_it_is_used(framework):
 
 
 def test_the_launcher_knows_the_frameworks():
-    from collective.launch.command_line.command import FRAMEWORKS as launched
+    from collective.launch.command_line.rank_command import FRAMEWORKS as launched
 
     assert set(launched) == set(OF)
 

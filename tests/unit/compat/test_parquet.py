@@ -172,7 +172,7 @@ def test_what_a_dataset_of_records_refuses(files):
         hybridbackend_data.parse(pad={"tags": [2, 3]})
 
 
-def test_lists_are_batched_anew(files):
+def test_lists_are_batched_again(files):
     make = lambda: parquet.ParquetDataset(files, 5, ["tags"]).apply(hybridbackend_data.rebatch(4))  # noqa: E731
     assert [b["tags"].to_list() for b in read(make)][1:] == [
         [[4], [5, 5], [], [7]],

@@ -48,7 +48,7 @@ def test_batches_go_to_a_rank_whole(monkeypatch, ranks):
 
 
 @pytest.mark.parametrize("ranks", SIZES)
-def test_every_record_is_used_once_behind_what_may_reorder_it(monkeypatch, ranks):
+def test_every_record_is_used_once_after_operations_that_may_reorder_it(monkeypatch, ranks):
     """Shuffled alike by a seed; read by several threads in no order of its own."""
 
     def make():

@@ -160,7 +160,7 @@ def test_a_job_goes_on_where_another_of_other_ranks_stopped(files, start):
     assert rest == [whole[9::3], whole[7::3], whole[8::3]]
 
 
-def test_what_lies_behind_the_end_has_no_batch(files):
+def test_records_after_the_end_have_no_batch(files):
     assert read(lambda: data.parquet(files, ["id"], 2, epochs=2, start=13)) == []
 
 
@@ -450,7 +450,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path, options, rank, ranks):
     assert row_groups_in_memory(below=1) < 1
 
 
-def test_rebatching_and_shuffling_behind_it_hold_a_bounded_part(tmp_path):
+def test_rebatching_and_shuffling_after_it_hold_a_bounded_part(tmp_path):
     """tf.data's own, whose buffer is counted in records, after batches of another size."""
     path = write(tmp_path / "a", 0, 60, rows=20)
     make = lambda: data.parquet(path, ["id", "tags"], 7).unbatch().shuffle(5, seed=1).batch(4)  # noqa: E731

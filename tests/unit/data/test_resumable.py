@@ -242,9 +242,9 @@ def test_a_run_counts_each_batch_that_it_takes(strategy):
 
 
 @pytest.mark.parametrize(
-    "behind", ["shuffle", "repeat", "batch", "unbatch", "filter", "skip", "cache", "flat_map"]
+    "after", ["shuffle", "repeat", "batch", "unbatch", "filter", "skip", "cache", "flat_map"]
 )
-def test_datasets_that_do_not_give_one_for_each_are_refused(strategy, behind):
+def test_datasets_that_do_not_give_one_for_each_are_refused(strategy, after):
     make = {
         "shuffle": lambda d: d.shuffle(3, seed=1),
         "repeat": lambda d: d.repeat(2),
@@ -254,7 +254,7 @@ def test_datasets_that_do_not_give_one_for_each_are_refused(strategy, behind):
         "skip": lambda d: d.skip(1),
         "cache": lambda d: d.cache(),
         "flat_map": lambda d: d.flat_map(tf2.data.Dataset.from_tensors),
-    }[behind]
+    }[after]
     with pytest.raises(NotImplementedError, match="pass through .* in front of"):
         counted(strategy, lambda d: tf.data.make_one_shot_iterator(make(d)).get_next())
 

@@ -68,7 +68,7 @@ def test_another_number_of_ranks_goes_on_with_what_none_has_taken(queues, counts
     assert [item for item in before[0]._all_items if item in used]
 
 
-def test_other_items_than_a_checkpoints_begin_anew(queues, capsys):
+def test_other_items_than_a_checkpoints_begin_again(queues, capsys):
     (queue,) = queues(1, shuffle=False)
     assert not queue._go_on(b"other", b"one", np.array([b"x"], object))
     assert (

@@ -21,8 +21,7 @@ from collective.job.errors import UsageError
 from collective.launch import cli, job
 from collective.launch.attempt import announcement
 from collective.launch.cli import make_plan, parse_options, parse_rank_list
-from collective.launch.command_line import command
-from collective.launch.command_line.command import as_framework, rank_command
+from collective.launch.command_line.rank_command import as_framework, misplaced_option, rank_command
 from collective.launch.output.logs import open_logs
 from collective.launch.planning.environment import rank_environment
 from collective.launch.planning.plan import LaunchPlan
@@ -425,10 +424,10 @@ def test_dry_run_prints_the_plan(capsys, monkeypatch, tmp_path):
         ("pass", "-m module --dry-run", False),
     ],
 )
-def test_an_option_behind_the_script_is_noted(tmp_path, monkeypatch, source, words, is_misplaced):
+def test_an_option_after_the_script_is_noted(tmp_path, monkeypatch, source, words, is_misplaced):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(source)
-    note = command.misplaced_option(words.split())
+    note = misplaced_option(words.split())
     assert ("stands after script.py, so it is the script's" in note) == is_misplaced
     assert bool(note) == is_misplaced
 

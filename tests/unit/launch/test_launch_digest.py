@@ -242,7 +242,7 @@ def test_an_error_that_comes_again_from_another_rank_is_shown_again(ranks):
     assert shown == [1, 0, 1]
 
 
-def test_a_rank_that_hangs_behind_its_error_does_not_hide_it(ranks):
+def test_a_rank_that_hangs_after_its_error_does_not_hide_it(ranks):
     job = ranks(2)
     job.write(1, error()[:-8])
     job.wait(PAUSE)
@@ -271,7 +271,7 @@ def test_what_follows_a_survived_error_keeps_its_order(ranks):
     assert job.take() == "[1] at once\n"
 
 
-def test_what_is_held_behind_an_error_has_a_bound(ranks):
+def test_what_is_held_after_an_error_has_a_bound(ranks):
     job = ranks(2)
     job.write(0, error())
     job.write(0, b"x" * 70000 + b"\n")
@@ -357,7 +357,7 @@ def test_an_interrupt_in_the_handling_of_an_error_does_not_hide_it(ranks):
     assert "[1] ValueError: the cause\n" in job.take()
 
 
-def test_a_lost_peer_behind_an_error_does_not_hide_it(ranks):
+def test_a_lost_peer_after_an_error_does_not_hide_it(ranks):
     job = ranks(2)
     job.job.interrupted = True
     job.write(0, error() + b"Horovod has been shut down\n")
@@ -425,7 +425,7 @@ def test_no_line_of_a_differing_message_is_lost(ranks):
     assert text.count(" line ") == 16 * 12 + 1 + 1  # of the traceback, and of the note
 
 
-def test_what_is_written_steadily_behind_a_survived_error_is_shown(ranks):
+def test_what_is_written_steadily_after_a_survived_error_is_shown(ranks):
     """A line every tenth of a second isn't silence, and yet no part of the message."""
     job = ranks(2)
     for rank in (0, 1):
@@ -479,7 +479,7 @@ def test_what_a_rank_writes_between_errors_keeps_its_order(ranks):
 
 
 @pytest.mark.parametrize("later", [0.0, 0.5])
-def test_a_partial_line_behind_an_error_stays_partial(ranks, later):
+def test_a_partial_line_after_an_error_stays_partial(ranks, later):
     job = ranks(2)
     for rank in (0, 1):
         job.write(rank, error())
@@ -539,7 +539,7 @@ def test_deprecations_are_one_line(ranks, size):
     ]
 
 
-def test_a_warning_beside_deprecations_is_shown(ranks):
+def test_a_warning_among_deprecations_is_shown(ranks):
     job = ranks(2)
     for rank in range(2):
         job.write(rank, FUNCTION % 3 + WARNING + FUNCTION % 4 + b"WARNING:tensorflow:From here\n")

@@ -260,7 +260,7 @@ def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, bla
     )
 
 
-def test_horovods_thread_makes_no_victim_of_a_rank_behind_its_own_error():
+def test_horovods_thread_makes_no_victim_of_a_rank_after_its_own_error():
     """It loses the peers that die of the error, before the rank itself is gone."""
     outcome = JobOutcome(2)
     outcome.add(RankExit(0, 100, 1, 0.0, last_lines=LOST_RANK_1))

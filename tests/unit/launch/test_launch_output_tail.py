@@ -22,15 +22,15 @@ ValueError: rows differ: """
 
 
 @pytest.mark.parametrize("piece", [1 << 16, 12345, 10 << 20])
-@pytest.mark.parametrize("behind", ["\n", "\nat exit\n", ""])
-def test_an_error_with_a_message_of_megabytes_keeps_its_name(piece, behind):
-    text = "a log\n" * 50_000 + TRACEBACK + "é" * 5_000_000 + behind
+@pytest.mark.parametrize("after", ["\n", "\nat exit\n", ""])
+def test_an_error_with_a_message_of_megabytes_keeps_its_name(piece, after):
+    text = "a log\n" * 50_000 + TRACEBACK + "é" * 5_000_000 + after
     shown = excerpt(tail_of(text.encode(), piece).lines(2000), 1)
     assert shown.is_error and "train.py" in shown.place
     assert shown.lines[0].startswith("ValueError: rows differ: éééé")
     assert shown.lines[0].endswith(f"... ({5_000_000 + 25} characters)")
     assert len(shown.lines[0]) < 600
-    assert shown.lines[1:] == (("at exit",) if "exit" in behind else ())
+    assert shown.lines[1:] == (("at exit",) if "exit" in after else ())
 
 
 @pytest.mark.parametrize("width", [1, 7, 1000, 100_000])

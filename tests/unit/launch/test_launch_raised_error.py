@@ -142,7 +142,7 @@ def test_a_python_function_of_the_graph_is_quoted_in_the_message():
     "after",
     [
         ["Exception ignored in: <function f at 0x7f>", *PLAIN[:-1], "TypeError: late"],
-        ["Exception in thread Thread-1:", *PLAIN[:-1], "OSError: beside"],
+        ["Exception in thread Thread-1:", *PLAIN[:-1], "OSError: elsewhere"],
         ["2026-11-23 01:37:42.479186: W tensorflow/core/x.cc:9] about the end"],
     ],
 )
@@ -158,7 +158,7 @@ def test_a_progress_bar_may_stand_before_the_error():
     assert error.chain == ("ValueError: wrong",)
 
 
-def test_last_lines_are_shown_behind_an_error_that_was_survived():
+def test_last_lines_are_shown_after_an_error_that_was_survived():
     """A program that logs an error, goes on and gives up says why in its last lines."""
     lines = [*PLAIN, "INFO:root:again", *(f"line {number}" for number in range(40)), "given up"]
     shown = excerpt(lines, code=1).lines
@@ -184,17 +184,17 @@ def test_a_script_that_python_cannot_read():
 
 
 @pytest.mark.parametrize(
-    "code, behind, is_error",
+    "code, later, is_error",
     [(1, 50, True), (1, 51, False), (3, 1, False), (3, 0, True), (-9, 0, False)],
 )
-def test_an_error_is_the_end_only_if_little_follows(code, behind, is_error):
-    lines = [*PLAIN, *(f"step {number}" for number in range(behind))]
+def test_an_error_is_the_end_only_if_little_follows(code, later, is_error):
+    lines = [*PLAIN, *(f"step {number}" for number in range(later))]
     shown = excerpt(lines, code)
     assert (shown.is_error, bool(shown.place)) == (is_error, is_error)
     assert shown.lines[-1] == lines[-1]
 
 
-def test_indented_lines_and_warnings_behind_an_error_do_not_count():
+def test_indented_lines_and_warnings_after_an_error_do_not_count():
     lines = [*PLAIN, *["train.py:3: UserWarning: careful", "  warnings.warn('careful')"] * 60]
     assert excerpt(lines, 1).lines[0] == "ValueError: wrong"
 

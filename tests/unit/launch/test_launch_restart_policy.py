@@ -69,7 +69,7 @@ def test_a_stall_leaves_out_nobody():
     assert [d for d, _ in decisions(failing(1, 2), plan())] == [(None, None)] * 2
 
 
-def test_gpus_are_counted_anew():
+def test_gpus_are_counted_again():
     visible = iter([("0", "1", "2"), ("0", "1", "2", "3", "4"), ("0",)])
     elastic = plan(("0", "1", "2", "3"), min_ranks=2)
     failures = failing(1, rank=0) + failing(2, rank=1) + failing(3, rank=2)
@@ -101,7 +101,7 @@ def test_what_a_failure_depends_on():
     assert failure_of(JobOutcome(2), milestones) == Failure(None, 1, "", 18, "m-15", 15, True)
 
 
-def test_a_host_that_was_lost_behind_its_ranks_is_no_restart_either():
+def test_a_host_that_was_lost_after_its_ranks_is_no_restart_either():
     """They had left with 0; another rank's failure comes later."""
     outcome = JobOutcome(2)
     outcome.add(RankExit(1, 11, 0, 1.0, host="b"))

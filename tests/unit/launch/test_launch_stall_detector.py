@@ -68,7 +68,7 @@ def test_a_warning_comes_once_before_the_end():
     assert "the job ends after 600 s" in warning[1].report(600)
 
 
-def test_progress_starts_the_time_anew():
+def test_progress_restarts_the_time():
     detector = StallDetector(2, 10, 0.0)
     for second in range(1, 100):
         records = [record(RUNNING, since=second // 8), record(AWAY)]

@@ -103,7 +103,7 @@ def test_criteos_text_is_read(tmp_path, ending, separator):
     assert len(set(ids[:, 1])) == 5
 
 
-def test_a_field_behind_the_others_is_the_history(tmp_path):
+def test_a_field_after_the_others_is_the_history(tmp_path):
     lines = [criteo_line(1, 7, history=items) for items in ("", "a b", "b c d e")]
     for name in ("train.txt", "eval.txt"):
         (tmp_path / name).write_text("\n".join(lines))

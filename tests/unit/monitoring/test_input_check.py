@@ -194,7 +194,7 @@ def test_what_is_fed_in_a_batchs_place_is_left_out(by_name):
 
         def read(fetches, feeds):
             reading = recorder.reading()
-            run = reading.beside(original)
+            run = reading.added_to(original)
             recorder.restart(original, session)
             return reading, run(session, [fetches, recorder.record], feeds, None, None)[0]
 

@@ -17,7 +17,7 @@ def registered(monkeypatch):
     return functions
 
 
-def test_horovod_is_shut_down_behind_what_was_registered_since(registered):
+def test_horovod_is_shut_down_after_everything_registered_since(registered):
     """Its shutdown would come first if it were registered again."""
     collectives.init()
     registered.clear()
@@ -25,7 +25,7 @@ def test_horovod_is_shut_down_behind_what_was_registered_since(registered):
     assert registered == [] and (collectives.rank(), collectives.size()) == (0, 1)
 
 
-def test_horovod_is_initialized_again_behind_its_shutdown():
+def test_horovod_is_initialized_again_after_its_shutdown():
     collectives.init()
     collectives.hvd.shutdown()
     assert not collectives.hvd.is_initialized()

@@ -68,17 +68,17 @@ def plurals(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.JoinedStr):
             continue
-        for number, behind in zip(node.values, node.values[1:]):
-            if isinstance(number, ast.FormattedValue) and isinstance(behind, ast.Constant):
+        for number, following_text in zip(node.values, node.values[1:]):
+            if isinstance(number, ast.FormattedValue) and isinstance(following_text, ast.Constant):
                 match = re.match(
-                    rf" ((?!of |updates )[a-z-]+ )?({NOUNS})\b(?!/)", str(behind.value)
+                    rf" ((?!of |updates )[a-z-]+ )?({NOUNS})\b(?!/)", str(following_text.value)
                 )
                 is_counted = ast.unparse(number.value).startswith("counted(")
                 if match and not is_counted and number.conversion == -1:
                     yield f"{ast.unparse(number.value)}{match[0]}"
 
 
-def test_no_message_has_a_plural_behind_a_number_that_may_be_one():
+def test_no_message_has_a_plural_after_a_number_that_may_be_one():
     found = {}
     for folder in ("collective", "ops", "strategies", "modelzoo"):
         for file in sorted((ROOT / folder).rglob("*.py")):

@@ -77,7 +77,7 @@ def test_functions_are_searched_through_the_functions_that_they_call(graph: tf.G
 
 
 @pytest.mark.parametrize("resource", [False, True])
-def test_the_holder_of_a_variable_is_found_behind_what_passes_it_on(resource: bool):
+def test_the_holder_of_a_variable_is_found_through_operations_that_pass_it_on(resource: bool):
     variable = tf.get_variable("v", [2], use_resource=resource)
     memory = graph_analysis.memory(variable)
     handle = variable.handle if resource else variable._ref()

@@ -9,7 +9,7 @@ import pytest
 from tensorflow.python.framework import config
 
 from collective.ops import kernel_device
-from collective.ops.communication import carriers, hierarchy
+from collective.ops.communication import carrier_choice, hierarchy
 from collective.ops.communication.hierarchy import Bandwidths, Hosts, hosts_of
 from collective.ops.communication.membership import Process
 
@@ -18,10 +18,10 @@ from collective.ops.communication.membership import Process
 def job(monkeypatch):
     """Makes a rank of a job on two hosts of two ranks each, which share memory."""
     process = Process(0, 4, 0, 2)
-    monkeypatch.setattr(carriers._meeting, "joined", process)
-    monkeypatch.setattr(carriers._meeting, "unavailable", "")
-    monkeypatch.setattr(carriers._meeting, "scope_choice", None)
-    monkeypatch.delenv(carriers.VARIABLE, raising=False)
+    monkeypatch.setattr(carrier_choice._meeting, "joined", process)
+    monkeypatch.setattr(carrier_choice._meeting, "unavailable", "")
+    monkeypatch.setattr(carrier_choice._meeting, "scope_choice", None)
+    monkeypatch.delenv(carrier_choice.VARIABLE, raising=False)
     monkeypatch.setattr(kernel_device, "chosen", lambda: "cpu")
     monkeypatch.setattr(hierarchy, "_settled", hierarchy._Settled())
     monkeypatch.setattr(hierarchy, "_choice", hierarchy.AUTO)
@@ -104,9 +104,9 @@ def test_what_can_not_be_merged_is_flat(job, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(kernel_device, "chosen", lambda: "gpu")
         assert hierarchy.why_flat() == "tables are on GPUs"
-    carriers.use("horovod")
+    carrier_choice.use("horovod")
     assert hierarchy.why_flat() == "Horovod carries everything"
-    monkeypatch.setattr(carriers._meeting, "unavailable", "the ranks have GPUs")
+    monkeypatch.setattr(carrier_choice._meeting, "unavailable", "the ranks have GPUs")
     assert settle(job, [["0", "1", "0", "1"]]) == []
     assert hierarchy.explanation() == "flat: the ranks of a host don't share memory"
 

@@ -25,9 +25,9 @@ def data() -> tf.Tensor:
 def test_what_computes_of_data_alone_is_on_the_host():
     ids = data()
     pruned = tf.boolean_mask(ids, ids > 3)
-    beside = tf.identity(ids)
+    unrelated = tf.identity(ids)
     keep_on_host([pruned + 1])
-    assert ids.device == pruned.device == CPU and not beside.device
+    assert ids.device == pruned.device == CPU and not unrelated.device
 
 
 def test_what_needs_a_variable_stays():
@@ -48,9 +48,9 @@ def test_what_a_script_has_placed_stays():
         of_worker = data() + 1
     variable = tf.get_variable("v", [9], use_resource=True)
     with tf.get_default_graph().colocate_with(variable.handle.op):
-        beside = data() + 1
-    keep_on_host([behind := on_gpu + 1, of_worker, beside])
-    assert on_gpu.device == "/device:GPU:0" and not behind.device and not beside.device
+        unrelated = data() + 1
+    keep_on_host([later := on_gpu + 1, of_worker, unrelated])
+    assert on_gpu.device == "/device:GPU:0" and not later.device and not unrelated.device
     assert of_worker.device == f"/job:worker/task:1{CPU}"
 
 

@@ -83,7 +83,7 @@ class EmulatedDevice(Device):
         return memory[first : first + size].view(dtype).reshape(shape)
 
     def check_guards(self, kernel: str) -> None:
-        """Raises KernelError if something was written beside an array."""
+        """Raises KernelError if something was written outside an array."""
         alive = []
         for reference, first, end in self._guarded:
             memory = reference()
@@ -91,7 +91,7 @@ class EmulatedDevice(Device):
                 continue
             alive.append((reference, first, end))
             if np.any(memory[:first] != _GUARDED) or np.any(memory[end:] != _GUARDED):
-                raise KernelError(f"{kernel} wrote beside an array of {end - first} bytes")
+                raise KernelError(f"{kernel} wrote outside an array of {end - first} bytes")
         self._guarded = alive
 
     def upload(self, values: np.ndarray, into: Any) -> None:

@@ -356,7 +356,7 @@ def _resolved(choice: str) -> str:
 
 
 def _opener(rank: int, size: int) -> Callable[[int], str]:
-    """Returns the function that opens the memory behind a descriptor for this rank."""
+    """Returns the function that opens the memory that a descriptor stands for, for this rank."""
 
     def use(descriptor: int) -> str:
         functions = native_library.functions()

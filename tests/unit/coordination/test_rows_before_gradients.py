@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.run_analysis import beside_gradients
+from collective.coordination.run_analysis import rows_before_gradients
 from collective.ops import native_library
 from collective.ops.communication.gate import gates_of
 
@@ -27,7 +27,7 @@ def graph():
 
 
 def names(*operations):
-    found = beside_gradients(gates_of(tf.get_default_graph()), operations)
+    found = rows_before_gradients(gates_of(tf.get_default_graph()), operations)
     return [op.name.removeprefix("collective.") for op in found]
 
 
@@ -50,14 +50,14 @@ def test_other_rows_are_waited_for(graph):
     assert names(*(op for op in without_gb if op is not ga.op)) == []
 
 
-def test_rows_behind_the_update_are_not_waited_for(graph):
+def test_rows_after_the_update_are_not_waited_for(graph):
     a = exchange("a", "rows")
     gradients = exchange("ga", "gradients", a)
     exchange("after", "rows", tf.identity(gradients))
     assert names(*graph.get_operations()) == []
 
 
-def test_rows_behind_a_later_gate_are_not_waited_for(graph):
+def test_rows_after_a_later_gate_are_not_waited_for(graph):
     """Such a gate opens when all is exchanged that an earlier one lets go."""
     gates = gates_of(graph)
     exchange("g", "gradients", exchange("a", "rows", gates.at(1).zero))

@@ -1,7 +1,7 @@
 """Made `version_1` next to it, which tests/ranks/checkpoint/test_checkpoint_golden.py restores; a
 new format gets a folder of its own.
 
-    PYTHONPATH=. collective launch -np 2 --device cpu tests/golden/make.py
+    PYTHONPATH=. collective launch -np 2 --device cpu tests/golden/golden_checkpoint.py
     tests/golden/version_1
 """
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.communication import carriers, horovod_library, nccl, shared_memory
+from collective.ops.communication import carrier_choice, horovod_library, nccl, shared_memory
 from collective.ops.communication.membership import Process
 from collective.scope import ScopeStack
 
@@ -24,12 +24,12 @@ def job(monkeypatch):
             monkeypatch.delenv(name, raising=False)
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv(carriers.VARIABLE, raising=False)
-    monkeypatch.setattr(carriers._meeting, "joined", None)
-    monkeypatch.setattr(carriers._meeting, "unavailable", "")
-    monkeypatch.setattr(carriers._meeting, "scope_choice", None)
-    monkeypatch.setattr(carriers._meeting, "has_memory", False)
-    monkeypatch.setattr(carriers._meeting, "has_nccl", False)
+    monkeypatch.delenv(carrier_choice.VARIABLE, raising=False)
+    monkeypatch.setattr(carrier_choice._meeting, "joined", None)
+    monkeypatch.setattr(carrier_choice._meeting, "unavailable", "")
+    monkeypatch.setattr(carrier_choice._meeting, "scope_choice", None)
+    monkeypatch.setattr(carrier_choice._meeting, "has_memory", False)
+    monkeypatch.setattr(carrier_choice._meeting, "has_nccl", False)
     monkeypatch.setattr(native_library, "missing", lambda: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr(shared_memory, "share", lambda job, r, n, problem, use, patience: problem)
@@ -38,7 +38,7 @@ def job(monkeypatch):
 def join(rank, size, here, words=None):
     """Joins; `words` are those of all ranks, if there are several hosts."""
     process = Process(rank, size, rank % here, here)
-    carriers.join(process, lambda own: words or [own] * size)
+    carrier_choice.join(process, lambda own: words or [own] * size)
 
 
 @pytest.mark.parametrize(
@@ -48,28 +48,28 @@ def join(rank, size, here, words=None):
 def test_ranks_of_one_host_share_memory(size, here, words):
     join(0, size, here)
     carrier = "shared_memory" if words is None else "horovod"
-    assert carriers.in_force() == carriers.of_agreement() == carrier
-    assert (words or "shared memory of the ranks of this host") in carriers.explanation()
+    assert carrier_choice.in_force() == carrier_choice.of_agreement() == carrier
+    assert (words or "shared memory of the ranks of this host") in carrier_choice.explanation()
 
 
 def test_a_job_that_nothing_tells_from_others_goes_by_horovod(monkeypatch):
     for name in LAUNCHED:
         monkeypatch.delenv(name)
     join(0, 2, 2)
-    assert carriers.in_force() == "horovod"
-    assert "what started the ranks doesn't say" in carriers.explanation()
+    assert carrier_choice.in_force() == "horovod"
+    assert "what started the ranks doesn't say" in carrier_choice.explanation()
 
 
 def test_a_rank_with_a_gpu_or_without_compiled_operations_says_so(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0"])
     join(1, 2, 2)
-    assert carriers.explanation() == "Horovod: the ranks have GPUs"
+    assert carrier_choice.explanation() == "Horovod: the ranks have GPUs"
     monkeypatch.setattr(native_library, "missing", lambda: "they were not built")
-    monkeypatch.setattr(carriers._meeting, "joined", None)
+    monkeypatch.setattr(carrier_choice._meeting, "joined", None)
     join(1, 2, 2)
-    assert carriers.in_force() == carriers.of_agreement() == "horovod"
-    carriers.use("shared_memory")
-    assert carriers.explanation() == (
+    assert carrier_choice.in_force() == carrier_choice.of_agreement() == "horovod"
+    carrier_choice.use("shared_memory")
+    assert carrier_choice.explanation() == (
         "Horovod, though scope(carrier='shared_memory') asks for shared memory: the compiled "
         "operations "
         "are missing: they were not built"
@@ -90,11 +90,11 @@ def test_a_rank_with_a_gpu_or_without_compiled_operations_says_so(monkeypatch):
 def test_scope_comes_before_the_environment(
     monkeypatch, variable, scope, carrier, agreement, words
 ):
-    monkeypatch.setenv(carriers.VARIABLE, variable)
+    monkeypatch.setenv(carrier_choice.VARIABLE, variable)
     join(0, 2, 2)
-    carriers.use(scope)
-    assert (carriers.in_force(), carriers.of_agreement()) == (carrier, agreement)
-    assert carriers.explanation().endswith(words) or words in carriers.explanation()
+    carrier_choice.use(scope)
+    assert (carrier_choice.in_force(), carrier_choice.of_agreement()) == (carrier, agreement)
+    assert carrier_choice.explanation().endswith(words) or words in carrier_choice.explanation()
 
 
 def test_ranks_meet_once(monkeypatch):
@@ -102,11 +102,11 @@ def test_ranks_meet_once(monkeypatch):
     monkeypatch.setattr(shared_memory, "share", lambda *arguments: met.append(arguments))
     join(0, 2, 2)
     join(0, 2, 2)
-    assert len(met) == 1 and carriers.in_force() == "shared_memory"
+    assert len(met) == 1 and carrier_choice.in_force() == "shared_memory"
 
 
 def test_another_name_is_no_carrier(monkeypatch):
-    monkeypatch.setenv(carriers.VARIABLE, "gloo")
+    monkeypatch.setenv(carrier_choice.VARIABLE, "gloo")
     with pytest.raises(ValueError, match="COLLECTIVE_CARRIER=gloo: .* auto, horovod, shared_mem"):
         join(0, 2, 2)
 
@@ -135,10 +135,10 @@ def test_another_name_is_no_carrier(monkeypatch):
 )
 def test_hosts_share_memory_within_each_or_not_at_all(words, explanation):
     join(1, 4, 2, words)
-    assert carriers.explanation() == explanation
+    assert carrier_choice.explanation() == explanation
     is_mixed = explanation.startswith("shared")
-    assert carriers.in_force() == ("mixed" if is_mixed else "horovod")
-    assert carriers.of_agreement() == carriers.in_force()
+    assert carrier_choice.in_force() == ("mixed" if is_mixed else "horovod")
+    assert carrier_choice.of_agreement() == carrier_choice.in_force()
 
 
 def test_ranks_of_a_host_meet_by_themselves(monkeypatch):
@@ -147,7 +147,7 @@ def test_ranks_of_a_host_meet_by_themselves(monkeypatch):
     join(3, 4, 2, ["0 ", "1 ", "0 ", "1 "])
     ((job, rank, size, *_),) = met
     assert (rank, size) == (1, 2) and job.endswith("host of rank 2")
-    assert carriers.ranks_of_host() == range(2, 4)
+    assert carrier_choice.ranks_of_host() == range(2, 4)
 
 
 @pytest.fixture
@@ -161,33 +161,33 @@ def with_nccl(monkeypatch):
 
 
 def test_nccl_carries_everything_but_headers(with_nccl, monkeypatch):
-    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    monkeypatch.setenv(carrier_choice.VARIABLE, "nccl")
     join(1, 2, 2)
     assert with_nccl == [(1, 2)]
-    assert carriers.in_force() == carriers.of_broadcasts() == "nccl"
-    assert carriers.of_agreement() == "shared_memory"
-    assert carriers.explanation() == (
+    assert carrier_choice.in_force() == carrier_choice.of_broadcasts() == "nccl"
+    assert carrier_choice.of_agreement() == "shared_memory"
+    assert carrier_choice.explanation() == (
         "NCCL between the GPUs of this host, by COLLECTIVE_CARRIER=nccl"
     )
-    carriers.use("auto")  # Never NCCL, nor the host's memory for GPUs.
-    assert carriers.in_force() == "horovod"
-    assert carriers.explanation() == "Horovod: the ranks have GPUs"
+    carrier_choice.use("auto")  # Never NCCL, nor the host's memory for GPUs.
+    assert carrier_choice.in_force() == "horovod"
+    assert carrier_choice.explanation() == "Horovod: the ranks have GPUs"
 
 
 def test_nccl_by_a_scope_leaves_the_agreement_as_it_was(with_nccl):
     join(0, 2, 2)
-    assert carriers.in_force() == "horovod" and not with_nccl
-    carriers.use("nccl")
-    assert carriers.in_force() == "nccl" and with_nccl == [(0, 2)]
-    assert carriers.of_agreement() == carriers.of_broadcasts() == "horovod"
-    assert carriers.explanation().endswith("by scope(carrier='nccl')")
+    assert carrier_choice.in_force() == "horovod" and not with_nccl
+    carrier_choice.use("nccl")
+    assert carrier_choice.in_force() == "nccl" and with_nccl == [(0, 2)]
+    assert carrier_choice.of_agreement() == carrier_choice.of_broadcasts() == "horovod"
+    assert carrier_choice.explanation().endswith("by scope(carrier='nccl')")
 
 
 def test_one_rank_needs_no_nccl(monkeypatch):
-    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    monkeypatch.setenv(carrier_choice.VARIABLE, "nccl")
     join(0, 1, 1)
-    assert carriers.in_force() == carriers.of_agreement() == "horovod"
-    assert carriers.explanation().endswith(
+    assert carrier_choice.in_force() == carrier_choice.of_agreement() == "horovod"
+    assert carrier_choice.explanation().endswith(
         "COLLECTIVE_CARRIER=nccl asks for NCCL: there is one rank"
     )
 
@@ -207,15 +207,15 @@ def without_nccl():
 def test_nccl_that_cannot_be_is_an_error_with_the_fix(monkeypatch, gpus, here, functions, words):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
     monkeypatch.setattr(nccl, "_of_nccl", functions)
-    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    monkeypatch.setenv(carrier_choice.VARIABLE, "nccl")
     with pytest.raises(RuntimeError, match=f"^COLLECTIVE_CARRIER=nccl: .*{words}"):
         join(0, 2, here)
-    monkeypatch.setenv(carriers.VARIABLE, "horovod")
-    monkeypatch.setattr(carriers._meeting, "joined", None)
+    monkeypatch.setenv(carrier_choice.VARIABLE, "horovod")
+    monkeypatch.setattr(carrier_choice._meeting, "joined", None)
     join(0, 2, here)
     with pytest.raises(RuntimeError, match=rf"^scope\(carrier='nccl'\): .*{words}"):
-        carriers.use("nccl")
-    assert carriers.in_force() == "horovod"
+        carrier_choice.use("nccl")
+    assert carrier_choice.in_force() == "horovod"
 
 
 def test_a_scope_that_cannot_be_is_not_open():
@@ -243,7 +243,7 @@ def no_horovod(monkeypatch):
 
 def test_ranks_of_one_host_need_no_horovod(no_horovod):
     join(0, 2, 2)
-    assert carriers.in_force() == carriers.of_agreement() == "shared_memory"
+    assert carrier_choice.in_force() == carrier_choice.of_agreement() == "shared_memory"
 
 
 @pytest.mark.parametrize(("missing", "patience"), [("", 30), ("No module", 600)])
@@ -269,17 +269,17 @@ def test_ranks_that_share_no_memory_need_horovod(no_horovod, monkeypatch):
 def test_who_asks_for_horovod_needs_it(no_horovod, monkeypatch):
     join(0, 2, 2)
     with pytest.raises(ImportError, match=r"scope\(carrier='horovod'\) asks for Horovod"):
-        carriers.use("horovod")
-    monkeypatch.setattr(carriers._meeting, "joined", None)
-    monkeypatch.setenv(carriers.VARIABLE, "horovod")
+        carrier_choice.use("horovod")
+    monkeypatch.setattr(carrier_choice._meeting, "joined", None)
+    monkeypatch.setenv(carrier_choice.VARIABLE, "horovod")
     with pytest.raises(ImportError, match="COLLECTIVE_CARRIER=horovod asks for Horovod"):
         join(0, 2, 2)
 
 
 def test_one_rank_never_needs_horovod(no_horovod, monkeypatch):
-    monkeypatch.setenv(carriers.VARIABLE, "horovod")
+    monkeypatch.setenv(carrier_choice.VARIABLE, "horovod")
     join(0, 1, 1)
-    carriers.use("horovod")
+    carrier_choice.use("horovod")
 
 
 def test_gpus_of_one_host_take_nccl_where_there_is_no_horovod(no_horovod, monkeypatch):
@@ -287,8 +287,8 @@ def test_gpus_of_one_host_take_nccl_where_there_is_no_horovod(no_horovod, monkey
     monkeypatch.setattr(nccl, "problem", lambda: None)
     monkeypatch.setattr(nccl, "start", lambda rank, size: "")
     join(0, 2, 2)
-    assert carriers.in_force() == carriers.of_broadcasts() == "nccl"
-    assert carriers.of_agreement() == "shared_memory"
+    assert carrier_choice.in_force() == carrier_choice.of_broadcasts() == "nccl"
+    assert carrier_choice.of_agreement() == "shared_memory"
 
 
 def test_a_place_is_read_of_what_the_launcher_says():
