@@ -123,7 +123,7 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
         if table.rows is None:
             dynamic.append(table)
             continue
-        sizes[table.op.name] = tf.constant(table.placement.counts(table.rows), tf.int64)
+        sizes[table.op.name] = tf.constant(table.row_placement.counts(table.rows), tf.int64)
     if dynamic:
         counts = tf.stack([table.count() for table in dynamic])
         if ranks > 1:

@@ -96,7 +96,7 @@ class DistributedVariable(_Static):
 
     def key_map(self, indices: Any) -> Any:
         """Returns the places of the rows `indices`, which this rank has, in its part."""
-        return self.placement.row(indices)
+        return self.row_placement.row(indices)
 
 
 class LocalizedVariable(_Static):

@@ -209,7 +209,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         shard_rows: list[int | None] = [None] * ranks
         shard_rows[collectives.rank()] = _local_count(table, session)
     else:
-        shard_rows = table.placement.counts(table.rows)
+        shard_rows = table.row_placement.counts(table.rows)
     shard_bytes = [None if rows is None else rows * row_bytes for rows in shard_rows]
     known_bytes = [size for size in shard_bytes if size is not None]
     keys_per_owner = graph_state.of(graph, KnownRuns).keys_per_owner.get(table.op.name)

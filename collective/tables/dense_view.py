@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import control_flow, device_scopes
+from collective.ops.placement import RowPlacement
 from collective.tensorflow_internals.graphs import pywrap_tfe
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
@@ -31,8 +32,10 @@ class ShardedRows(Protocol):
     dtype: Any
     op: Any
     handle: Any
-    placement: Any
     initializer: Any
+
+    @property
+    def row_placement(self) -> RowPlacement: ...
 
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
@@ -139,7 +142,7 @@ def local_rows(table: ShardedRows, value: Any) -> Any:
             f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be assigned a "
             f"value of shape {value.shape}: give the whole table, the same on every rank."
         )
-    return value[table.placement.rows_of(collectives.rank())]
+    return value[table.row_placement.rows_of(collectives.rank())]
 
 
 def agreed(table: ShardedRows, what: str) -> tf.Tensor:

@@ -27,6 +27,7 @@ from collective.ops.communication import collectives, gate
 from collective.ops.exchange import dispatch, shard_gradients
 from collective.ops.graph import device_scopes, graphs, training_flag
 from collective.ops.graph.sessions import raw_session, run_unpatched
+from collective.ops.placement import Placement
 from collective.ops.rows import dynamic_rows, keymap, memory
 from collective.tables.rows import (
     initializers,
@@ -191,8 +192,13 @@ class DynamicTable(ReservedVariable, Table):
         return tf.TensorShape([None, self.dim])
 
     @property
-    def placement(self) -> Any:
+    def placement(self) -> Placement:
         return placement.dynamic(collectives.size())
+
+    @property
+    def row_placement(self) -> NoReturn:
+        """Refuses: the row store alone knows the rows of keys (`local`)."""
+        raise TypeError(f"table '{self.op.name}' is dynamic: no placement tells the rows of keys.")
 
     def local(self, keys_: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the local rows of `keys_` [K], int64 [K].

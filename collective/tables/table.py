@@ -16,6 +16,7 @@ from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.exchange import dispatch, tensorflow_lookup
 from collective.ops.graph import graphs
+from collective.ops.placement import Placement, RowPlacement
 from collective.policy import TablePolicy
 from collective.tables import dense_view
 from collective.tables.rows import initializers
@@ -107,8 +108,13 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return tf.nn.embedding_lookup(self, indices, name=name)
 
     @property
-    def placement(self) -> Any:
-        """Returns the placement of its rows on ranks: of static tables a `RowPlacement`."""
+    def placement(self) -> Placement:
+        """Returns the placement of its keys on ranks."""
+        return self.row_placement
+
+    @property
+    def row_placement(self) -> RowPlacement:
+        """Returns the placement of its keys on ranks, and on the rows of their shards."""
         return placement.static(collectives.size())
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
@@ -120,17 +126,17 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
         The gradient is `IndexedSlices` of the shard.
         """
-        return tensorflow_lookup.gather_rows(self, self.placement.row(keys), [self.dim])
+        return tensorflow_lookup.gather_rows(self, self.row_placement.row(keys), [self.dim])
 
     def ids_of_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the ids, int64 [K], of `rows` [K] of this rank's shard."""
         if collectives.size() == 1:
             return rows
-        return self.placement.key(collectives.rank(), tf.cast(rows, tf.int64))
+        return self.row_placement.key(collectives.rank(), tf.cast(rows, tf.int64))
 
     def rows_of_ids(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of this rank's shard, int64 [K], of `ids` [K], which it owns."""
-        return ids if collectives.size() == 1 else self.placement.row(tf.cast(ids, tf.int64))
+        return ids if collectives.size() == 1 else self.row_placement.row(tf.cast(ids, tf.int64))
 
     def check_is_looked_up(self) -> None:
         """Refuses a lookup by TensorFlow's functions if the table doesn't allow it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collective.ops import placement
+from collective.ops.placement import Placement, RowPlacement
 
 LAYOUT_ENTRY = "collective/layout"  # a string scalar: `CheckpointLayout.to_json`
 FORMAT_ENTRY = "collective/format"  # a string scalar: the version alone
@@ -56,13 +57,23 @@ class StoredTable:
         return sum(self.parts)
 
     @property
-    def placement(self) -> Any:
-        """Returns the placement of its rows on its parts: of a static table a `RowPlacement`.
+    def placement(self) -> Placement:
+        """Returns the placement of its keys on its parts.
 
-        In an increment it is that of the rows' numbers, which are keys there.
+        In an increment of a static table the keys are the rows' numbers.
         """
-        parts = len(self.parts)
-        return placement.static(parts) if self.kind == STATIC else placement.dynamic(parts)
+        return self.row_placement if self.kind == STATIC else placement.dynamic(len(self.parts))
+
+    @property
+    def row_placement(self) -> RowPlacement:
+        """Returns the placement of a static table's keys on its parts, and on the parts' rows.
+
+        Raises:
+            ValueError: the table is dynamic; its keys are stored with their rows.
+        """
+        if self.kind != STATIC:
+            raise ValueError(f"table '{self.name}' is {self.kind}: keys tell its rows.")
+        return placement.static(len(self.parts))
 
 
 @dataclasses.dataclass(frozen=True)

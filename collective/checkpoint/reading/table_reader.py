@@ -120,7 +120,8 @@ class RowFinder:
                 is_there[of_part] = stored_keys[places[of_part]] == keys[of_part]
         else:
             is_there = (keys >= 0) & (keys < stored.count)
-            parts, places = stored.placement.owner(keys), stored.placement.row(keys)
+            placed = stored.row_placement
+            parts, places = placed.owner(keys), placed.row(keys)
         found = np.flatnonzero(is_there)
 
         def receive(numbers: np.ndarray, values: np.ndarray) -> None:
@@ -139,7 +140,7 @@ def read_rows(bundle: Bundle, stored: StoredTable, rows: np.ndarray, receive: Re
         rows: their numbers, int64 [n], each in [0, V).
         receive: called with places in `rows` [b], and the values of these rows [b, D].
     """
-    placed = stored.placement
+    placed = stored.row_placement
     _read_places(bundle, stored, placed.owner(rows), placed.row(rows), receive)
 
 
@@ -213,7 +214,7 @@ def read_static(
         count = min(block, stored.count - first)
         rows = np.empty((count, stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
         for part, cursor in enumerate(cursors):
-            rows_of_part = rows[stored.placement.rows_of(part, first)]
+            rows_of_part = rows[stored.row_placement.rows_of(part, first)]
             rows_of_part[...] = cursor.take(len(rows_of_part))
         yield first, rows
 

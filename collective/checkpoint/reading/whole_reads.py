@@ -54,7 +54,7 @@ def get_tensor(original: Any, reader: Any, tensor_str: Any) -> Any:
         raise tf.errors.NotFoundError(None, None, _not_one_tensor(stored, layout)) from None
     whole = np.empty((stored.count, stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
     for part in range(len(stored.parts)):
-        whole[stored.placement.rows_of(part)] = original(reader, layout.entry(stored, part))
+        whole[stored.row_placement.rows_of(part)] = original(reader, layout.entry(stored, part))
     return whole
 
 

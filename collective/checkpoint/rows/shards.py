@@ -57,7 +57,7 @@ class Shard:
         """Returns the shape of this rank's rows: [0, D] for a dynamic shard, since it grows."""
         if self.dynamic:
             return 0, self.dim
-        return self.table.placement.count(collectives.rank(), self.table.rows), self.dim
+        return self.table.row_placement.count(collectives.rank(), self.table.rows), self.dim
 
     @property
     def dtype(self) -> Any:

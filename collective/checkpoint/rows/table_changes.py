@@ -61,16 +61,17 @@ class TableChanges:
         if self.keys is None and self.group[0].dynamic:
             yield from table.ascending(self.session, block)
             return
-        placed, rank, count = table.placement, collectives.rank(), self.count
+        rank, count = collectives.rank(), self.count
         store = table.store(self.session) if self.group[0].dynamic else None
         for first in range(0, count, block):
             last = min(first + block, count)
             if self.keys is None:
                 rows = np.arange(first, last, dtype=np.int64)
-                yield placed.key(rank, rows), rows
+                yield table.row_placement.key(rank, rows), rows
                 continue
             keys = self.keys[first:last]
-            yield keys, placed.row(keys) if store is None else store.locate(keys)
+            rows = table.row_placement.row(keys) if store is None else store.locate(keys)
+            yield keys, rows
 
     def read(self, keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray] | None:
         """Reads a block of a table that may have rows in a file: [b, D] for each of its group.
@@ -149,7 +150,7 @@ class Follower:
         if changes.all or name in self._unfollowed:
             return TableChanges(session, group, True, None, nothing)
         if not group[0].dynamic:
-            keys = table.placement.key(collectives.rank(), changes.rows)
+            keys = table.row_placement.key(collectives.rank(), changes.rows)
             return TableChanges(session, group, False, keys, nothing)
         store = table.store(session)
         last = store.count_in_memory

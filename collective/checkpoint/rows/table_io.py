@@ -186,7 +186,7 @@ def own_rows(stored: StoredTable) -> Iterator[tuple[int, placement.CommonRows]]:
     """Yields the parts of a static table that hold rows of this rank, and which of their rows."""
     now = placement.static(collectives.size())
     for part, count in enumerate(stored.parts):
-        common = stored.placement.common(part, now, collectives.rank())
+        common = stored.row_placement.common(part, now, collectives.rank())
         if common is not None and common.first < count:
             yield part, common
 
@@ -201,7 +201,7 @@ def read_static(
         stored: a static table in it, or a slot.
         receive: called with local rows [b] and their values [b, D].
     """
-    saved, now = stored.placement, placement.static(collectives.size())
+    saved, now = stored.row_placement, placement.static(collectives.size())
     for part, common in own_rows(stored):
         entry, step = bundle.layout.entry(stored, part), common.step
         for first in range(0, stored.parts[part], stored.block):
@@ -259,7 +259,7 @@ def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.n
     """
     if not data_files.are_possible(bundle.prefix):
         return None
-    saved, now = stored.placement, placement.static(collectives.size())
+    saved, now = stored.row_placement, placement.static(collectives.size())
     numbers = []
     for part, common in own_rows(stored):
         slices = bundle.row_slices(bundle.layout.entry(stored, part))

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.checkpoint.files.layout import StoredTable
 from collective.ops import placement
+from collective.ops.communication import collectives
+from collective.tables.dynamic_table import DynamicTable
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = range(1, 9)
@@ -227,6 +230,53 @@ def sources() -> Iterator[tuple[str, list[int]]]:
                     yield name, divisions_in_python(path.read_text(encoding="utf-8"))
                 elif path.suffix in (".cc", ".h", ".cu", ".cuh"):
                     yield name, divisions_in_compiled_code(path.read_text(encoding="utf-8"))
+
+
+def placements(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the names of fields, properties and arguments that are placements, and their types."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.arg)):
+            name = node.name if isinstance(node, ast.FunctionDef) else node.arg
+            kind = node.returns if isinstance(node, ast.FunctionDef) else node.annotation
+        elif isinstance(node, ast.AnnAssign):
+            name, kind = ast.unparse(node.target).rpartition(".")[2], node.annotation
+        else:
+            continue
+        if name in ("placement", "row_placement"):
+            yield name, ast.unparse(kind) if kind is not None else ""
+
+
+def test_every_placement_has_a_type():
+    """With `Any`, nothing would find a dynamic table that is asked for the rows of keys."""
+    found = {
+        (name, kind)
+        for file, _ in sources()
+        if file.endswith(".py")
+        for name, kind in placements((ROOT / file).read_text(encoding="utf-8"))
+    }
+    assert found == {
+        ("placement", "Placement"),
+        ("row_placement", "RowPlacement"),
+        ("row_placement", "NoReturn"),
+    }
+
+
+def test_dynamic_tables_have_no_rows_by_placement(monkeypatch):
+    stored = StoredTable("t", "dynamic", None, 2, "float32", 4, (3, 1), keys="t/keys")
+    assert stored.placement == placement.dynamic(2)
+    with pytest.raises(ValueError, match="table 't' is dynamic"):
+        _ = stored.row_placement
+    with tf.Graph().as_default():
+        table = DynamicTable(
+            initializer=tf.ones_initializer(),
+            shape=tf.TensorShape([None, 2]),
+            dtype=tf.float32,
+            name="t",
+        )
+        monkeypatch.setattr(collectives, "size", lambda: 3)
+        assert table.placement == placement.dynamic(3)
+        with pytest.raises(TypeError, match="table 't' is dynamic"):
+            _ = table.row_placement
 
 
 def test_few_files_know_which_rank_has_which_row():
