@@ -79,9 +79,9 @@ class BatchReader(Generic[Order]):
         """Drops the row groups that are finished, and begins to read the next ones."""
         self._prepared = batch.window
         kept = {self._key(epoch, group) for epoch, group in batch.window}
-        for following in (number + self._step, self._next_beyond(number, batch)):
-            if self._last is None or following < self._last:
-                ahead = self.order.batch(following)
+        for upcoming in (number + self._step, self._next_beyond(number, batch)):
+            if self._last is None or upcoming < self._last:
+                ahead = self.order.batch(upcoming)
                 for piece in ahead.pieces[:1]:
                     self._group(piece.epoch, piece.group)
                     kept.add(self._key(piece.epoch, piece.group))
@@ -91,7 +91,7 @@ class BatchReader(Generic[Order]):
 
     def _next_beyond(self, number: int, batch: Batch) -> int:
         """Returns the next number of this reader whose batch is beyond the window."""
-        steps = -(-(batch.following - int(number)) // self._step)
+        steps = -(-(batch.beyond - int(number)) // self._step)
         return int(number) + max(steps, 1) * self._step
 
     def _key(self, epoch: int, group: int) -> tuple[int, int]:

@@ -124,9 +124,9 @@ def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDi
     def follow(state: _State, element: Any) -> tuple[_State, Any]:
         parts = tf.nest.flatten(element)
         hashes = [_hashes(parts[tensors[name]], by_record) for name in names]
-        following, noted = _following(_handle(table, width), width, state, hashes)
+        next_state, noted = _next_state(_handle(table, width), width, state, hashes)
         with tf.control_dependencies([noted]):
-            return _State(tf.identity(following.counts), *following[1:]), element
+            return _State(tf.identity(next_state.counts), *next_state[1:]), element
 
     @tf.autograph.experimental.do_not_convert
     def end(number: tf.Tensor) -> tf2.data.Dataset:
@@ -232,7 +232,7 @@ class _State(NamedTuple):
     last: tf.Tensor
 
 
-def _following(
+def _next_state(
     handle: tf.Tensor, width: int, state: _State, hashes: list[tf.Tensor]
 ) -> tuple[_State, tf.Operation]:
     """Returns the state with one element more, and what notes it in the table.
@@ -253,7 +253,7 @@ def _following(
     by_tensor = _stacked(hashes)
     in_front = tf.concat([state.last[:, None], by_tensor], 1)
     changed = tf.not_equal(in_front[:, :-1], by_tensor)
-    following = _State(
+    next_state = _State(
         counts,
         tf.where(is_due, state.due + tf.maximum(state.due // 4, 1), state.due),
         _fingerprints(tf.concat([state.order[:, None], by_tensor], 1)),
@@ -261,9 +261,9 @@ def _following(
         state.changes + tf.reduce_sum(tf.cast(changed, tf.int64), 1),
         in_front[:, -1],
     )
-    row = tf.concat([counts, following.order, following.content, following.changes], 0)
+    row = tf.concat([counts, next_state.order, next_state.content, next_state.changes], 0)
     keys = tf.stack([tf.constant(_LATEST, tf.int64), tf.where(is_due, elements, _LATEST)])
-    return following, _inserted(handle, keys, tf.stack([row, row]))
+    return next_state, _inserted(handle, keys, tf.stack([row, row]))
 
 
 def _stacked(hashes: list[tf.Tensor]) -> tf.Tensor:

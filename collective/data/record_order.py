@@ -47,12 +47,12 @@ class Batch:
     Attributes:
         pieces: its records.
         window: the row groups of its windows, as (epoch, group).
-        following: the number of the first batch that has no record of these windows.
+        beyond: the number of the first batch that has no record of these windows.
     """
 
     pieces: tuple[Piece, ...]
     window: frozenset[tuple[int, int]]
-    following: int
+    beyond: int
 
 
 class RecordOrder:
@@ -101,8 +101,8 @@ class RecordOrder:
         first = of_epoch * self._batch_size
         last = min(first + self._batch_size, self.records)
         pieces, window, beyond = self.between(epoch, first, last)
-        following = epoch * self.batches + min(-(-beyond // self._batch_size), self.batches)
-        return Batch(tuple(pieces), frozenset(window), following)
+        next_batch = epoch * self.batches + min(-(-beyond // self._batch_size), self.batches)
+        return Batch(tuple(pieces), frozenset(window), next_batch)
 
     def between(
         self, epoch: int, first: int, last: int

@@ -90,7 +90,7 @@ class Draws:
         """Starts a pass over the elements."""
         states = self.first or States.now()
         # A pass may begin before this one has ended.
-        self.first = following = states.elsewhere("pass")
+        self.first = next_pass = states.elsewhere("pass")
         elements: Iterator[Any] | None = None
         draws, is_over = True, False
         while True:
@@ -106,7 +106,7 @@ class Draws:
             if is_over:
                 break
             yield element
-        if self.first is following:
+        if self.first is next_pass:
             self.first = states
 
 

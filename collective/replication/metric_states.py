@@ -278,8 +278,8 @@ def _state_of(variable: Any, depends: Depends) -> MetricState:
     kept.obstacles += [f"is used by '{op.name}' ({op.type})" for op in uses.others]
     state.own_updates, state.set_alike = kept.own_updates, kept.set_alike
     state.compared = kept.compared
-    following = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
-    state.reads = list(dict.fromkeys([*uses.reads, *following]))
+    updated = (x for op in kept.own_updates for x in op.outputs if not _is_reference(x))
+    state.reads = list(dict.fromkeys([*uses.reads, *updated]))
     state.obstacle, state.is_final = _obstacle(variable, kept), bool(kept.obstacles)
     if kept.reductions and not state.obstacle:
         (state.reduction,) = kept.reductions

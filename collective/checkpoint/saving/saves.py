@@ -112,12 +112,12 @@ def save(
     )
     as_latest = write_state and state_name == "checkpoint"
     saved = (base, prefix, as_latest, lambda: sharded_save.id)
-    following = running_chain.of_base(saver, sess, shards, *saved)
+    new_chain = running_chain.of_base(saver, sess, shards, *saved)
     if is_blocking:
-        with following:
+        with new_chain:
             sharded_save.run()
     else:
-        sharded_save.start(options_of(saver).checkpoint_buffer, following)
+        sharded_save.start(options_of(saver).checkpoint_buffer, new_chain)
     return prefix
 
 
@@ -197,13 +197,13 @@ class ShardedSave:
         self._succeeded()
 
     def start(
-        self, buffer: int | float, following: contextlib.AbstractContextManager[None]
+        self, buffer: int | float, new_chain: contextlib.AbstractContextManager[None]
     ) -> None:
         """Records what belongs to the checkpoint, and writes it in the background.
 
         Args:
             buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
-            following: is entered now, and left once the outcome of the save is known.
+            new_chain: is entered now, and left once the outcome of the save is known.
 
         Raises:
             CheckpointStorageError: the storage failed while recording.
@@ -216,7 +216,7 @@ class ShardedSave:
             parts.append(PartSnapshot(self.saver, self.session, self.shards, staging, buffer))
 
         with contextlib.ExitStack() as entered:
-            entered.enter_context(following)
+            entered.enter_context(new_chain)
             with self._undone_if_it_fails():
                 staging = self._step("preparing", self._begin)[0]
                 self._gather()
@@ -238,14 +238,14 @@ class ShardedSave:
             storage_error=self._storage_error,
         ).start()
 
-    def _leave(self, following: contextlib.ExitStack, error: Exception | None) -> None:
+    def _leave(self, new_chain: contextlib.ExitStack, error: Exception | None) -> None:
         """Notes the outcome of a background save, once all ranks know it."""
         if error is None:
-            following.close()
+            new_chain.close()
             self._succeeded()
             return
         with contextlib.suppress(type(error)):
-            following.__exit__(type(error), error, None)
+            new_chain.__exit__(type(error), error, None)
 
     def _succeeded(self) -> None:
         self.retention.apply(self.saver)

@@ -105,7 +105,7 @@ def test_the_pages_picture():
     groups = [[piece.group for piece in order.batch(number).pieces] for number in range(12)]
     assert groups == [[0], [1], [2], [0], [1], [2], [3], [4], [5], [3], [4], [5]]
     assert order.batch(3).pieces == (Piece(0, 2, 2),)
-    assert order.batch(3).following == 6 and order.batch(3).window == {(0, 0), (0, 1), (0, 2)}
+    assert order.batch(3).beyond == 6 and order.batch(3).window == {(0, 0), (0, 1), (0, 2)}
     for rank in range(3):
         read = {p.group for number in range(rank, 12, 3) for p in order.batch(number).pieces}
         assert read == {rank, rank + 3}
