@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping
 
-from collective.job.milestones import VARIABLE, MilestoneBoard, Milestones
+from collective.job.milestones import MilestoneBoard, Milestones
 
 # The step in a checkpoint's name; for an increment that of its whole checkpoint.
 _STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")
@@ -26,7 +25,9 @@ class MilestonePoster:
     def __init__(self, environment: Mapping[str, str]):
         self._process = os.getpid()
         self._steps = self._start = 0
-        self._board, self._rank = _board(environment, self._process)
+        self._board, self._rank = MilestoneBoard.of_rank(environment, self._process)
+        if self._board is not None:
+            self._board.post(self._rank, Milestones(self._process))
 
     @property
     def is_ending(self) -> bool:
@@ -56,29 +57,6 @@ class MilestonePoster:
         self._board.post(
             self._rank, Milestones(self._process, self._steps, self._start, path, step)
         )
-
-
-def _board(environment: Mapping[str, str], process: int) -> tuple[MilestoneBoard | None, int]:
-    """Returns the launcher's board (None if this process has none) and the rank's number."""
-    place = environment.get(VARIABLE)
-    if not place:
-        return None, 0
-    try:
-        board, rank = MilestoneBoard.open(place), int(environment["LOCAL_RANK"])
-        record = board.read(rank)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        warnings.warn(
-            f"{VARIABLE}={place} is no board to post milestones on "
-            f"({type(error).__name__}: {error}): the launcher will not know this rank's steps",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None, 0
-    # A process that a rank starts inherits its environment and number, but isn't a rank.
-    if record.pid not in (0, process) and os.path.exists(f"/proc/{record.pid}"):
-        return None, 0
-    board.post(rank, Milestones(process))
-    return board, rank
 
 
 _posters: dict[int, MilestonePoster] = {}

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from collective.job import stack_signal
-from collective.job.progress_board import VARIABLE, Board, Label, Phase
+from collective.job.progress_board import Board, Label, Phase
 
 _NOTHING = Label("nothing yet")
 
@@ -46,7 +45,7 @@ class Progress:
         self._label = self._posted = _NOTHING
         self._phase = Phase.AWAY
         self._process = os.getpid()
-        self._board, self._rank = _board(environment, self._process)
+        self._board, self._rank = Board.of_rank(environment, self._process)
         if self._board is not None:
             stack_signal.answer(self._rank)
 
@@ -85,24 +84,3 @@ class Progress:
 
     def __exit__(self, *error: Any) -> None:
         self.leaves()
-
-
-def _board(environment: Mapping[str, str], process: int) -> tuple[Board | None, int]:
-    """Returns the launcher's board (None if this process has none) and the rank's number."""
-    place = environment.get(VARIABLE)
-    if not place:
-        return None, 0
-    try:
-        board, rank = Board.open(place), int(environment["LOCAL_RANK"])
-        record = board.read(rank)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        warnings.warn(
-            f"{VARIABLE}={place} is no board to post progress on "
-            f"({type(error).__name__}: {error}): the launcher will not see this rank stall",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None, 0
-    # A process that a rank starts inherits its environment, and its number, but is no rank.
-    taken = record is not None and record.pid != process and os.path.exists(f"/proc/{record.pid}")
-    return (None if taken else board), rank

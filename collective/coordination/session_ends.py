@@ -21,13 +21,8 @@ def close(original: Any, session: Any) -> None:
 
     The `with` statement of a monitored session or a `finally` may call it because of an error.
     """
-    error = _error_since_start(session)
     try:
-        try:
-            _end_background_work(session, error)
-        finally:
-            if coordinator.started():
-                coordinator.instance().leave(session, error)
+        _leave_peers(session, _error_since_start(session))
     finally:
         try:
             original(session)
@@ -50,15 +45,20 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
     TensorFlow closes the session in another thread, which knows nothing of the error.
     """
     try:
-        try:
-            _end_background_work(session, error)
-        finally:
-            if coordinator.started():
-                coordinator.instance().leave(session, error)
+        _leave_peers(session, error)
     except BaseException as elsewhere:
         original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
         raise
     return original(session, kind, error, traceback)
+
+
+def _leave_peers(session: Any, error: BaseException | None) -> None:
+    """Ends the session's background work, and tells the peers that this rank leaves."""
+    try:
+        _end_background_work(session, error)
+    finally:
+        if coordinator.started():
+            coordinator.instance().leave(session, error)
 
 
 def _end_background_work(session: Any, error: BaseException | None) -> None:

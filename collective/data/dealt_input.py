@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -32,8 +32,6 @@ from collective.data.source_digest import SourceDigest
 from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_state, graphs
-
-Digest = Union[OrderDigest, SourceDigest]
 
 ENOUGH_CHANGES = 16
 ENOUGH_AT_END = 6  # of data so small that there are no more to come

@@ -57,6 +57,7 @@ class MilestoneBoard(PagedMemory):
     """Maps the memory; the launcher and the ranks use it."""
 
     name, magic = "collective.milestones", b"collective milestones 1\n"
+    variable, content, loss = VARIABLE, "milestones", "know this rank's steps"
 
     @property
     def is_ending(self) -> bool:
@@ -75,6 +76,9 @@ class MilestoneBoard(PagedMemory):
         checksum = _CHECKSUM.pack(zlib.crc32(fields + path))
         self._memory[start + _STEPS.size : start + _PATH + len(path)] = checksum + fields + path
         self.post_steps(rank, milestones.steps)
+
+    def owner(self, rank: int) -> int:
+        return self.read(rank).pid
 
     def read(self, rank: int) -> Milestones:
         """Returns what `rank` has posted; empty if it could not be read consistently.

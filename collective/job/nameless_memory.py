@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import warnings
+from collections.abc import Mapping
 from typing import TypeVar
 
 PAGE = 4096
@@ -22,10 +24,15 @@ class PagedMemory:
     Attributes:
         name: the name of the memory, only for display.
         magic: the first bytes of page 0, by which the memory is recognised.
+        variable: the environment variable that holds its path.
+        content: what ranks post on it, for a warning, and `loss`, what happens without it.
     """
 
     name: str
     magic: bytes
+    variable: str
+    content: str
+    loss: str
 
     def __init__(self, descriptor: int) -> None:
         """Maps an open file, which the caller may close afterwards.
@@ -50,6 +57,42 @@ class PagedMemory:
             return cls(descriptor)
         finally:
             os.close(descriptor)
+
+    @classmethod
+    def of_rank(
+        cls: type[Memory], environment: Mapping[str, str], process: int
+    ) -> tuple[Memory | None, int]:
+        """Returns the launcher's memory (None if this process has none) and the rank's number.
+
+        Args:
+            environment: the process's, in which the launcher has put the memory's path.
+            process: the process's id.
+        """
+        path = environment.get(cls.variable)
+        if not path:
+            return None, 0
+        try:
+            memory, rank = cls.open(path), int(environment["LOCAL_RANK"])
+            owner = memory.owner(rank)
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            warnings.warn(
+                f"{cls.variable}={path} is no board to post {cls.content} on "
+                f"({type(error).__name__}: {error}): the launcher will not {cls.loss}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return None, 0
+        # A process that a rank starts inherits its environment and number, but isn't a rank.
+        is_taken = owner not in (0, process) and os.path.exists(f"/proc/{owner}")
+        return (None if is_taken else memory), rank
+
+    def owner(self, rank: int) -> int:
+        """Returns the id of the process that posts on the page of `rank`; 0 if none has posted.
+
+        Raises:
+            IndexError: there is no page for the rank.
+        """
+        raise NotImplementedError
 
 
 class OwnedMemory(PagedMemory):

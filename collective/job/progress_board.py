@@ -89,6 +89,7 @@ class Board(PagedMemory):
     """Maps the memory; the launcher and the ranks use it."""
 
     name, magic = "collective.progress", b"collective board 1\n"
+    variable, content, loss = VARIABLE, "progress", "see this rank stall"
 
     def post(
         self, rank: int, record: tuple[int, Phase, int, int], label: Label, same: bool
@@ -109,6 +110,10 @@ class Board(PagedMemory):
             self._memory[text_start : text_start + len(label.text)] = label.text
         checksum = zlib.crc32(fields, label.checksum)
         self._memory[start:text_start] = _CHECKSUM.pack(checksum) + fields
+
+    def owner(self, rank: int) -> int:
+        record = self.read(rank)
+        return 0 if record is None else record.pid
 
     def read(self, rank: int) -> ProgressRecord | None:
         """Returns the record of `rank`; None if it has none, or none could be read consistently.
