@@ -15,13 +15,13 @@ from collective.tensorflow_internals.estimators import ModeKeys
 from collective.tensorflow_internals.keras import backend
 from collective.tensorflow_internals.variables import variable_scope
 
-_initializers: list[Any] = []
-_is_building = False
+# The initializers of iterators, for each evaluation that is being built.
+_initializers: list[list[Any]] = []
 
 
 def make_one_shot_iterator(dataset: Any) -> Any:
     """Makes an iterator; in an evaluation, an iterator that starts again each time."""
-    if not _is_building:
+    if not _initializers:
         return tf.data.make_one_shot_iterator(dataset)
     return make_initializable_iterator(dataset)
 
@@ -29,21 +29,19 @@ def make_one_shot_iterator(dataset: Any) -> Any:
 def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> Any:
     """Makes an iterator with an initializer, which an evaluation runs at its start."""
     iterator = tf.data.make_initializable_iterator(dataset, shared_name)
-    if _is_building:
-        _initializers.append(iterator.initializer)
+    if _initializers:
+        _initializers[-1].append(iterator.initializer)
     return iterator
 
 
 @contextlib.contextmanager
 def _building() -> Iterator[list[Any]]:
     """Collects the initializers of iterators made inside."""
-    global _is_building
-    _is_building = True
+    _initializers.append([])
     try:
-        yield _initializers
+        yield _initializers[-1]
     finally:
-        _is_building = False
-        del _initializers[:]
+        _initializers.pop()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ that say which rows they belong to. Rows are merged.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
@@ -72,8 +73,15 @@ class _Settled(NamedTuple):
     unavailable: str = "all ranks are on one host"
 
 
-_settled = _Settled()
-_choice: Choice = AUTO
+@dataclasses.dataclass
+class _Merging:
+    """Holds what all ranks have agreed on, and the choice for what is built now."""
+
+    settled: _Settled = _Settled()
+    choice: Choice = AUTO
+
+
+_merging = _Merging()
 
 
 def settle(
@@ -89,20 +97,19 @@ def settle(
         probe: returns a context with a function that sends PROBE bytes to another rank, of this
             host (True) or of another; all ranks call it at the same time.
     """
-    global _settled
     if process.on_one_host:
-        _settled = _Settled()
+        _merging.settled = _Settled()
         return
     hosts = hosts_of([int(words) for words in allgather_words(str(process.local_rank))])
     if isinstance(hosts, str):
-        _settled = _Settled(unavailable=hosts)
+        _merging.settled = _Settled(unavailable=hosts)
     elif not carrier_choice.can_mix():
-        _settled = _Settled(hosts, unavailable="the ranks of a host don't share memory")
+        _merging.settled = _Settled(hosts, unavailable="the ranks of a host don't share memory")
     else:
         with probe() as send:
             own = f"{_rate(lambda: send(True))} {_rate(lambda: send(False))}"
         measured = [[float(rate) for rate in words.split()] for words in allgather_words(own)]
-        _settled = _Settled(hosts, Bandwidths(*map(min, zip(*measured))), "")
+        _merging.settled = _Settled(hosts, Bandwidths(*map(min, zip(*measured))), "")
 
 
 def _rate(send: Callable[[], None]) -> float:
@@ -139,26 +146,25 @@ def hosts_of(local_ranks: Sequence[int]) -> Hosts | str:
 
 def use(choice: Choice) -> None:
     """Sets the choice for exchanges that are built from now on: AUTO, True or False."""
-    global _choice
-    _choice = choice if choice == AUTO else bool(choice)
+    _merging.choice = choice if choice == AUTO else bool(choice)
 
 
 def of_group() -> Hosts | None:
     """Returns the hosts on which a group built now is to merge; None means that it is flat."""
-    return None if why_flat() else _settled.hosts
+    return None if why_flat() else _merging.settled.hosts
 
 
 def why_flat() -> str:
     """Returns why a group built now merges nothing; '' if it merges."""
-    if _choice is False:
+    if _merging.choice is False:
         return "scope(hierarchical=False)"
-    if _settled.unavailable:
-        return _settled.unavailable
+    if _merging.settled.unavailable:
+        return _merging.settled.unavailable
     if carrier_choice.in_force() != carrier_choice.MIXED:
         return "Horovod carries everything"
     if kernel_device.chosen() != "cpu":
         return "tables are on GPUs"
-    return "" if _choice is True or _is_worthwhile() else f"auto, by {_measured()}"
+    return "" if _merging.choice is True or _is_worthwhile() else f"auto, by {_measured()}"
 
 
 def keeps_order() -> bool:
@@ -168,13 +174,17 @@ def keeps_order() -> bool:
 
 def explanation() -> str:
     """Says whether groups built now merge, and why; '' for a job on one host."""
-    if _settled == _Settled():
+    if _merging.settled == _Settled():
         return ""
     why = why_flat()
     if why:
         return f"flat: {why}"
-    by = f"auto, by {_measured()}" if _choice == AUTO else f"scope(hierarchical={_choice})"
-    hosts = _settled.hosts
+    by = (
+        f"auto, by {_measured()}"
+        if _merging.choice == AUTO
+        else f"scope(hierarchical={_merging.choice})"
+    )
+    hosts = _merging.settled.hosts
     assert hosts is not None
     ranks = f"two levels: the {hosts.ranks} ranks of each of {hosts.number} hosts"
     if keeps_order():
@@ -186,12 +196,12 @@ def explanation() -> str:
 
 
 def _is_worthwhile() -> bool:
-    rates = _settled.bandwidths
+    rates = _merging.settled.bandwidths
     return rates is not None and rates.memory >= WORTHWHILE * rates.network
 
 
 def _measured() -> str:
-    rates = _settled.bandwidths
+    rates = _merging.settled.bandwidths
     assert rates is not None
     return (
         f"{rates.memory / 1e9:.2g} GB/s a rank within a host and {rates.network / 1e9:.2g} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -44,19 +45,25 @@ class Functions(ctypes.Structure):
     _fields_ = [(field, ctypes.c_void_p) for field in (*_NCCL, *_NEWER, *_DRIVER)]
 
 
-_injected: Functions | None = None
-_open = False
+@dataclasses.dataclass
+class _Library:
+    """Holds the functions that stand in for NCCL's, if any, and whether the library is open."""
+
+    injected: Functions | None = None
+    is_open: bool = False
+
+
+_nccl = _Library()
 
 
 def use(functions: Functions | None) -> None:
     """Injects functions that move the host's memory, before the first collective; None: NCCL's."""
-    global _injected
-    _injected = functions
+    _nccl.injected = functions
 
 
 def moves_host_memory() -> bool:
     """Tells whether collectives move host memory, by injected functions."""
-    return _injected is not None
+    return _nccl.injected is not None
 
 
 def problem() -> str | None:
@@ -64,7 +71,7 @@ def problem() -> str | None:
     reason = native_library.missing()
     if reason is not None:
         return f"the compiled operations are missing: {reason}"
-    if _injected is not None:
+    if _nccl.injected is not None:
         return None
     if not tf.config.list_physical_devices("GPU"):
         return (
@@ -93,15 +100,14 @@ def start(rank: int, ranks: int) -> str | None:
         rank: its number among the ranks that exchange by NCCL; all share memory for headers.
         ranks: how many ranks these are.
     """
-    global _open
     library = native_library.functions()
     library.collective_nccl_open.restype = ctypes.c_char_p
-    functions, on_host = (_of_nccl(), 0) if _injected is None else (_injected, 1)
+    functions, on_host = (_of_nccl(), 0) if _nccl.injected is None else (_nccl.injected, 1)
     said = library.collective_nccl_open(ctypes.byref(functions), on_host, rank, ranks).decode()
     if said:
         return f"rank {rank} can't use NCCL: {said}"
-    if not _open:
-        _open = True
+    if not _nccl.is_open:
+        _nccl.is_open = True
         atexit.register(library.collective_nccl_leave)
         library.collective_nccl_problem.restype = ctypes.c_char_p
     return None
@@ -113,7 +119,7 @@ def checked(values: Any) -> Any:
     Raises:
         tf.errors.UnknownError: it has been aborted; says why.
     """
-    said = native_library.functions().collective_nccl_problem().decode() if _open else ""
+    said = native_library.functions().collective_nccl_problem().decode() if _nccl.is_open else ""
     if said:
         raise tf.errors.UnknownError(None, None, f"what this run gave is not to be used: {said}")
     return values

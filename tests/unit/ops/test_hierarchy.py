@@ -23,8 +23,7 @@ def job(monkeypatch):
     monkeypatch.setattr(carrier_choice._meeting, "scope_choice", None)
     monkeypatch.delenv(carrier_choice.VARIABLE, raising=False)
     monkeypatch.setattr(kernel_device, "chosen", lambda: "cpu")
-    monkeypatch.setattr(hierarchy, "_settled", hierarchy._Settled())
-    monkeypatch.setattr(hierarchy, "_choice", hierarchy.AUTO)
+    monkeypatch.setattr(hierarchy, "_merging", hierarchy._Merging())
     return process
 
 
@@ -59,7 +58,7 @@ def settle(process, words, memory=0.0, network=0.0):
 
 def test_all_ranks_go_by_the_slowest_of_each(job):
     settle(job, [["0", "1", "0", "1"], ["9e9 2e8", "8e9 3e8", "9e9 3e8", "9e9 3e8"]])
-    assert hierarchy._settled.bandwidths == Bandwidths(8e9, 2e8)
+    assert hierarchy._merging.settled.bandwidths == Bandwidths(8e9, 2e8)
     assert hierarchy.of_group() == Hosts(2, 2)
     assert hierarchy.explanation() == (
         "two levels: the 2 ranks of each of 2 hosts merge what they exchange with others (auto, by "
@@ -77,7 +76,7 @@ def test_numbers_stand_for_what_they_say(job):
 
 def test_it_measures_both(job):
     assert sorted(set(settle(job, [["0", "1", "0", "1"]], 0.001, 0.02))) == [False, True]
-    rates = hierarchy._settled.bandwidths
+    rates = hierarchy._merging.settled.bandwidths
     assert rates.memory > 2 * rates.network > 0
 
 

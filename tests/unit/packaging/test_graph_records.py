@@ -22,7 +22,7 @@ from tests.unit.packaging.test_layout import imported_modules, package_modules
 
 GRAPH_STATE = "collective.ops.graph.graph_state"
 # Each is a value of the whole process, set from several functions.
-MOST_GLOBALS = 10
+MOST_GLOBALS = 5
 
 
 @functools.cache
