@@ -63,7 +63,7 @@ image_kind = $(if $(filter 1,$(GPU)),gpu,cpu)
 
 image:  ## Build the image collective:cpu, or with GPU=1 collective:gpu (docker/README.md)
 	docker build --file docker/Dockerfile --target $(image_kind) --tag collective:$(image_kind) \
-	    $(if $(filter cpu,$(image_kind)),--tag collective) $(ARGS) .
+	    $(if $(filter cpu,$(image_kind)),--tag collective) $(if $(TENSORFLOW),--build-arg TENSORFLOW=$(TENSORFLOW)) $(ARGS) .
 
 image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; whichever of them is to be had here
 	@docker/check.sh

@@ -40,6 +40,7 @@ class Image:
 
     root: Path
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": _PATH})
+    arguments: dict[str, str] = field(default_factory=dict)  # ARG's, while it is built
     folder: str = "/"
     user: str = "0:0"
     shell: list[str] = field(default_factory=lambda: ["/bin/sh", "-c"])
@@ -115,7 +116,12 @@ class ImageBuild:
             if stage.parent in self._dockerfile.stages:
                 parent = self.stage(stage.parent)
                 _call("cp", "-a", "--reflink=auto", parent.root, root)
-                image = dataclasses.replace(parent, root=root, environment=dict(parent.environment))
+                image = dataclasses.replace(
+                    parent,
+                    root=root,
+                    environment=dict(parent.environment),
+                    arguments=dict(parent.arguments),
+                )
             else:
                 self._base(stage.parent, root)
                 self._machine.prepare(root)
@@ -134,10 +140,12 @@ class ImageBuild:
         elif instruction.keyword == "ENV":
             image.environment.update(
                 {
-                    name: expand(value, image.environment)
+                    name: expand(value, {**image.arguments, **image.environment})
                     for name, value in instruction.pairs().items()
                 }
             )
+        elif instruction.keyword == "ARG":
+            image.arguments.update(instruction.pairs())
         elif instruction.keyword == "WORKDIR":
             image.folder = os.path.join(image.folder, text)
             _inside(image, ".").mkdir(parents=True, exist_ok=True)

@@ -9,19 +9,25 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from collective.build_horovod import TENSORFLOW as REQUIRED
 from collective.launch.cli import emitted, make_plan, parse_options
 from tests.image import dockerfile
 from tests.image.build_context import BuildContext
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ("cpu", "gpu")
+GPU_SETTINGS = "GPU=1 HOROVOD_CUDA_HOME=$(echo /nvidia/cuda-12.*)"
 DOCKERFILE = dockerfile.read((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))
 CONTEXT = BuildContext(ROOT)
 
 
-def pins(name: str) -> dict[str, str]:
-    path = ROOT / "tools" / "pins" / "tensorflow2.15" / name
+TENSORFLOW = DOCKERFILE.stages["builder"].all("ARG")[0].pairs()["TENSORFLOW"]
+
+
+def pins(name: str, tensorflow: str = TENSORFLOW) -> dict[str, str]:
+    path = ROOT / "tools" / "pins" / f"tensorflow{tensorflow}" / name
     lines = path.read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
@@ -39,17 +45,26 @@ def compose() -> dict:
 # Pins.
 
 
-def test_the_python_of_the_image_is_the_newest_that_its_tensorflow_has():
+def test_the_tensorflow_of_the_image_is_the_newest():
+    newest, *_ = supported()
+    assert newest == TENSORFLOW
+    (command,) = DOCKERFILE.stages["builder"].all("ENV")
+    assert command.pairs()["TENSORFLOW"] == "${TENSORFLOW}"  # set-up and the stages after it see it
+
+
+def test_the_python_of_the_image_is_one_that_every_tensorflow_has():
     installed = " ".join(run.text for run in DOCKERFILE.stages["base"].all("RUN"))
-    newest = max(tuple(map(int, name.split("."))) for name in supported())
-    assert re.findall(r"\bpython(\d+\.\d+)\b", installed) == [".".join(map(str, newest))]
+    (python,) = re.findall(r"\bpython(\d+\.\d+)\b", installed)
+    assert all(python in pythons for pythons in supported().values())
     builder = " ".join(run.text for run in DOCKERFILE.stages["builder"].all("RUN"))
-    assert f"python{newest[0]}.{newest[1]}-venv" in builder
+    assert f"python{python}-venv" in builder
 
 
-def supported() -> list[str]:
+def supported() -> dict[str, list[str]]:
+    """Returns the Pythons of each TensorFlow that set-up installs, the newest first."""
     setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
-    return re.search(r"\[2\.15\]='(3\..*?)'", setup)[1].split()
+    (listed,) = re.findall(r"^readonly -A PYTHONS=\((.*)\)$", setup, re.M)
+    return {name: each.split() for name, each in re.findall(r"\[(.*?)\]='(.*?)'", listed)}
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -65,31 +80,43 @@ def test_set_up_alone_chooses_versions(image: str):
 def test_the_gpu_image_has_set_ups_cuda_cudnn_and_nccl():
     gpu = pins("gpu.txt")
     release = ".".join(gpu["nvidia-cuda-runtime-cu12"].split(".")[:2])
-    assert release == "12.2"
+    assert release == "12.5"
     assert DOCKERFILE.stages["cuda"].parent.startswith(f"nvidia/cuda:{release}.")
     (run,) = (run for run in DOCKERFILE.stages["gpu-packages"].all("RUN") if "setup.sh" in run.text)
     (compiler,) = (mount for mount in run.mounts() if mount.get("from") == "cuda")
-    assert compiler["source"] == f"/usr/local/cuda-{release}"
-    settings = DOCKERFILE.last("gpu-packages", "ENV").pairs()
-    assert settings == {"HOROVOD_CUDA_HOME": compiler["target"]}
+    assert compiler["source"] == "/usr/local"
+    assert run.text.startswith(f"{GPU_SETTINGS} ")
+    assert f"={compiler['target']}/" not in GPU_SETTINGS  # found by its name, of any release
+    assert f"(echo {compiler['target']}/cuda-12.*)" in GPU_SETTINGS
     assert "-devel-" in DOCKERFILE.stages["cuda"].parent  # the others have no compiler
-    assert gpu["nvidia-cudnn-cu12"].startswith("8.9.")
+    assert gpu["nvidia-cudnn-cu12"].startswith("9.")
+    assert gpu["cupy-cuda12x"].startswith("14.")
     assert "nvidia-nccl-cu12" in gpu
-    assert run.text.startswith("GPU=1 ")
     assert not any("GPU=1" in text for text in commands("cpu"))
+
+
+def test_the_compiler_for_an_older_tensorflow_is_named_where_it_is_asked_for():
+    release = ".".join(pins("gpu.txt", "2.15")["nvidia-cuda-runtime-cu12"].split(".")[:2])
+    for name in ("Dockerfile", "README.md"):
+        text = (ROOT / "docker" / name).read_text(encoding="utf-8")
+        (named,) = re.findall(r"--build-arg CUDA=nvidia/cuda:([\d.]+)-devel-", text)
+        assert named.startswith(f"{release}.")
 
 
 def test_both_images_are_built_alike():
     """What was never run, the GPU's image, differs from what is run in as little as can be."""
     extras = ",gpu]' 'tensorflow[and-cuda]'"
-    gpu = [text.replace("GPU=1 ", "").replace(extras, "]'") for text in commands("gpu")]
+    gpu = [
+        text.replace(f"{GPU_SETTINGS} ", "").replace(extras, "]'") for text in commands("gpu")
+    ]
     assert gpu == commands("cpu")
 
 
-def test_serving_is_of_tensorflows_release():
-    assert compose()["services"]["serving"]["image"] == (
-        f"tensorflow/serving:{pins('python3.11.txt')['tensorflow']}"
-    )
+def test_serving_is_of_a_supported_release():
+    """An export has stock operations: it answers in each of them (test_export_versions.py)."""
+    name, _, release = compose()["services"]["serving"]["image"].partition(":")
+    assert name == "tensorflow/serving"
+    assert Requirement(REQUIRED).specifier.contains(release)
 
 
 # What a container is.
