@@ -92,7 +92,7 @@ Environment, given to each rank; the user's value wins
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the kernel lets programs
   ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every
   rank), on GPUs CUDA_CACHE_MAXSIZE=4294967296 (bytes: room for all of TensorFlow's kernels, which
-  the driver compiles for GPUs newer than TensorFlow 2.15 and keeps in CUDA_CACHE_PATH, ~/.nv)
+  the driver compiles for GPUs newer than TensorFlow and keeps in CUDA_CACHE_PATH, ~/.nv)
 
 Output
   Lines of rank 1 begin with "[1] "; stdout goes to stdout, stderr to stderr. A carriage return ends

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library
+from collective.ops import native_library, newer_gpus
 
 # The fields of the table, and their names in NCCL and in CUDA's driver.
 _NCCL = {
@@ -161,6 +161,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _candidates() -> Iterator[str]:
+    newer_gpus.before_cupy()
     with contextlib.suppress(ImportError):
         import cupy.cuda.nccl  # noqa: F401  It loads NCCL, if it has one.
     # Horovod or CuPy may have loaded one already: two in one process use twice the memory.

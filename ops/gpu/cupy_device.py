@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 
+from collective.ops import newer_gpus
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.reserved_memory import Reserved
 from collective.ops.gpu.sources import Source
@@ -53,6 +52,7 @@ class CupyDevice(Device):
 
     def __init__(self, pooled: bool = True) -> None:
         super().__init__()
+        newer_gpus.before_cupy()
         try:
             import cupy
         except ImportError as error:
@@ -69,7 +69,6 @@ class CupyDevice(Device):
                 f"CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES"
             ) from error
         try:
-            _preload_compiler()
             # CuPy looks for its compiler, and for CUDA's headers, only at the first kernel.
             with kept_locale():
                 cupy.RawModule(
@@ -80,7 +79,8 @@ class CupyDevice(Device):
             raise RuntimeError(
                 f"CuPy can compile no kernel ({error}): it needs NVRTC and the headers of CUDA. "
                 "Install the CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 "
-                "and nvidia-cuda-runtime-cu12 of one release"
+                "and nvidia-cuda-runtime-cu12 of one release. If the GPU is newer than NVRTC, import "
+                "CuPy after collective, or set CUPY_COMPILE_WITH_PTX=1"
             ) from error
         if not pooled:
             cupy.cuda.set_allocator(None)
@@ -211,16 +211,6 @@ class _CupyKernel:
         if shared > _STATIC_SHARED and self._function.max_dynamic_shared_size_bytes < shared:
             self._function.max_dynamic_shared_size_bytes = shared
         self._function((blocks,), (threads,), tuple(arguments), shared_mem=shared)
-
-
-def _preload_compiler() -> None:
-    """Loads the NVRTC of NVIDIA's wheel: CuPy 13 finds it only by name, once it is loaded."""
-    found = importlib.util.find_spec("nvidia")
-    for folder in found.submodule_search_locations or () if found is not None else ():
-        for file in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.*")):
-            with contextlib.suppress(OSError):
-                ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
-                return
 
 
 def _version(number: int) -> str:
