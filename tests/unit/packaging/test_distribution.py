@@ -126,6 +126,11 @@ def test_pyarrow_is_bounded_wherever_it_comes_from():
             assert requirements["pyarrow"].specifier.contains("21.0.0"), name
 
 
+def test_the_supported_version_is_this_one():
+    minor = collective.__version__.rpartition(".")[0]
+    assert f"gets fixes: {minor}." in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+
+
 def test_the_changelog_has_the_version():
     headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert headings[0][0] == "Unreleased"
