@@ -79,8 +79,8 @@ class CupyDevice(Device):
             raise RuntimeError(
                 f"CuPy can compile no kernel ({error}): it needs NVRTC and the headers of CUDA. "
                 "Install the CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 "
-                "and nvidia-cuda-runtime-cu12 of one release. If the GPU is newer than NVRTC, import "
-                "CuPy after collective, or set CUPY_COMPILE_WITH_PTX=1"
+                "and nvidia-cuda-runtime-cu12 of one release. If the GPU is newer than NVRTC, "
+                "import CuPy after collective, or set CUPY_COMPILE_WITH_PTX=1"
             ) from error
         if not pooled:
             cupy.cuda.set_allocator(None)

@@ -106,9 +106,7 @@ def test_the_compiler_for_an_older_tensorflow_is_named_where_it_is_asked_for():
 def test_both_images_are_built_alike():
     """What was never run, the GPU's image, differs from what is run in as little as can be."""
     extras = ",gpu]' 'tensorflow[and-cuda]'"
-    gpu = [
-        text.replace(f"{GPU_SETTINGS} ", "").replace(extras, "]'") for text in commands("gpu")
-    ]
+    gpu = [text.replace(f"{GPU_SETTINGS} ", "").replace(extras, "]'") for text in commands("gpu")]
     assert gpu == commands("cpu")
 
 
