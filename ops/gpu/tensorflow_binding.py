@@ -7,8 +7,7 @@ inputs, outputs and attributes. Each launches kernels itself, on TensorFlow's ow
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -47,28 +46,27 @@ class DeviceOperations:
         """Says how much memory kernels take, for a report."""
         return self.bridge.memory()
 
-    @contextlib.contextmanager
-    def _launching(self, name: str, *sources: Source) -> Iterator[None]:
-        """Makes the compiled operation `name` that is built inside launch kernels of `sources`
-        itself, on TensorFlow's own stream.
+    def _built(self, name: str, sources: Sequence[Source], *inputs: Any, **attributes: Any) -> Any:
+        """Builds a compiled operation that launches kernels itself, on TensorFlow's own stream.
+
+        Args:
+            name: its function in the compiled library.
+            sources: the kernels' sources.
+            inputs, attributes: the operation's; `ops/native` declares them.
         """
         for source in sources:
             self.bridge.hand_over(source)
         graph, label = tf.get_default_graph(), self.bridge.label
+        kind = "".join(word.capitalize() for word in name.split("_"))
         with (
             tf.device(self.bridge.placed),
-            graph._kernel_label_map({name: label} if label else {}),
+            graph._kernel_label_map({kind: label} if label else {}),
         ):
-            yield
+            return getattr(native_library.library(), name)(*inputs, **attributes)
 
     def collective_ask(
         self,
-        ids: Sequence[tf.Tensor],
-        samples: Sequence[tf.Tensor],
-        weights: Sequence[tf.Tensor],
-        own_samples: Sequence[tf.Tensor],
-        own_weights: Sequence[tf.Tensor],
-        *,
+        *inputs: Any,
         own: Sequence[int] = (),
         ranks: int,
         member_sections: Sequence[int],
@@ -81,38 +79,31 @@ class DeviceOperations:
         """Builds a request with a compiled operation. The last output is `counts`: [N · S] of bags
         and [M] of samples; here `kinds` are by section. `own_samples` belong to members `own`; they
         and `own_weights` are outputs, too, in the memory of rows.
+
+        It has no counts of keys and no levels of hosts, which tables on GPUs don't have either.
         """
-        sources = [
-            compiled_launches.ASK,
-            distinct.SOURCE,
-            partition.SOURCE,
-            *[compiled_launches.ASK_BAGS] * any(pooled),
-        ]
-        with self._launching("CollectiveAsk", *sources):
-            made: tuple[Any, ...] = native_library.library().collective_ask(
-                ids,
-                samples,
-                weights,
-                own_samples,
-                own_weights,
-                C=2,
-                own=list(own),
-                ranks=ranks,
-                member_sections=member_sections,
-                combiners=combiners,
-                kinds=kinds,
-                dims=dims,
-                pooled=pooled,
-                weighted=weighted,
-            )
+        bags = [compiled_launches.ASK_BAGS] * any(pooled)
+        made: tuple[Any, ...] = self._built(
+            "collective_ask",
+            [compiled_launches.ASK, distinct.SOURCE, partition.SOURCE, *bags],
+            *inputs,
+            C=2,
+            own=list(own),
+            ranks=ranks,
+            member_sections=member_sections,
+            combiners=combiners,
+            kinds=kinds,
+            dims=dims,
+            pooled=pooled,
+            weighted=weighted,
+        )
         return made
 
-    def collective_hear(
-        self, message: tf.Tensor, splits: tf.Tensor, **attributes: Any
-    ) -> tuple[Any, ...]:
+    def collective_hear(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """Reads a message by a compiled operation, which also gives its headers."""
-        with self._launching("CollectiveHear", partition.SOURCE):
-            return native_library.library().collective_hear(message, splits, H=1, **attributes)
+        sources = [partition.SOURCE]
+        heard: tuple[Any, ...] = self._built("collective_hear", sources, *inputs, H=1, **attributes)
+        return heard
 
     def collective_find_rows(
         self,
@@ -134,185 +125,64 @@ class DeviceOperations:
             steps: T int64 scalars, the steps to which an insertion leads; 0 for an insertion that
                 doesn't count as a use.
         """
-        with self._launching("CollectiveFindRows"):
-            found: list[tf.Tensor] = native_library.library().collective_find_rows(
-                numbers,
-                handles,
-                keys,
-                insert,
-                steps,
-                finder=row_finders.number_of(self.bridge, find),
-            )
+        finder = row_finders.number_of(self.bridge, find)
+        inputs = (numbers, handles, keys, insert, steps)
+        found: list[tf.Tensor] = self._built("collective_find_rows", [], *inputs, finder=finder)
         return found
 
-    def collective_gather_rows(
-        self,
-        handles: Sequence[tf.Tensor],
-        rows: Sequence[tf.Tensor],
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        headers: Sequence[tf.Tensor],
-        **attributes: Any,
-    ) -> tf.Tensor:
-        with self._launching("CollectiveGatherRows", gather.SOURCE, *_pooling(attributes)):
-            return native_library.library().collective_gather_rows(
-                handles, rows, message, splits, headers, **attributes
-            )
+    def collective_gather_rows(self, *inputs: Any, **attributes: Any) -> tf.Tensor:
+        sources = [gather.SOURCE, *_pooling(attributes)]
+        return self._built("collective_gather_rows", sources, *inputs, **attributes)
 
-    def collective_reduce_rows(
-        self,
-        gradient: tf.Tensor,
-        handles: Sequence[tf.Tensor],
-        rows: Sequence[tf.Tensor],
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        headers: Sequence[tf.Tensor],
-        **attributes: Any,
-    ) -> tuple[Any, ...]:
-        sources = (*_SUMS, gather.SOURCE, *_pooling(attributes))
-        with self._launching("CollectiveReduceRows", *sources):
-            made: tuple[Any, ...] = native_library.library().collective_reduce_rows(
-                gradient, handles, rows, message, splits, headers, **attributes
-            )
-        return made
+    def collective_reduce_rows(self, *inputs: Any, **attributes: Any) -> Any:
+        sources = [*_SUMS, gather.SOURCE, *_pooling(attributes)]
+        return self._built("collective_reduce_rows", sources, *inputs, **attributes)
 
-    def collective_spread_rows(
-        self,
-        values: Sequence[tf.Tensor],
-        inverse: Sequence[tf.Tensor],
-        handles: Sequence[tf.Tensor],
-        rows: Sequence[tf.Tensor],
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        headers: Sequence[tf.Tensor],
-        **attributes: Any,
-    ) -> tf.Tensor:
-        with self._launching("CollectiveSpreadRows", gather.SOURCE, *_pooling(attributes)):
-            return native_library.library().collective_spread_rows(
-                values, inverse, handles, rows, message, splits, headers, **attributes
-            )
+    def collective_spread_rows(self, *inputs: Any, **attributes: Any) -> tf.Tensor:
+        sources = [gather.SOURCE, *_pooling(attributes)]
+        return self._built("collective_spread_rows", sources, *inputs, **attributes)
 
-    def collective_pool(
-        self,
-        rows: tf.Tensor,
-        positions: Sequence[tf.Tensor],
-        samples: Sequence[tf.Tensor],
-        weights: Sequence[tf.Tensor],
-        counts: Sequence[tf.Tensor],
-        early: Sequence[tf.Tensor],
-        **attributes: Any,
-    ) -> list[tf.Tensor]:
-        with self._launching("CollectivePool", pool.SOURCE):
-            made: list[tf.Tensor] = native_library.library().collective_pool(
-                rows, positions, samples, weights, counts, early, **attributes
-            )
-        return made
+    def collective_pool(self, *inputs: Any, **attributes: Any) -> Any:
+        return self._built("collective_pool", [pool.SOURCE], *inputs, **attributes)
 
-    def collective_pool_gradient(
-        self,
-        rows: tf.Tensor,
-        positions: Sequence[tf.Tensor],
-        samples: Sequence[tf.Tensor],
-        weights: Sequence[tf.Tensor],
-        gradients: Sequence[tf.Tensor],
-        counts: Sequence[tf.Tensor],
-        **attributes: Any,
-    ) -> Any:
-        sources = (pool.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE)
-        with self._launching("CollectivePoolGradient", *sources):
-            return native_library.library().collective_pool_gradient(
-                rows,
-                positions,
-                samples,
-                weights,
-                gradients,
-                counts,
-                **attributes,
-            )
+    def collective_pool_gradient(self, *inputs: Any, **attributes: Any) -> Any:
+        sources = [pool.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE]
+        return self._built("collective_pool_gradient", sources, *inputs, **attributes)
 
     def collective_sparse_update(
-        self,
-        tables: Sequence[tf.Tensor],
-        slots: Sequence[tf.Tensor],
-        numbers: Sequence[tf.Tensor],
-        used: Sequence[tf.Tensor],
-        gradients: Sequence[tf.Tensor],
-        rows: Sequence[tf.Tensor],
-        *,
-        rule: str,
-        bounds: Sequence[float] = (),
+        self, *inputs: Any, bounds: Sequence[float] = (), **attributes: Any
     ) -> tf.Operation:
         """Updates rows of shards and of their slots in place, by one operation for all tables.
 
         Args:
-            tables, slots: handles of T shards, and the handles of their slots, shard by shard.
-            numbers: float32 scalars, new in every step: the learning rate, …
-            used: T int64 scalars: rows 1 to this one exist, or all rows if it is -1. Empty: all
-                rows of all tables exist.
-            gradients: T times [K, D] float32.
-            rows: T times [K] int64, each at most once.
-            rule: its name in `ops/native/gpu/rules.h`: 'Adagrad', …
+            inputs: tables, slots: handles of T shards, and the handles of their slots, shard by
+                shard; numbers: float32 scalars, new in every step: the learning rate, …; used: T
+                int64 scalars: rows 1 to this one exist, or all rows if it is -1 (empty: all rows of
+                all tables exist); gradients: T times [K, D] float32; rows: T times [K] int64, each
+                at most once.
             bounds: for each table the bound of the elements of rows that have a gradient, after
                 the update; infinity for none. Empty: no bounds.
+            attributes: `rule`, its name in `ops/native/gpu/rules.h`: 'Adagrad', …
         """
-        with self._launching("CollectiveSparseUpdate", update.SOURCE):
-            updated: tf.Operation = native_library.library().collective_sparse_update(
-                tables,
-                slots,
-                numbers,
-                used,
-                gradients,
-                rows,
-                rule=rule,
-                on_device=True,
-                bounds=list(bounds),
-            )
-        return updated
+        attributes.update(bounds=list(bounds), on_device=True)
+        return self._built("collective_sparse_update", [update.SOURCE], *inputs, **attributes)
 
     def collective_sparse_reduce_update(
-        self,
-        tables: Sequence[tf.Tensor],
-        slots: Sequence[tf.Tensor],
-        numbers: Sequence[tf.Tensor],
-        used: Sequence[tf.Tensor],
-        gradient: tf.Tensor,
-        rows: Sequence[tf.Tensor],
-        message: tf.Tensor,
-        splits: tf.Tensor,
-        headers: Sequence[tf.Tensor],
-        *,
-        rule: str,
-        bounds: Sequence[float] = (),
-        **attributes: Any,
+        self, *inputs: Any, bounds: Sequence[float] = (), **attributes: Any
     ) -> tf.Operation:
         """Updates rows by the sums of their gradients, which are never written.
 
         Args:
-            tables, slots, numbers, used, rule, bounds: as for `collective_sparse_update`, of U
-                tables.
-            gradient, rows, message, splits, headers: the inputs of `collective_reduce_rows`; rows
-                of the U tables only.
-            attributes: the layout of the message, `scale`, and `updated`, the numbers of the U
-                tables.
+            inputs: tables, slots, numbers, used: as for `collective_sparse_update`, of U tables;
+                gradient, rows, message, splits, headers: the inputs of `collective_reduce_rows`,
+                rows of the U tables only.
+            bounds: as for `collective_sparse_update`.
+            attributes: `rule`; the layout of the message, `scale`, and `updated`, the numbers of
+                the U tables.
         """
-        sources = (*_SUMS, update.SOURCE, *_pooling(attributes))
-        with self._launching("CollectiveSparseReduceUpdate", *sources):
-            updated: tf.Operation = native_library.library().collective_sparse_reduce_update(
-                tables,
-                slots,
-                numbers,
-                used,
-                gradient,
-                rows,
-                message,
-                splits,
-                headers,
-                rule=rule,
-                on_device=True,
-                bounds=list(bounds),
-                **attributes,
-            )
-        return updated
+        sources = [*_SUMS, update.SOURCE, *_pooling(attributes)]
+        attributes.update(bounds=list(bounds), on_device=True)
+        return self._built("collective_sparse_reduce_update", sources, *inputs, **attributes)
 
     def collective_write_rows(
         self, resource: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
@@ -324,11 +194,8 @@ class DeviceOperations:
             indices: [K] int64 rows, each at most once; rows outside of the variable are ignored.
             updates: [K, ...].
         """
-        with self._launching("CollectiveWriteRows", compiled_launches.WRITE):
-            written: tf.Operation = native_library.library().collective_write_rows(
-                resource, indices, updates
-            )
-        return written
+        inputs = (resource, indices, updates)
+        return self._built("collective_write_rows", [compiled_launches.WRITE], *inputs)
 
 
 # Kernels that sum gradients by row.
