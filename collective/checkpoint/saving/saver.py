@@ -232,32 +232,12 @@ def common_prefix(session: Any, doing: str, prefix: str) -> str:
     return str(first)
 
 
-def restore_latest(
-    original: Any,
-    manager: Any,
-    master: str,
-    saver: Any = None,
-    checkpoint_dir: str | None = None,
-    checkpoint_filename_with_path: str | None = None,
-    wait_for_checkpoint: bool = False,
-    max_wait_secs: float = 7200,
-    config: Any = None,
-) -> Any:
+def restore_latest(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
 
     It notes whether the session's variables come from one (`was_restored`).
     """
-    session, is_restored = _restore_latest(
-        original,
-        manager,
-        master,
-        saver,
-        checkpoint_dir,
-        checkpoint_filename_with_path,
-        wait_for_checkpoint,
-        max_wait_secs,
-        config,
-    )
+    session, is_restored = _restore_latest(original, manager, *args, **kwargs)
     manager._collective_restored = is_restored
     return session, is_restored
 
@@ -271,12 +251,12 @@ def _restore_latest(
     original: Any,
     manager: Any,
     master: str,
-    saver: Any,
-    checkpoint_dir: str | None,
-    checkpoint_filename_with_path: str | None,
-    wait_for_checkpoint: bool,
-    max_wait_secs: float,
-    config: Any,
+    saver: Any = None,
+    checkpoint_dir: str | None = None,
+    checkpoint_filename_with_path: str | None = None,
+    wait_for_checkpoint: bool = False,
+    max_wait_secs: float = 7200,
+    config: Any = None,
 ) -> Any:
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         if saver and checkpoint_dir and not checkpoint_filename_with_path:
@@ -334,9 +314,9 @@ def _latest_state(folder: str) -> Any:
         state = checkpoint_management.get_checkpoint_state(folder)
     if state is None or not state.model_checkpoint_path:
         raise storage.StorageFailure(
-            f"'{path}', which names the latest checkpoint, can't be read, or is damaged. Start the "
-            "job again if its storage was not there; write the file again by "
-            "tf.train.update_checkpoint_state, or remove it, and the job begins at its start."
+            f"'{path}', which names the latest checkpoint, can't be read, or is damaged. If its "
+            "storage was missing, start the job again. Otherwise write the file again by "
+            "tf.train.update_checkpoint_state, or remove it: then the job begins at its start."
         )
     return state
 
