@@ -223,9 +223,9 @@ class TablePolicy:
         has_times = isinstance(self.evict, EverySteps)
         if has_times and self.steps_to_live is None and self.l2_weight_threshold is None:
             raise ValueError(
-                f"TablePolicy(evict={self.evict}) says when rows go for their age or weights, and "
+                f"TablePolicy(evict={self.evict}) says when rows are evicted, but "
                 "no option says which: add steps_to_live=… or l2_weight_threshold=…, or leave "
-                "evict out. (capacity is kept after each training run.)"
+                "evict out. (capacity acts after each training run.)"
             )
         if not isinstance(self.first_rows, (FirstRows, type(None))):
             raise ValueError(
@@ -237,7 +237,7 @@ class TablePolicy:
         if self.keep_at_least is not None and self.steps_to_live is None:
             raise ValueError(
                 f"TablePolicy(keep_at_least={self.keep_at_least}) keeps rows that steps_to_live "
-                "would evict, and there is none."
+                "would evict, but steps_to_live isn't set."
             )
         if self.capacity is not None and (self.keep_at_least or 0) > self.capacity:
             raise ValueError(

@@ -252,8 +252,8 @@ class CheckpointOption:
         if self.always_load_from_specific_ckpt:
             raise NotImplementedError(
                 "CheckpointOption(always_load_from_specific_ckpt=True) is not supported: a "
-                "checkpoint of the job's own goes before the one that is named. Leave it out, and "
-                "train in a new folder (checkpoint_dir, model_dir) to start from that one again."
+                "checkpoint of the job itself takes precedence over the named one. Leave it out, "
+                "and train in a new folder (checkpoint_dir, model_dir) to start from it again."
             )
         if self.init_data_source is not None:
             raise NotImplementedError(

@@ -68,8 +68,8 @@ def _names_from_the_start() -> Iterator[None]:
     if new:
         raise ValueError(
             f"EvaluationHook: the evaluation makes {', '.join(new)}, which the training doesn't "
-            "have, so nobody trains it. Make the same layers by the same names as the training, "
-            "and a layer of Keras once, outside of the function."
+            "have, so nothing trains it. Make the same layers as in training, with the same names, "
+            "and make a Keras layer once, outside the function."
         )
 
 

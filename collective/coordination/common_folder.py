@@ -54,7 +54,7 @@ def rank_0s(
     differs = f"{argument} is {first!r} on rank 0 and {folders[others[0]]!r} on rank {others[0]}"
     if first is None:
         raise RankError(
-            f"{doing}: {differs}. All ranks save and restore in one folder, rank 0's: give it to "
+            f"{doing}: {differs}. All ranks save and restore in rank 0's folder: name it on "
             "every rank."
         )
     _refuse_other_checkpoints(doing, differs, argument, folders, own)
@@ -100,7 +100,7 @@ def _refuse_other_checkpoints(
     for rank, latest in enumerate(latest_by_rank):
         if latest is not None:
             raise RankError(
-                f"{doing}: {differs}, and rank 0's folder counts for all, but the one of rank "
-                f"{rank}, {folders[rank]!r}, has a checkpoint and rank 0's has none. Give every "
-                f"rank the {argument} that is meant."
+                f"{doing}: {differs}. All ranks would use rank 0's folder, but it has no "
+                f"checkpoint, and that of rank {rank}, {folders[rank]!r}, has one. Give every rank "
+                f"the right {argument}."
             )

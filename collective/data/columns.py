@@ -240,7 +240,7 @@ def column_of(field: Any) -> Column:
     name = _TYPES.get(str(kind), str(kind))
     if name not in _READABLE:
         raise ValueError(
-            f"column {field.name!r} is of type {field.type}. Columns of numbers, strings and lists "
-            "of them can be read: name those that you need, without it"
+            f"column {field.name!r} is of type {field.type}. Only columns of numbers, strings and "
+            "lists of them can be read: name the others that you need"
         )
     return Column(field.name, tf.as_dtype(name), depth, width, "ragged" if depth else "dense")

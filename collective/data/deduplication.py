@@ -53,9 +53,9 @@ def restored_values(blocks: Elements, deduplicated: Mapping[str, Sequence[str]])
         if not numbers.dtype.is_integer or numbers.ragged_rank > 1:
             kind = "lists of " * numbers.ragged_rank + str(numbers.dtype.name)
             raise ValueError(
-                f"deduplicate: column {index!r} numbers values, and is of {kind}. It must have a "
-                "list of whole numbers for each block: name the column that has, or write the "
-                "files again."
+                f"deduplicate: column {index!r} is an index of values, but of {kind}. It must "
+                "have a list of whole numbers for each block: name the column that has it, or "
+                "write the files again."
             )
         block = numbers.value_rowids()
         for name in names:

@@ -258,6 +258,6 @@ def _warn_of_many_readers(
             f"parquet(): each row group is read by {counted(readers, 'rank')}, each of which uses "
             f"a part of its batches of {batch_size} records. With interleave={ranks} (or another "
             f"multiple of {ranks}) each is read by one; a rank then has more of them in memory "
-            "only where fewer ranks read. The order of the records is another one.",
+            "only if fewer ranks read. The order of the records changes.",
             stacklevel=3,
         )

@@ -82,7 +82,7 @@ class ParquetFiles:
                     RowGroup(path, index, rows[index]) for index in range(first, len(rows), step)
                 ]
         if not self.columns:
-            raise ValueError("no column is to be read: name one, or give columns=None for all.")
+            raise ValueError("no column is named: name one, or give columns=None for all.")
         unknown = sorted(set(_names_of(missing)) - {column.name for column in self.columns})
         if unknown:
             raise ValueError(f"missing= names {unknown[0]!r}, which is no column that is read.")
@@ -189,9 +189,8 @@ def _column(path: str, schema: Any, name: str) -> Column:
         raise ValueError(f"{path}: it has no column {name!r}: it has {schema.names}.")
     if times > 1:
         raise ValueError(
-            f"{path}: it has {times} columns of the name {name!r}: write the file again with a "
-            "name "
-            "for each, or read other columns only: columns=[…]."
+            f"{path}: it has {times} columns named {name!r}: write the file again with "
+            "different names, or read only other columns: columns=[…]."
         )
     try:
         return column_of(schema.field(name))

@@ -249,7 +249,7 @@ class Estimator(estimator_lib.EstimatorV2):
             return super().get_variable_value(name)
         if stored.rows is None:
             raise ValueError(
-                f"'{name}' is dynamic, with a row for each key that came: "
+                f"'{name}' is a dynamic table: "
                 f"collective.checkpoint.read_table('{self.latest_checkpoint()}', '{name}') has "
                 "keys and rows."
             )

@@ -35,14 +35,14 @@ def agreed_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, bytes):
                 if value != other[name]:
                     warnings.warn(
-                        f"metric '{name}', a summary, is that of rank 0's share of the records.",
+                        f"metric '{name}', a summary, covers only rank 0's share of the records.",
                         stacklevel=4,
                     )
             elif not _close(value, other[name]):
                 raise ValueError(
                     f"metric '{name}' is {value} on rank 0 and {other[name]} on rank {rank}. The "
-                    "records of all ranks enter the metrics of tf.metrics and tf.keras.metrics, "
-                    "whose variables are summed; compute this one from such."
+                    "metrics of tf.metrics and tf.keras.metrics cover the records of all ranks: "
+                    "compute this one from those."
                 )
     return first
 

@@ -451,8 +451,8 @@ def _warn_of_summary(op: tf.Operation, part: Part) -> None:
     if collectives.rank() == 0 and op not in warned:
         warned.add(op)
         tf.logging.warning(
-            "The summary '%s' shows the rows of the gradient of table '%s' that one rank owns. One "
-            "of tf.convert_to_tensor(gradient) shows those of all ranks, where all ranks run it.",
+            "The summary '%s' shows the rows of the gradient of table '%s' that one rank owns. A "
+            "summary of tf.convert_to_tensor(gradient) shows those of all ranks, if all run it.",
             op.name,
             part.table,
         )

@@ -279,8 +279,9 @@ def _warn_of_reads_inside(known: MetricReads, each: MetricState, uses: Sequence[
     if (inside or each.read_inside) and each.name not in known.warned:
         known.warned.add(each.name)
         tf.logging.warning(
-            "The metric '%s' is read in a branch, a loop or a function: what is computed of it "
-            "there is of this rank's records alone. What reads it outside is of all ranks'.",
+            "The metric '%s' is read in a branch, a loop or a function: a value "
+            "computed from it there covers only this rank's records. Read it outside: it then "
+            "covers those of all ranks.",
             each.name,
         )
 

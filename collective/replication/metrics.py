@@ -68,8 +68,9 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return own_update
     if not graphs.is_outside(graph):
         tf.logging.warning(
-            "The metric '%s' is updated in a branch, a loop or a function: what the update returns "
-            "there is of this rank's records alone. The metric's value is of all ranks'.",
+            "The metric '%s' is updated in a branch, a loop or a function: the value that the "
+            "update returns there covers only this rank's records. The metric's own value covers "
+            "those of all ranks.",
             state.op.name,
         )
         return own_update

@@ -98,8 +98,8 @@ class VersionWatch:
             return
         self._warned.add(path)
         warnings.warn(
-            f"'{path}' {problem.rstrip('.')}. It is skipped, and checked again later; what "
-            "was served before goes on.",
+            f"'{path}' {problem.rstrip('.')}. It is skipped, and checked again later; until "
+            "then the previous version stays.",
             RuntimeWarning,
             stacklevel=4,
         )

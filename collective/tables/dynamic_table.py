@@ -293,11 +293,11 @@ class DynamicTable(ReservedVariable, Table):
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
-            f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the "
-            "keys that came, on their ranks. Look up rows by their keys (tf.nn.embedding_lookup, "
-            "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather; what pools them "
-            "takes ragged keys as ids.to_sparse()), or go through all with table.export(session) "
-            "and table.import_(session, keys, rows)."
+            f"{way} of table '{self.op.name}' isn't possible: it is dynamic: only keys that have "
+            "come have rows, each on its owner. Look up rows by their keys "
+            "(tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, "
+            "tf.gather; pooled lookups take ragged keys as ids.to_sparse()), or go through all "
+            "with table.export(session) and table.import_(session, keys, rows)."
         )
 
     # -- All rows

@@ -188,13 +188,13 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
         raise ValueError(f"'{prefix}' is not an increment but a whole checkpoint. {advice}")
     if place.base != base.layout.id:
         raise ValueError(
-            f"'{prefix}' is an increment of another checkpoint: of that with the id "
-            f"'{place.base}', and '{base.prefix}' has the id '{base.layout.id}'. {advice}"
+            f"'{prefix}' is an increment of another checkpoint: it follows the one with the id "
+            f"'{place.base}', but '{base.prefix}' has the id '{base.layout.id}'. {advice}"
         )
     if (place.number, place.previous) != (number, previous.layout.id):
         raise ValueError(
-            f"'{prefix}' is increment {place.number}, after '{place.previous}'; in its place "
-            f"increment {number} after '{previous.layout.id}' belongs. {advice}"
+            f"'{prefix}' is increment {place.number}, after '{place.previous}', but increment "
+            f"{number}, after '{previous.layout.id}', belongs there. {advice}"
         )
     return bundle
 

@@ -175,8 +175,8 @@ class Commit:
         except (OSError, tf.errors.OpError) as error:
             # The checkpoint exists, so the save hasn't failed: increments have to follow it.
             tf.logging.warning(
-                "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
-                "The next save tries again.",
+                "checkpoint '%s' is complete, but files that it replaces can't be removed "
+                "(%s: %s). The next save tries again.",
                 *(self.prefix, type(error).__name__, getattr(error, "message", error)),
             )
 
@@ -216,8 +216,8 @@ def check_new(target: str) -> None:
     name = os.path.basename(target)
     if not name or tf.io.gfile.isdir(target):
         raise ValueError(
-            f"'{target}' names a folder, and a new checkpoint is named by a prefix: give a name in "
-            f"it, as '{os.path.join(target, 'model.ckpt')}'."
+            f"'{target}' is a folder, and a new checkpoint needs a prefix: give a name inside the "
+            f"folder, such as '{os.path.join(target, 'model.ckpt')}'."
         )
     if split(name)[1] is not None:
         raise ValueError(
@@ -267,7 +267,7 @@ def recover_all(base: str) -> None:
             if "shards" in record and not _has_become_latest(path, record):
                 raise  # it must be undone first
             tf.logging.warning(
-                "'%s', which a save has left, can't be removed (%s: %s). Saving continues.",
+                "'%s', left by an earlier save, can't be removed (%s: %s). Saving continues.",
                 *(path, type(error).__name__, getattr(error, "message", error)),
             )
 

@@ -150,10 +150,10 @@ class Conversion:
                 if not np.array_equal(keys, other_keys):
                     alone = np.setxor1d(keys, other_keys)
                     raise ValueError(
-                        f"slot '{rows.name}' and its table '{group[0][1].name}' have not the same "
-                        f"keys (key {alone[0]} is only in one, and "
+                        f"slot '{rows.name}' and its table '{group[0][1].name}' don't have the "
+                        f"same keys (key {alone[0]} is only in one, and "
                         f"{counted(len(alone) - 1, 'other')}): import with --without-slots, "
-                        "and train on with scope(missing_slots='fresh')."
+                        "and continue training with scope(missing_slots='fresh')."
                     )
                 columns.append(values)
             yield keys, columns
@@ -208,8 +208,8 @@ class Conversion:
             expected = np.arange(bucket * step, min((bucket + 1) * step, count))
             if not np.array_equal(keys, expected):
                 raise ValueError(
-                    f"table '{group[0][1].name}' has not each of the keys 0 … {count - 1:,} once: "
-                    "it can't be a static table."
+                    f"table '{group[0][1].name}' doesn't have each of the keys 0 to {count - 1:,} "
+                    "exactly once: it can't be a static table."
                 )
             for (name, rows), values in zip(group, columns):
                 self._add_rows(name, (count, rows.dim), bucket * step, values)

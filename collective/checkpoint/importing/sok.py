@@ -171,7 +171,8 @@ def _rows(name: str, keys: ArrayFile, values: ArrayFile) -> KeyedRows:
     if not keys.count or values.count % keys.count:
         raise ValueError(
             f"{values.path} has {counted(values.count, 'value')} for "
-            f"{counted(keys.count, 'key')}: one of the files is cut off, or of another dump."
+            f"{counted(keys.count, 'key')}: one of the files is cut off, or belongs to another "
+            "dump."
         )
     dim = values.count // keys.count
 

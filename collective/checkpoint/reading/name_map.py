@@ -45,8 +45,8 @@ class NameMap:
             raise ValueError(f"{self._origin}: names are strings, not {old!r} = {new!r}.")
         if old.count("*") > 1 or (new or "").count("*") > old.count("*"):
             raise ValueError(
-                f"{self._origin}: '{old} = {new}': an old name may have one *, and the new one has "
-                "none or one, too."
+                f"{self._origin}: '{old} = {new}': an old name may have one *; the new name "
+                "then has at most one."
             )
         self._rules[old] = new or None
 

@@ -250,8 +250,8 @@ def _read(bundle: Bundle, stored: StoredTable, spec: str, dtype: tf.DType) -> tf
         *extents, pieces = spec.split(" ")
         if list(map(int, extents)) != shape:
             raise ValueError(
-                f"checkpoint '{bundle.prefix}': '{stored.name}' has the shape {shape}, and a slice "
-                f"of a tensor of shape [{', '.join(extents)}] was asked for."
+                f"checkpoint '{bundle.prefix}': '{stored.name}' has the shape {shape}, but a slice "
+                f"of a tensor of shape [{', '.join(extents)}] was requested."
             )
         for axis, piece in enumerate(pieces.split(":")):
             if piece != "-":

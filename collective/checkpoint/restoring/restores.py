@@ -171,7 +171,7 @@ def finish_tables(
         if rows and collectives.rank() == 0:
             tf.logging.warning(
                 f"checkpoint '{prefix}' has more rows of table '{table.op.name}' than "
-                f"capacity={table.policy.capacity} allows. Those that were used longest ago were "
+                f"capacity={table.policy.capacity} allows. The least recently used rows were "
                 f"left out: {counted(rows, 'row')}. The checkpoint still has them."
             )
 

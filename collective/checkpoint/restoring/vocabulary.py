@@ -192,7 +192,7 @@ def _digest(path: Any) -> str:
         path = tensor_util.constant_value(path)
         path = None if path is None else path.item()
     if not path:
-        raise ValueError("a vocabulary must be a path, or a tensor of a constant one.")
+        raise ValueError("a vocabulary must be a path: a string, or a constant tensor.")
     digest = hashlib.blake2b(digest_size=8)
     with tf.io.gfile.GFile(tf.compat.as_text(path), "rb") as file:
         while data := file.read(READ_BYTES):

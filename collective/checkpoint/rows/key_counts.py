@@ -158,9 +158,9 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
             store.keys.add_counts(keys[is_owned], values[is_owned, 0])
     elif any(name.startswith(f"{saved_as}/filter/") for name in tables) and not collectives.rank():
         tf.logging.warning(
-            f"checkpoint '{bundle.prefix}' counts the keys of table '{saved_as}' that have no rows "
-            "by a Bloom filter of another shape: they are counted from 0 again. Keys that have "
-            "rows keep them."
+            f"checkpoint '{bundle.prefix}' counts the keys of table '{saved_as}' without rows by "
+            "a Bloom filter of another shape: they are counted from 0 again. Keys that have rows "
+            "keep them."
         )
 
 

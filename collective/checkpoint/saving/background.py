@@ -232,7 +232,7 @@ class BackgroundSave:
                 if time.monotonic() > deadline:
                     raise storage.StorageFailure(
                         f"rank {rank} did not finish its part within {most:.0f} s of rank 0: it is "
-                        "stopped, or its storage is that slow"
+                        "stopped, or its storage is too slow"
                     )
                 time.sleep(LOOK)
             with storage.failures(), tf.io.gfile.GFile(path, "r") as file:

@@ -54,7 +54,7 @@ class KeepBest:
         if self.mode not in ("max", "min"):
             raise ValueError(f"keep_best: the mode is 'max' or 'min', not {self.mode!r}.")
         if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 1:
-            raise ValueError(f"keep_best: the count is a whole number from 1, not {self.count!r}.")
+            raise ValueError(f"keep_best: the count is 1 or more, not {self.count!r}.")
 
     @staticmethod
     def of(option: Any) -> KeepBest:

@@ -437,8 +437,8 @@ def _warn_of_others(folder: str, others: list[Owner]) -> None:
     if others:
         warnings.warn(
             f"another job saves in the folder '{folder}' under another name, or did until it was "
-            f"killed: {others[0]}. Neither overwrites the other's checkpoints, but the file that "
-            "tells the latest of them is one for both. Give each job a folder of its own.",
+            f"killed: {others[0]}. Neither overwrites the other's checkpoints, but both write the "
+            "file that names the latest one. Give each job a folder of its own.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -152,8 +152,8 @@ def _refuse_shape(table: Sharded, slot_shape: tf.TensorShape) -> None:
         f"table '{table.op.name}' has {rows} on this rank, but its slot "
         f"'{tf.get_variable_scope().name}' has the shape {slot_shape.as_list()}. A slot of a table "
         "has a row for each of the table's, of any width, or is one number, []. Make it of another "
-        "shape by the optimizer's _create_non_slot_variable, or have the table whole on every "
-        "rank: outside embedding_scope()."
+        "shape by the optimizer's _create_non_slot_variable, or make the table outside "
+        "embedding_scope(): it is then whole on every rank."
     )
 
 

@@ -86,7 +86,7 @@ class Slot(ReservedVariable):
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
             f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't "
-            "possible: its memory is address space for all the rows there could be. The optimizer "
+            "possible: its memory is address space for all possible rows. The optimizer "
             "must read and update single rows of it."
         )
 

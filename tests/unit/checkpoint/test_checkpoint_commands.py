@@ -76,9 +76,9 @@ def contents():
 @pytest.mark.parametrize(
     "target, words",
     [
-        ("job", "'job' names a folder, and a new checkpoint is named by a prefix: give a name in"),
-        ("job/", "'job/' names a folder"),
-        ("new/", "'new/' names a folder"),
+        ("job", "'job' is a folder, and a new checkpoint needs a prefix: give a name inside"),
+        ("job/", "'job/' is a folder"),
+        ("new/", "'new/' is a folder"),
         ("job/m-9", "a checkpoint 'job/m-9' already: job/m-9.index and 1 more file. Nothing is"),
         ("job/m-5", "already: job/m-5.index and 6 more files. Nothing is overwritten: give an"),
         ("job/m-5.increment-9", "'job/m-5.increment-9' is the name of an increment"),

@@ -120,7 +120,7 @@ def test_what_is_missing_is_an_error(tmp_path, damage):
         "part": "part_1 of embedding variable 'e' is missing",
         "values": r"'e/part_1' has keys \[2\] and values \[1, 3\]",
         "ssd": "keeps rows in files of their own",
-        "slot": "slot 'e/Adam' and its table 'e' have not the same keys .*--without-slots",
+        "slot": "slot 'e/Adam' and its table 'e' don't have the same keys .*--without-slots",
         "twice": "table 'e' has the key 4 twice",
     }
     if damage == "part":
