@@ -246,7 +246,8 @@ std::string Mailbox::Grow(uint64_t bytes) {
   } while (failed != 0 && errno == EINTR);
   if (failed != 0) {
     return Failed("there is no room for " + std::to_string(piece >> 20) +
-                  " MB more of shared memory, beside " + std::to_string(size >> 20) + " MB");
+                  " MB more of shared memory, in addition to " + std::to_string(size >> 20) +
+                  " MB");
   }
   char* base = At(rank_, size, piece);
   if (base == nullptr) return Failed("shared memory can't be mapped");

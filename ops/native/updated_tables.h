@@ -70,7 +70,7 @@ class UpdatedTables {
     *range = {0, last};
     if (used >= last) {
       return tensorflow::errors::InvalidArgument(
-          "there are ", used, " rows beside row 0, but memory for ", last, " only");
+          "there are ", used, " rows in addition to row 0, but memory for ", last, " only");
     }
     if (used >= 0) *range = {1, used + 1};
     return tensorflow::OkStatus();

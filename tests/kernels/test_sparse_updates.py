@@ -313,7 +313,7 @@ def test_adam_leaves_rows_that_are_not_used_alone(used):
     "row, used, words",
     [
         (4, 3, r"not in \[0, 4\)"),
-        (1, ROWS, f"{ROWS} rows beside row 0, but memory for {ROWS} only"),
+        (1, ROWS, f"{ROWS} rows in addition to row 0, but memory for {ROWS} only"),
     ],
 )
 def test_rows_that_are_not_used_are_refused(row, used, words):

@@ -384,7 +384,7 @@ def test_each_call_of_the_driver_may_fail(
     [
         ("gradient", r"gradient of 5 rows of dimension 3 is \[5,4\]"),
         ("rows", r"gradient of 2 rows of dimension 3 is \[5,3\]"),
-        ("used", "there are 7 rows beside row 0, but memory for 7 only"),
+        ("used", "there are 7 rows in addition to row 0, but memory for 7 only"),
         ("uninitialized", "t: was it initialized|not initialized"),
     ],
 )
