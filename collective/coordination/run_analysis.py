@@ -398,10 +398,10 @@ def rows_before_gradients(
         return []
     first = min(map(gates.level, gradients))
     bits = {op: 1 << i for i, op in enumerate(rows)}
-    behind_gradients = 1 << len(rows)
-    bits.update((op, behind_gradients) for op in gradients)
+    after_gradients = 1 << len(rows)
+    bits.update((op, after_gradients) for op in gradients)
     before = graph_analysis.marks_upstream(operations, bits, within=operations)
-    free = [op for op in rows if gates.level(op) <= first and not before[op] & behind_gradients]
+    free = [op for op in rows if gates.level(op) <= first and not before[op] & after_gradients]
     waiting = [op for op in free if any(not before[g] & bits[op] for g in gradients)]
     return sorted(waiting, key=lambda op: str(op.name))
 

@@ -46,7 +46,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"grouping": False, "local_steps": 2, "dense_compression": "bf16", "wire_dtype": "float16"},
 )
 # Operations of a lookup that take no table, but are where it is.
-BESIDE_TABLES = {"CollectiveAsk", "CollectiveHear", "CollectivePool", "CollectivePoolGradient"}
+NEXT_TO_TABLES = {"CollectiveAsk", "CollectiveHear", "CollectivePool", "CollectivePoolGradient"}
 # What these leave in the host's memory, on a GPU; the rest is in the GPU's.
 IN_HOST_MEMORY = {
     "CollectiveAsk": {"splits", "row_splits", "counts"},
@@ -149,7 +149,7 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
                 yield f"{op.type} {op.name} is on the {devices[op.name]}"
         if len(set(on_device.values())) == 1:
             for op in graph.get_operations():
-                if op.type in BESIDE_TABLES and (devices[op.name] == "GPU") != on_device["a"]:
+                if op.type in NEXT_TO_TABLES and (devices[op.name] == "GPU") != on_device["a"]:
                     yield f"{op.type} {op.name} is on the {devices[op.name]}"
 
 

@@ -371,8 +371,9 @@ def test_ranks_that_do_nothing_together_for_longer_than_the_timeout(ended):
     timeout=60,
 )
 def test_all_ranks_count_the_same_agreements(ended):
-    """By them the launcher tells who is behind. After a bit of everything they are as many on each
-    rank.
+    """The launcher compares them to tell which rank is late.
+
+    After a bit of everything they are as many on each rank.
     """
     code, output = ended
     assert code == 0

@@ -72,7 +72,7 @@ class LineChart(NamedTuple):
     Attributes:
         name: the names of all lines.
         polylines: the points of each, in a field of 1000 by 100.
-        heights: the texts beside the field, from the top.
+        heights: the texts next to the field, from the top.
         first, last: the first and last step, as text.
     """
 
