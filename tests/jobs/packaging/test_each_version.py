@@ -63,8 +63,27 @@ def test_a_failure_on_one_version_does_not_hide_another(three: Checkout):
     assert "FAILED: TensorFlow 2.21 on 3.10, 2.15 on 3.10: see above" in printed
     three.calls()
     printed = three.run("test_versions.sh", expected=1, FAIL="tests")
-    assert "passed" not in printed and "FAILED: TensorFlow 2.21 on 3.12, 2.21 on" in printed
+    assert "passed:" not in printed and "FAILED: TensorFlow 2.21 on 3.12, 2.21 on" in printed
     assert three.calls() == ["tests"] * 4  # no job where the tests fail
+
+
+def test_the_end_is_a_table(three: Checkout):
+    printed = three.run("test_versions.sh", expected=1, FAIL="3.10:tests")
+    assert table(printed) == [
+        "| TensorFlow | Python | set-up | unit tests | a job of two ranks |",
+        "|---|---|---|---|---|",
+        "| 2.21 | 3.13 | not found | not run | not run |",
+        "| 2.21 | 3.12 | passed | passed | passed |",
+        "| 2.21 | 3.11 | not found | not run | not run |",
+        "| 2.21 | 3.10 | passed | FAILED | not run |",
+        "| 2.15 | 3.11 | not found | not run | not run |",
+        "| 2.15 | 3.10 | passed | FAILED | not run |",
+        "| 2.15 | 3.9 | passed | passed | passed |",
+    ]
+
+
+def table(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith("|")]
 
 
 def test_no_python_at_all_is_a_failure(checkout: Checkout):
