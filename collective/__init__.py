@@ -22,8 +22,7 @@ Public names, in short:
 
     CollectiveStrategy, RunConfig    scopes, ranks, the plan, Estimators, exports
     get_embedding_variable           makes a table of open-ended keys
-    embedding_sizes                  counts the rows of tables on each rank
-    clear_embeddings                 removes the rows of dynamic tables
+    embedding_sizes, clear_embeddings    count the rows of tables, remove those of dynamic ones
     group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
     Table, DynamicTable              the tables that scripts get
     TablePolicy, FirstRows, every_steps  what a table keeps, starts from, and when rows go
@@ -36,7 +35,8 @@ Public names, in short:
     EmbeddingConfig                  the same in PERSIA's words
     RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns
-    collective.data                  reads Parquet, deals items of work, converts Criteo logs
+    collective.features              PERSIA's slots: tables and embeddings of a file
+    collective.data                  reads Parquet, deals items of work; batches; Criteo's logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
     collective.estimator             what tf.estimator has up to TensorFlow 2.15
     collective.serving               follows the versions of an exported model
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from collective import data as data
     from collective import estimator as estimator
     from collective import feature_column as feature_column
+    from collective import features as features
     from collective import serving as serving
     from collective import train as train
     from collective.compat.deeprec_options import (
@@ -90,7 +91,6 @@ if TYPE_CHECKING:
         StorageOption,
         StorageType,
     )
-    from collective.compat.persia import EmbeddingConfig
     from collective.embedding_variable import (
         clear_embeddings,
         embedding_sizes,
@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     )
     from collective.errors import Preempted, RankError, ReplicaError, TableError
     from collective.estimator.run_config import RunConfig
+    from collective.features.embedding_config import EmbeddingConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
     from collective.policy import FirstRows, TablePolicy, every_steps
     from collective.strategy import CollectiveStrategy
@@ -140,7 +141,7 @@ _MODULES = {
     "CollectiveStrategy": "strategy",
     "CounterFilter": "compat.deeprec_options",
     "DynamicTable": "tables.dynamic_table",
-    "EmbeddingConfig": "compat.persia",
+    "EmbeddingConfig": "features.embedding_config",
     "EmbeddingVariableOption": "compat.deeprec_options",
     "FirstRows": "policy",
     "GlobalStepEvict": "compat.deeprec_options",
@@ -162,7 +163,9 @@ _MODULES = {
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
 }
-_SUBMODULES = frozenset({"checkpoint", "data", "estimator", "feature_column", "serving", "train"})
+_SUBMODULES = frozenset(
+    {"checkpoint", "data", "estimator", "feature_column", "features", "serving", "train"}
+)
 
 
 # Type checkers find the names above; with this function, they would accept any other name, too.

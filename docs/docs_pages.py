@@ -29,6 +29,7 @@ PUBLIC_MODULES = (
     "collective.checkpoint",
     "collective.data",
     "collective.feature_column",
+    "collective.features",
     "collective.launch",
     "collective.options",
     "collective.serving",
@@ -58,6 +59,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "docs/guides/tables.md",
             "docs/guides/data.md",
+            "docs/guides/features.md",
             "docs/guides/checkpoints.md",
             "docs/guides/estimator.md",
             "docs/guides/serving.md",

@@ -23,7 +23,7 @@ MOST_FILES = 25  # in a folder
 # The layers of the package, from the lowest: a folder or a file of collective/ each. A part imports
 # from lower layers only, not even from its neighbours.
 LAYERS = (
-    ("tensorflow_internals", "version"),
+    ("tensorflow_internals", "version", "yaml_file"),
     ("job",),
     ("launch",),
     ("build_horovod", "horovod_source"),
@@ -35,7 +35,7 @@ LAYERS = (
     ("startup",),
     ("tables",),
     ("embedding_variable",),
-    ("feature_column", "group_embedding", "train"),
+    ("feature_column", "features", "group_embedding", "train"),
     ("coordination",),
     ("replication",),
     ("gradients",),

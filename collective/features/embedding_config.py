@@ -1,4 +1,4 @@
-"""Defines PERSIA's configuration of embeddings, with its name and signature."""
+"""Defines PERSIA's hyperparameters of embeddings, with their name and signature."""
 
 from __future__ import annotations
 
