@@ -1,15 +1,18 @@
-"""Reads data: files dealt to the ranks, positions in checkpoints, items of work, Criteo's click
-logs.
+"""Reads data: files dealt to the ranks, positions in checkpoints, batches, items of work, Criteo's
+click logs.
 
     resumable    deals global batches of any dataset, and goes on where a checkpoint was saved
     parquet      makes a dataset of this rank's batches of the records of Parquet files
     records      makes a dataset of the records of TFRecord files or lines, shuffled as a whole
+    Batch        holds ids, numbers and labels of samples, checked; bytes, feeds and datasets of it
+    RaggedIds    holds the ids of a batch's samples, any number each
     WorkQueue    deals items, such as file names, to the ranks; a part of checkpoints
     register_filesystem   lets TensorFlow read and write another scheme of fsspec
     criteo       converts Criteo's click logs to Parquet
 
-`parquet` and `criteo` need pyarrow: pip install 'collective-strategy[data]'. `collective data
-criteo` converts from the command line. The guide is docs/guides/data.md.
+`parquet`, `criteo` and the bytes of a `Batch` need pyarrow: pip install
+'collective-strategy[data]'. `collective data criteo` converts from the command line. The guide is
+docs/guides/data.md.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """
@@ -20,6 +23,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collective.data.batches.batch import Batch
+    from collective.data.batches.ragged_ids import RaggedIds
     from collective.data.criteo_logs import criteo
     from collective.data.parquet_dataset import parquet
     from collective.data.records_dataset import records
@@ -27,8 +32,19 @@ if TYPE_CHECKING:
     from collective.data.work_queue import WorkQueue
     from collective.ops.rows.file_systems import register_filesystem
 
-__all__ = ["WorkQueue", "criteo", "parquet", "records", "register_filesystem", "resumable"]
+__all__ = [
+    "Batch",
+    "RaggedIds",
+    "WorkQueue",
+    "criteo",
+    "parquet",
+    "records",
+    "register_filesystem",
+    "resumable",
+]
 _MODULES = {
+    "Batch": "collective.data.batches.batch",
+    "RaggedIds": "collective.data.batches.ragged_ids",
     "WorkQueue": "collective.data.work_queue",
     "criteo": "collective.data.criteo_logs",
     "parquet": "collective.data.parquet_dataset",

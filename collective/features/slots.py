@@ -12,6 +12,7 @@ import pydantic
 from pydantic import Field
 
 from collective import yaml_file
+from collective.ops.counting import counted
 from collective.yaml_file import Contradictions, Place, StrictModel, nearest
 
 # Names of slots and groups become names of variables.
@@ -96,7 +97,7 @@ class Slots(StrictModel):
             found = [*self._unequal_slots()]
         groups = len(set(map(self.table_of, self.slots_config)))
         if groups >= 2**self.feature_index_prefix_bit:
-            text = f"{groups} groups and slots without one don't fit; give more bits."
+            text = f"too few bits for {counted(groups, 'table')}; give more."
             found.append((("feature_index_prefix_bit",), text))
         if found:
             raise Contradictions(found)

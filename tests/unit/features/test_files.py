@@ -142,7 +142,7 @@ def test_the_order_of_the_file_changes_no_table():
         ),
         (
             "feature_index_prefix_bit: 1\nslots_config: {a: {dim: 1}, b: {dim: 1}}",
-            "line 1: feature_index_prefix_bit: 2 groups",
+            "line 1: feature_index_prefix_bit: too few bits for 2 tables",
         ),
         ("feature_index_prefix_bit: 0\nslots_config: {a: {dim: 1}}", "line 1: .*equal to 1"),
         ("", "line 1: the file: keys with values"),

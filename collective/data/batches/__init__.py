@@ -1,0 +1,1 @@
+"""Batches as they travel: arrays with names, checked once; bytes; datasets and feeds."""
