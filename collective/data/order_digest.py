@@ -114,6 +114,12 @@ def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDi
         table: a name of the graph's.
         by_record: whether elements are batches of records; else each is a record.
     """
+    if any(
+        getattr(spec, "ragged_rank", None) == 0 for spec in tf.nest.flatten(dataset.element_spec)
+    ):
+        # Rows of ragged tensors become tensors in a function; batches of a row stay ragged.
+        batches, digest = with_digest(dataset.batch(1), table, by_record)
+        return batches.unbatch(), digest
     tensors = _named(dataset.element_spec)
     if not tensors:
         return dataset, None

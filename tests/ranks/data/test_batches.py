@@ -76,10 +76,15 @@ def rows_after(train, rows, **options):
     return values
 
 
-def test_samples_of_batches_are_dealt(strategy, size):
+@pytest.mark.parametrize("way", ["resumable", "shard"])
+def test_samples_of_batches_are_dealt(strategy, size, way):
     """N ranks take the steps that one process takes with the whole batches."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        dataset = data.resumable(Batch.dataset(batches).unbatch(), batch_size=B)
+        dataset = Batch.dataset(batches).unbatch()
+        if way == "resumable":
+            dataset = data.resumable(dataset, batch_size=B)
+        else:
+            dataset = strategy.shard(dataset).batch(B // size)
         element = tf.data.make_one_shot_iterator(dataset).get_next()
         assert element["ids"]["user"].dtype == tf.int64
         rows = rows_after(*model(strategy, element))

@@ -414,3 +414,29 @@ def test_an_iterator_that_starts_again(strategy, rank, size, passes):
     run(False)
     with pytest.raises(RankError, match="is not the same on all ranks"):
         run(True)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_samples_of_ragged_batches_are_dealt(strategy, rank, size, is_same):
+    """They are compared like others: ranks that order them differently get an error."""
+    numbers = np.arange(24, dtype=np.int64)
+    numbers = numbers if is_same or rank else numbers[::-1]
+    rows = [numbers[: i + 1].tolist() for i in range(24)]
+    expected = contextlib.nullcontext()
+    if size > 1 and not is_same:
+        expected = pytest.raises(RankError, match="not the same on all ranks")
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        ragged = tf.data.Dataset.from_tensors(tf.ragged.constant(rows, dtype=tf.int64))
+        dataset = strategy.shard(ragged.unbatch()).batch(2)
+        batch = tf.data.make_one_shot_iterator(dataset).get_next()
+        with strategy.embedding_scope():
+            table = reference.table("t", 24, 2)
+        found = tf.nn.embedding_lookup(table, batch.values)
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(found), step)
+        lengths, seen = batch.row_lengths(), []
+        with expected, tf.train.MonitoredTrainingSession() as session:
+            while not session.should_stop():
+                seen += session.run([lengths, train])[0].tolist()
+    if is_same:
+        assert seen == list(range(1, 25))[rank::size]

@@ -10,6 +10,7 @@ import collective
 from collective import yaml_file
 from collective.features import Slots
 from tests.ranks import reference
+from tests.ranks.exports import served, signature
 
 B, RATE, FIRST = 12, 0.5, 0.25
 FILE = """
@@ -244,6 +245,46 @@ def test_the_order_of_the_file_changes_nothing(strategy, rank, size, folder):
     assert list(results[0]) == list(results[1])
     for name in results[0]:
         tf.nest.map_structure(np.testing.assert_array_equal, results[0][name], results[1][name])
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.either_backend
+def test_tensorflow_alone_serves_them(strategy, rank, size, folder):
+    """An export looks up and hashes as training does; all slots, of uint64 ids."""
+    config, model = slots(), Model()
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        places, _, train, _ = graph(config)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(4):
+                ids, targets = batch(step)
+                session.run(train, fed(places, (ids, targets), rank, size))
+                model.train(ids, targets, config)
+            prefix = tf.train.Saver().save(session, f"{folder}/model")
+
+    def build():
+        inputs, features = {}, {}
+        for name in config.slots_config:
+            values = tf.placeholder(tf.uint64, [None])
+            splits = tf.placeholder(tf.int64, [None])
+            inputs |= {f"{name}/values": values, f"{name}/splits": splits}
+            features[name] = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        outputs = {}
+        for name, found in collective.features.embeddings(config, features).items():
+            outputs[name] = found if config.slots_config[name].embedding_summation else found.rows
+        return inputs, outputs
+
+    with strategy.scope(plan="quiet"):
+        path = strategy.export_saved_model(f"{folder}/served", prefix, signature(strategy, build))
+    ids, _ = batch(9)
+    feeds = {}
+    for name, rows in ids.items():
+        value = ragged(rows)
+        feeds |= {f"{name}/values": value.values, f"{name}/splits": value.row_splits}
+    got, want = served(path, feeds), model.embeddings(ids, config)
+    assert set(got) == set(want)
+    for name, expected in want.items():
+        np.testing.assert_allclose(got[name], expected, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.ranks(1, 2)
