@@ -26,8 +26,7 @@ Promise = Literal["same numbers", "the original", "same effect", "no effect", "r
 PROMISES: dict[Promise, str] = {
     "same numbers": "Losses, rows and updates are those of plain TensorFlow on the whole batch, or "
     "of the rule that the framework has published. A test compares them",
-    "the original": "It is an object of TensorFlow 2.15 or Horovod, the same that every script "
-    "gets",
+    "the original": "It is an object of TensorFlow or Horovod, the same that every script gets",
     "same effect": "It does for a script what it does there. Where numbers can differ, such as "
     "random initial values, or an order, the row or the page says so",
     "no effect": "It is accepted. Rank 0 says once that it has no effect, and why; numbers are "

@@ -26,8 +26,9 @@ on a host goes through the host's memory; the rest, and all other collectives, g
 Either all hosts do so or none: ranks build the same graphs.
 
 `nccl` carries them between the GPUs of one host (`ops/native/gpu/nccl_carrier.cc`): ranks exchange
-headers through shared memory, and NCCL moves the data on the operations' own stream. It is only
-chosen by name, and is an error if it isn't possible: nobody asks for it without need.
+headers through shared memory, and NCCL moves the data on the operations' own stream. If
+it is chosen by name and isn't possible, that is an error; `auto` chooses it for ranks with GPUs if
+Horovod isn't installed.
 
 The environment variable COLLECTIVE_CARRIER chooses the carrier, and `scope(carrier=…)` chooses it
 for what is built inside. `auto`, the default, means shared memory if that is possible. The ranks'
