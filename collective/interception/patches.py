@@ -50,11 +50,11 @@ from collective.tensorflow_internals.keras import (
     BatchNormalizationBase,
     DenseFeatures,
     Embedding,
-    LossScaleOptimizer,
     Metric,
     Model,
     OptimizerV2,
     backend,
+    loss_scale_optimizer,
 )
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
 from collective.tensorflow_internals.metrics import metrics_impl
@@ -128,12 +128,6 @@ GRADIENTS = (
         keras.apply_gradients,
         WHOLE_TABLE,
     ),
-    Patch(
-        LossScaleOptimizer,
-        "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
-        keras.refuse_dynamic_scale,
-        OWN_MODEL,
-    ),
     *(
         Patch(keras_optimizer._BaseOptimizer, name, keras.refuse_to_train, NO_TRAINING)
         for name in (
@@ -178,6 +172,12 @@ CLIPPING = (
     Patch(clip_ops, "clip_ops.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
     Patch(tf, "tf.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
     Patch(loss_scale, "loss_scale._is_all_finite", clipping.is_all_finite, ONE_SHARD),
+    Patch(
+        loss_scale_optimizer,
+        "keras.loss_scale_optimizer._is_all_finite",
+        clipping.is_all_finite,
+        ONE_SHARD,
+    ),
 )
 
 # ---- Slots and sparse updates of tables

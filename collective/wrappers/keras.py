@@ -19,7 +19,6 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.reduction import of_shards, updating_shards
-from collective.ops.communication import collectives
 from collective.ops.graph import graph_state, graphs, library_operations
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
@@ -89,15 +88,13 @@ def apply_gradients(
         return next_creator(**kwargs)
 
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
-    with (
-        noted,
-        updating_shards(grads_and_vars),
-        tf.variable_creator_scope(create_slot),
-        _writing_rows(optimizer),
-    ):
+    with noted, updating_shards(grads_and_vars), _writing_rows(optimizer):
+        # Here, and not where it applies the gradients: that may be inside a branch, and a scope of
+        # a branch's graph knows nothing of variables, which are made outside of it.
+        named = contextlib.nullcontext() if dynamic else backend.name_scope(optimizer._name)
+        with tf.init_scope(), tf.variable_creator_scope(create_slot), named:
+            optimizer._create_all_weights([v for g, v in grads_and_vars if g is not None])
         if dynamic:
-            with tf.init_scope():
-                optimizer._create_all_weights([v for g, v in grads_and_vars if g is not None])
             grads_and_vars = [(settled(g, v) if v in dynamic else g, v) for g, v in grads_and_vars]
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:
@@ -119,27 +116,6 @@ def _writing_rows(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         del optimizer._resource_scatter_add, optimizer._resource_scatter_update
-
-
-def refuse_dynamic_scale(
-    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replaces `LossScaleOptimizer.apply_gradients`: refuses a dynamic scale on several ranks.
-
-    It creates slots, and decides from its own gradients whether to take a step, before they reach
-    the `apply_gradients` of the inner optimizer.
-
-    Raises:
-        NotImplementedError: there are several ranks, and the scale is dynamic.
-    """
-    if optimizer.dynamic and collectives.size() > 1:
-        raise NotImplementedError(
-            "tf.keras.mixed_precision.LossScaleOptimizer with a dynamic scale would decide on each "
-            "rank for itself whether to take a step. Use "
-            "tf.train.experimental.MixedPrecisionLossScaleOptimizer with an optimizer of "
-            "tf.compat.v1.train, or dynamic=False."
-        )
-    return original(optimizer, *args, **kwargs)
 
 
 def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

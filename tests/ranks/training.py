@@ -46,6 +46,18 @@ def compare(strategy, rank, size, train, steps=3, names=("train",), rtol=2e-5):
     return want, got
 
 
+def overflowing_in_step_1(table):
+    """Returns 0, of which the gradient of row 3 is infinite in step 1; and the step."""
+    step = tf.get_variable("step", initializer=0, trainable=False)
+    largest = tf.where_v2(tf.equal(step, 1), np.float32(np.inf), 0.0)
+
+    @tf.custom_gradient
+    def overflowing(rows):
+        return 0 * tf.reduce_sum(rows), lambda _: largest + tf.zeros_like(rows)
+
+    return overflowing(tf.nn.embedding_lookup(table, [3])), step
+
+
 OPTIMIZERS = {
     "adagrad_da": lambda: tf.train.AdagradDAOptimizer(
         0.1, tf.train.get_or_create_global_step(), l1_regularization_strength=0.001

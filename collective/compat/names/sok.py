@@ -104,7 +104,7 @@ SOK = Framework(
         ),
         refused(
             "sok.tf.keras.mixed_precision.LossScaleOptimizer",
-            "use tf.keras.mixed_precision.LossScaleOptimizer with dynamic=False.",
+            "use tf.keras.mixed_precision.LossScaleOptimizer.",
         ),
         refused("sok.Saver", "use sok.dump and sok.load, or tf.train.Saver."),
         *ESTIMATORS,

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import TableError
 from tests.ranks import reference
-from tests.ranks.training import IDS, X, compare, model
+from tests.ranks.training import IDS, X, compare, model, overflowing_in_step_1
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double("matrix")]
 
@@ -99,18 +99,6 @@ def test_an_average_norm_of_a_tables_gradient_is_refused(strategy, size):
         gradient = tf.gradients(tf.reduce_sum(tf.nn.embedding_lookup(t, [1])), t)[0]
         with pytest.raises(TableError, match="is not supported: use tf.clip_by_norm"):
             tf.clip_by_average_norm(gradient, 1.0)
-
-
-def overflowing_in_step_1(table):
-    """Returns 0, of which the gradient of row 3 is infinite in step 1; and the step."""
-    step = tf.get_variable("step", initializer=0, trainable=False)
-    largest = tf.where_v2(tf.equal(step, 1), np.float32(np.inf), 0.0)
-
-    @tf.custom_gradient
-    def overflowing(rows):
-        return 0 * tf.reduce_sum(rows), lambda _: largest + tf.zeros_like(rows)
-
-    return overflowing(tf.nn.embedding_lookup(table, [3])), step
 
 
 def test_a_loss_scale_where_one_rows_gradient_overflows(strategy, rank, size):
