@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import gate
 from collective.ops.exchange import dispatch, embedding_bag
 from collective.ops.graph import device_scopes, host_inputs
-from collective.ops.graph.replaceable import replaceable
 from collective.strategies.base import Lookup
 
 
@@ -66,7 +65,7 @@ def _flat(x: tf.Tensor, name: str) -> tf.Tensor:
 
 def _optional_input(x: tf.Tensor, name: str) -> tf.Tensor:
     """Returns `x`, flat, passed through a placeholder by which a run can leave the lookup out."""
-    return replaceable(_flat(x, "flat"), [None], name)
+    return tf.placeholder_with_default(_flat(x, "flat"), [None], name)
 
 
 def checks_of(name: str, group: Sequence[Lookup], inputs: GroupInputs) -> list[gate.Check]:

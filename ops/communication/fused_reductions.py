@@ -31,7 +31,6 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.communication.dense_allreduce import OpenPlace
 from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
-from collective.ops.graph.replaceable import replaceable
 
 SCOPE = "collective/reductions/"
 # Each run feeds the ways that its sums don't take.
@@ -204,7 +203,7 @@ def _fuse(values: Sequence[WaitingValue]) -> None:
     """Gives `values`, of the same type and kind, a collective."""
     gates = gate.gates_of(values[0].value.graph)
     values = sorted(values, key=lambda each: (each.name, each.result.op._id))
-    flat = [replaceable(tf.reshape(each.value, [-1]), [None]) for each in values]
+    flat = [tf.placeholder_with_default(tf.reshape(each.value, [-1]), [None]) for each in values]
     name = values[0].name
     if len(values) > 1:
         listed = "\n".join(f"{each.name} {each.value.shape}" for each in values)
@@ -273,7 +272,7 @@ def _sums_by_any_way(
     """Returns the sums over ranks of `flat`, through their own collective or with gradients."""
     values = tf.concat(flat, 0)
     (alone,) = collectives.allreduce_sum([values], name, opened)
-    offers = [replaceable(values, [None]) for _ in places]
+    offers = [tf.placeholder_with_default(values, [None]) for _ in places]
     ways = [Way(offer, place.add(offer)) for offer, place in zip(offers, places)]
     # All but one are empty.
     sums = tf.concat([alone, *(way.sums for way in ways)], 0)
