@@ -21,6 +21,7 @@ Six lines and a command distribute a TensorFlow 1-style script:
 Public names, in short:
 
     CollectiveStrategy, RunConfig    scopes, ranks, the plan, Estimators, exports
+    Trainer, load, job_info          trains by periods; a trained model; what is known of a job
     get_embedding_variable           makes a table of open-ended keys
     embedding_sizes, clear_embeddings    count the rows of tables, remove those of dynamic ones
     group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
@@ -29,8 +30,7 @@ Public names, in short:
     EmbeddingVariableOption          the same in DeepRec's words, made of:
     InitializerOption                first rows
     CounterFilter, CBFFilter, GlobalStepEvict, L2WeightEvict  keys admitted, rows evicted
-    StorageOption, StorageType       where rows are: memory, files
-    CacheType                        which rows go to files first: the least recent, always
+    StorageOption, StorageType, CacheType  where rows are: memory, files; the least recent go first
     CheckpointOption                 a checkpoint from whose rows a table starts
     EmbeddingConfig                  the same in PERSIA's words
     RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
@@ -40,7 +40,7 @@ Public names, in short:
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
     collective.estimator             what tf.estimator has up to TensorFlow 2.15
     collective.serving               follows the versions of an exported model
-    collective.train                 optimizers for recommendation models
+    collective.train, collective.trainer  optimizers; the units of a Trainer's periods
     collective.options               the options of scope(), typed
     collective.launch                starts ranks: collective launch
 
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from collective import features as features
     from collective import serving as serving
     from collective import train as train
+    from collective import trainer as trainer
     from collective.compat.deeprec_options import (
         CacheType,
         CBFFilter,
@@ -100,10 +101,13 @@ if TYPE_CHECKING:
     from collective.estimator.run_config import RunConfig
     from collective.features.embedding_config import EmbeddingConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
+    from collective.job.info import job_info
     from collective.policy import FirstRows, TablePolicy, every_steps
     from collective.strategy import CollectiveStrategy
     from collective.tables.dynamic_table import DynamicTable
     from collective.tables.table import Table
+    from collective.trainer.loaded_model import load
+    from collective.trainer.trainer import Trainer
 
 __all__ = [
     "CBFFilter",
@@ -127,12 +131,15 @@ __all__ = [
     "Table",
     "TableError",
     "TablePolicy",
+    "Trainer",
     "clear_embeddings",
     "embedding_sizes",
     "every_steps",
     "get_embedding_variable",
     "group_embedding_lookup",
     "group_embedding_lookup_sparse",
+    "job_info",
+    "load",
 ]
 _MODULES = {
     "CBFFilter": "compat.deeprec_options",
@@ -156,15 +163,18 @@ _MODULES = {
     "Table": "tables.table",
     "TableError": "errors",
     "TablePolicy": "policy",
+    "Trainer": "trainer.trainer",
     "clear_embeddings": "embedding_variable",
     "embedding_sizes": "embedding_variable",
     "every_steps": "policy",
     "get_embedding_variable": "embedding_variable",
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
+    "job_info": "job.info",
+    "load": "trainer.loaded_model",
 }
 _SUBMODULES = frozenset(
-    {"checkpoint", "data", "estimator", "feature_column", "features", "serving", "train"}
+    {"checkpoint", "data", "estimator", "feature_column", "features", "serving", "train", "trainer"}
 )
 
 

@@ -34,6 +34,7 @@ PUBLIC_MODULES = (
     "collective.options",
     "collective.serving",
     "collective.train",
+    "collective.trainer",
 )
 # The sections of the list of pages: a title, and what is in it.
 NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -62,6 +63,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/features.md",
             "docs/guides/checkpoints.md",
             "docs/guides/estimator.md",
+            "docs/guides/trainer.md",
             "docs/guides/serving.md",
             "docs/guides/running.md",
             "docs/guides/hosts.md",

@@ -52,6 +52,7 @@ Environment, given to each rank; the launcher's value always wins
   RANK, LOCAL_RANK         its number, and its number on its host
   WORLD_SIZE, LOCAL_WORLD_SIZE
                            N, and how many ranks its host has
+  COLLECTIVE_HOSTS         how many hosts the job has
   CUDA_VISIBLE_DEVICES     its one device, empty for a CPU rank
   HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE, _HOSTNAME,
   _CONTROLLER=gloo, _CPU_OPERATIONS=gloo, _GLOO_RENDEZVOUS_ADDR, _GLOO_RENDEZVOUS_PORT,
@@ -71,6 +72,7 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_PREEMPT_SIGNAL
                            the name of the signal that acts like TERM
   COLLECTIVE_INDEPENDENT   1 with --independent
+  COLLECTIVE_TEST_MODE     1 with --test-mode
   PYTHONPATH               first a folder with a sitecustomize that makes several ranks refuse to
                            train apart; it removes itself from the path, and runs the next one
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);

@@ -91,6 +91,7 @@ class LauncherOptions(ManifestOptions):
     verbose: bool
     no_python: bool
     independent: bool
+    test_mode: bool
     framework: str | None
     embedding_scope: str
     dry_run: bool
@@ -307,6 +308,7 @@ def make_plan(
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
         independent=options.independent,
+        test_mode=options.test_mode,
     )
 
 
@@ -433,6 +435,12 @@ def _parser(prog: str) -> _Parser:
         "--independent",
         action="store_true",
         help="let each rank train its own model, as in a sweep; otherwise that is an error",
+    )
+    add(
+        "--test-mode",
+        action="store_true",
+        help="try the script once: one training batch and one evaluation batch in each session, "
+        "then its checkpoint and export",
     )
     add(
         "--as",

@@ -309,9 +309,18 @@ def _signature(names: Iterable[str], trains: bool, broadcasts: bool) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _writes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Returns the operations that write a global variable, other than to initialize it."""
-    variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+def updates_weights(graph: tf.Graph, footprint: RunFootprint) -> bool:
+    """Tells whether a run writes a trainable variable, other than to initialize it."""
+    return bool(_writes(graph, footprint.operations, tf.GraphKeys.TRAINABLE_VARIABLES))
+
+
+def _writes(
+    graph: tf.Graph,
+    operations: Iterable[tf.Operation],
+    collection: str = tf.GraphKeys.GLOBAL_VARIABLES,
+) -> list[tf.Operation]:
+    """Returns the operations that write a variable of a collection, other than to initialize it."""
+    variables = graph.get_collection(collection)
     holders = {graph_analysis.memory(v) for v in variables}
     initializers = {v.initializer for v in variables}
     return [

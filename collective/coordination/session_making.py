@@ -92,6 +92,7 @@ def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> A
     An init_fn may have given them values of its own.
     """
     session = original(manager, *args, **kwargs)
+    state_of_session(session).is_monitored = True
     graph = session.graph
     if collectives.size() == 1 or not is_shared(graph):
         return session

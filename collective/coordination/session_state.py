@@ -54,6 +54,10 @@ class SessionState:
             written, by folders: f(session, step) -> the prefix, or ''.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.saving.running_chain`).
+        is_monitored: whether a `MonitoredSession` has made it, which ends with the data.
+        tried: with --test-mode, the values of runs, by kinds of run and names of fetches.
+        kinds: with --test-mode, the kinds of runs, by names of fetches.
+        answers: how many runs --test-mode has answered with earlier values.
         followers: the followers of tables' changes, by the consumers' names
             (`collective.checkpoint.saving.consumers`).
     """
@@ -80,6 +84,10 @@ class SessionState:
     last_increments: dict[str, Callable[[Any, int], str]] = dataclasses.field(default_factory=dict)
     chains: dict[str, Any] = dataclasses.field(default_factory=dict)
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_monitored: bool = False
+    tried: dict[str, dict[tuple[str, ...], Any]] = dataclasses.field(default_factory=dict)
+    kinds: dict[tuple[str, ...], str] = dataclasses.field(default_factory=dict)
+    answers: int = 0
 
     def restored(self) -> None:
         """Notes that a checkpoint was restored: the global step may have changed."""

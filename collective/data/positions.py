@@ -65,6 +65,7 @@ class DataPosition:
 
     Attributes:
         name: of the dataset.
+        batch_size: the records of a global batch.
         handle: the name by which functions find the variable.
 
     Args:
@@ -76,6 +77,7 @@ class DataPosition:
 
     def __init__(self, name: str, source: DataSource, on_change: OnChange, first: int):
         self.name, self._source, self._on_change, self._first = name, source, on_change, first
+        self.batch_size = source.batch_size
         with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(f"{name}/"):
             self._batches = tf.Variable(
                 tf.constant(first, tf.int64), trainable=False, use_resource=True, name="position"
@@ -189,6 +191,11 @@ class DataPositions:
     """
 
     by_handle: dict[str, DataPosition] = dataclasses.field(default_factory=dict)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Returns how many records a global batch of each dataset has."""
+        return [position.batch_size for position in self.by_handle.values()]
 
     def counted_run(
         self, operations: Set[tf.Operation], after: list[tf.Operation]

@@ -15,7 +15,7 @@ from collective import checkpoint
 from collective.checkpoint.files.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.saving.best import KeepBest
-from collective.coordination import barrier, coordinator
+from collective.coordination import barrier, coordinator, test_mode
 from collective.coordination.preemption import PREEMPTION
 from collective.data import positions
 from collective.errors import RankError
@@ -124,6 +124,8 @@ class Estimator(estimator_lib.EstimatorV2):
             ValueError: a metric isn't the same on all ranks: it isn't made of `tf.metrics` or Keras
                 metrics.
         """
+        if test_mode.is_on() and steps != 0:
+            steps = 1
         arguments = {"steps": steps, "checkpoint_path": checkpoint_path, "name": name}
         latest = checkpoint_path or self.latest_checkpoint()
         with self._on_all_ranks("evaluate", arguments, latest=latest) as of_rank_0:
@@ -186,6 +188,9 @@ class Estimator(estimator_lib.EstimatorV2):
             (None, None) if the model had been trained to max_steps before.
         """
         with self._scope():
+            if test_mode.is_on():
+                step = int(estimator_lib._load_global_step_from_checkpoint_dir(self.model_dir))
+                train_spec = train_spec._replace(max_steps=step + 1)
             results: tuple[Any, Any] = training.train_and_evaluate(self, train_spec, eval_spec)
             return results
 

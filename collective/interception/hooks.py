@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import session_runs
+from collective.coordination import session_runs, test_mode
 from collective.gradients import reduction
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
@@ -53,10 +53,21 @@ def run(
     with STARTUP.running(graph) if STARTUP.follows(graph) else _NO_START:
         graph_passes.prepare_run(graph, scope, leaves)
         observer = run_observer.of_options(scope)
+        carry_out = functools.partial(
+            session_runs.run,
+            observer,
+            original,
+            session,
+            fetches,
+            leaves,
+            feed_dict,
+            options,
+            run_metadata,
+        )
         try:
-            return session_runs.run(
-                observer, original, session, fetches, leaves, feed_dict, options, run_metadata
-            )
+            if test_mode.is_on():
+                return test_mode.run_once(session, leaves, feed_dict, carry_out)
+            return carry_out()
         except tf.errors.ResourceExhaustedError as error:
             memory_report.add_table_sizes(error, graph)
             raise

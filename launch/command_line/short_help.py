@@ -37,6 +37,7 @@ Schedulers
       --image, --replicas, --gpus-per-replica, --cpus-per-replica, --memory-per-replica,
       --volume, --volume-size, --secret, --own-runtime, --env NAME=VALUE
 Before the start
+  --test-mode           try the script: one training batch, one evaluation batch, then it saves
   --dry-run             print the plan, start nothing
   --check               print what is installed, what is missing, and what would stop the job
   --version             print the version of this package

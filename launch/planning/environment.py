@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from collective.job import (
     file_record,
+    info,
     preempt_signals,
     progress_board,
     secret,
@@ -90,6 +91,7 @@ def rank_environment(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **_attempt(plan, milestones),
+        **({info.TEST_MODE: "1"} if plan.test_mode else {}),
         file_record.VARIABLE: script_files,
         **_terminal(plan, inherited),
         **_preload(plan, inherited),
@@ -107,6 +109,7 @@ def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": str(place.local_size),
+        info.HOSTS: str(len(plan.hosts) or 1),
         "CUDA_VISIBLE_DEVICES": plan.devices[rank] or "",
         "HOROVOD_RANK": number,
         "HOROVOD_SIZE": size,

@@ -44,6 +44,7 @@ class LaunchPlan:
         gloo_address: where the ranks of this host listen for others; "" lets Horovod decide.
         gloo_library: the library that makes the ranks listen there.
         independent: whether the ranks are independent processes that train separately.
+        test_mode: whether sessions take one batch only, to try the script.
     """
 
     command: tuple[str, ...]
@@ -70,6 +71,7 @@ class LaunchPlan:
     gloo_address: str = ""
     gloo_library: str = ""
     independent: bool = False
+    test_mode: bool = False
 
     @property
     def size(self) -> int:

@@ -112,6 +112,7 @@ def test_options_and_their_defaults():
         "verbose": False,
         "no_python": False,
         "independent": False,
+        "test_mode": False,
         "framework": None,
         "embedding_scope": "script",
         "dry_run": False,

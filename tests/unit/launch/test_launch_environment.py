@@ -22,6 +22,7 @@ def test_identity():
         for name, value in environment.items()
         if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
     } == {
+        "COLLECTIVE_HOSTS": "1",
         "COLLECTIVE_LAUNCHED": "1",
         "COLLECTIVE_MAX_RESTARTS": "0",
         "COLLECTIVE_MILESTONES": "/proc/1/fd/3",

@@ -35,6 +35,7 @@ OPTIONS = {
     "--verbose": (None, set(), set()),
     "--no-python": (None, set(), set()),
     "--independent": (None, set(), set()),
+    "--test-mode": (None, set(), set()),
     "--as": ("horovod", set(), set()),
     "--grace": ("5", set(), set()),
     "--preempt-signal": ("USR1", set(), set()),
