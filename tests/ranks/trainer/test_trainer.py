@@ -337,7 +337,5 @@ def test_a_run_that_counts_other_steps_is_refused(strategy, folder):
     trainer = collective.Trainer(
         twice, {"global_batch_size": B}, model_dir=folder, config=CONFIG, strategy=strategy
     )
-    with pytest.raises(
-        (ValueError, RankError), match="after global batch 2 the global step is 4"
-    ):
+    with pytest.raises((ValueError, RankError), match="after global batch 2 the global step is 4"):
         trainer.fit(shuffled, max_length=Batch(6), reporting_period=Batch(2))
