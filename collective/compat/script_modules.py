@@ -21,6 +21,7 @@ from typing import Any
 
 from collective.compat import session_config
 from collective.compat.framework import Framework, Name, find, in_full
+from collective.compat.horovod_stand_in import modules as horovod_modules
 from collective.scope import SCOPES
 
 _INSTALLED = tuple(
@@ -176,6 +177,7 @@ class Installation:
     def remove(self) -> None:
         """Removes everything; TensorFlow keeps the behaviour of its version 1."""
         builtins.__import__ = self._import
+        horovod_modules.remove()
         for name in self._added:
             sys.modules.pop(name, None)
         session_config.FIELDS.clear()
@@ -207,6 +209,7 @@ class Installation:
         script = self.module("tensorflow")
         self.module("tensorflow.compat").v1 = script  # type: ignore[attr-defined]
         vars(script).update(__version__=VERSION, VERSION=VERSION)
+        horovod_modules.install()
         self._import = builtins.__import__
         builtins.__import__ = self._import_for_scripts
 
@@ -269,7 +272,7 @@ def _give_sessions_to_keras() -> None:
     """Adds version 1's functions to `keras.backend`, which scripts and Horovod import."""
     public, inner = (sys.modules.get(f"keras.{name}") for name in ("backend", "src.backend"))
     for name in ("get_session", "set_session") if public and inner else ():
-        if not hasattr(public, name):
+        if not hasattr(public, name) and hasattr(inner, name):  # Keras 3 has none.
             setattr(public, name, getattr(inner, name))
 
 

@@ -248,8 +248,10 @@ def _averages(collective: tf.Operation) -> bool:
     kind = graph_analysis.collective_kind(collective.type)
     if kind == "Broadcast":
         return True
+    is_horovods = collective.type.startswith("Horovod")
+    reduction = "reduce_op" if is_horovods else collectives.REDUCTION
     # Horovod's Average, Min and Max.
-    return kind == "Allreduce" and collective.get_attr("reduce_op") in (0, 3, 4)
+    return kind == "Allreduce" and collective.get_attr(reduction) in (0, 3, 4)
 
 
 def _too_early(graph: tf.Graph) -> set[tf.Operation]:

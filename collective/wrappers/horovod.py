@@ -21,11 +21,25 @@ from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, graphs
 from collective.tables.table import is_replicated
 
+NO_COMPRESSION = (
+    "Horovod's compression has no effect inside strategy.scope(), where gradients travel "
+    "otherwise: strategy.scope(dense_compression='fp16') is what halves their bytes."
+)
+
 
 def _refuse(feature: str, advice: str) -> NoReturn:
     raise NotImplementedError(
         f"Horovod's {feature} inside strategy.scope(), where gradients are the means over all "
         f"ranks already: {advice}"
+    )
+
+
+def refuse_sums() -> NoReturn:
+    """Refuses a wrapper that asks for sums of gradients."""
+    _refuse(
+        "op=Sum or op=Adasum",
+        "leave op out. (Sums are N times the gradients of one process with the batches of "
+        "all: if that is meant, multiply the loss by hvd.size().)",
     )
 
 
@@ -42,21 +56,12 @@ def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> An
         return original(gradients, **kwargs)
     if collectives.size() > 1:
         if kwargs.get("op", hvd.Average) != hvd.Average:
-            _refuse(
-                "op=Sum or op=Adasum",
-                "leave op out. (Sums are N times the gradients of one process with the batches of "
-                "all: if that is meant, multiply the loss by hvd.size().)",
-            )
+            refuse_sums()
         every = hvd.global_process_set
         if kwargs.get("process_set", every).process_set_id != every.process_set_id:
             _refuse("process_set", "all ranks train together; leave it out.")
         if kwargs.get("compression", hvd.Compression.none) is not hvd.Compression.none:
-            warnings.warn(
-                "Horovod's compression has no effect inside strategy.scope(), where gradients "
-                "travel otherwise: strategy.scope(dense_compression='fp16') is what halves their "
-                "bytes.",
-                stacklevel=2,
-            )
+            warnings.warn(NO_COMPRESSION, stacklevel=2)
     return gradients
 
 

@@ -268,9 +268,9 @@ class JobOutcome:
                 )
             if cause.error.lacks_horovod:
                 lines.append(
-                    "  to fix     the script calls Horovod, which is otherwise needed only on "
-                    "several hosts: `collective build-horovod` builds it against the installed "
-                    "TensorFlow"
+                    "  to fix     Horovod isn't built for this TensorFlow: `collective "
+                    "build-horovod`, or run a script of one host by `collective launch --as "
+                    "horovod`"
                 )
         kind = "error on" if shown.is_error else "last lines of"
         lines.append(f"  {kind} its {cause.last_lines_from}:")

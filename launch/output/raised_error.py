@@ -57,7 +57,7 @@ _REMOVES = re.compile(
 _FRAMEWORKS = "tensorflow|horovod|hybridbackend|sparse_operation_kit|collective"
 _OF_OTHER_VERSIONS = re.compile(
     r"(?:Name|UnboundLocal|Syntax|Indentation|Tab)Error: "
-    rf"|(?:ModuleNotFound|Import)Error: (?!.*'(?:{_FRAMEWORKS})\b)"
+    rf"|(?:ModuleNotFound|Import)Error: (?!.*'(?:{_FRAMEWORKS})\b|.*needs Horovod itself)"
     rf"|AttributeError: module '(?!(?:{_FRAMEWORKS})\b)[\w.]+' has no attribute "
 )
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod['.]")

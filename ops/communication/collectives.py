@@ -43,6 +43,10 @@ from collective.tensorflow_internals.graphs import config
 
 # Begins the names of operations, besides collectives, that either all ranks or none must run.
 ALIKE = "collective/alike/"
+# An attribute of a script's own allreduces by this library: Horovod's number of the reduction.
+REDUCTION = "_reduce_op"
+# Begins the names of collectives that a script itself makes, by functions of Horovod's names.
+SCRIPTS = "hvd."
 CARRIERS = {carrier.name: carrier for carrier in (HOROVOD, SHARED_MEMORY, NCCL, MIXED)}
 
 
@@ -118,6 +122,11 @@ def unique_name(base: str) -> str:
     return PREFIX + base + (f".{counts[base] - 1}" if counts[base] > 1 else "")
 
 
+def name_of_script(base: str) -> str:
+    """Returns a name like `unique_name`'s for a collective that the script itself makes."""
+    return unique_name(SCRIPTS + base).removeprefix(PREFIX)
+
+
 def collective_name(op: tf.Operation) -> str | None:
     """Returns the name by which `op` meets its peers; None if `op` isn't a collective."""
     name = str(op.name).rpartition("/")[2]
@@ -146,7 +155,7 @@ def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
     name, graph = str(op.name).rpartition("/")[2], op.graph
     while name not in (zeros := graph_state.of(graph, OpenedGates).zeros):
         graph = graph.outer_graph
-    return name[len(PREFIX) :], zeros[name]
+    return name.removeprefix(PREFIX), zeros[name]
 
 
 def alltoall(
@@ -262,7 +271,7 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
         return allgather(own_sum, f"{name}.sums", gate)[
             : tf.size(x)
         ], lambda gradient: _sum_in_order(
-            gradient, unique_name(name[len(PREFIX) :] + ".gradient"), gate
+            gradient, unique_name(name.removeprefix(PREFIX) + ".gradient"), gate
         )
 
     return add(x)

@@ -46,7 +46,7 @@ def test_training_gives_the_same_numbers(without_horovod, tmp_path):
         (
             "import horovod.tensorflow as hvd",
             {},
-            "the script calls Horovod, which is otherwise needed",
+            "Horovod isn't built for this TensorFlow: `collective build-horovod`, or run a script of",
         ),
         (
             "from collective import CollectiveStrategy; CollectiveStrategy()",
