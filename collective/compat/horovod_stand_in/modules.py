@@ -77,7 +77,7 @@ def install() -> Sequence[str]:
         if outer:
             setattr(modules[outer], attribute, module)
     sys.modules.update(modules)
-    sys.meta_path.insert(0, _Refusal())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Refusal())
     return tuple(modules)
 
 

@@ -292,9 +292,9 @@ def _scaled(x: tf.Tensor, factor: float) -> tf.Tensor:
 @tf.custom_gradient
 def _with_mean_gradient(x: tf.Tensor) -> Any:
     """Returns `x`; its gradient becomes the mean over ranks where it would be the sum."""
-    return tf.identity(x), lambda gradient: tf.convert_to_tensor(gradient) / tf.cast(
-        process.size(), x.dtype
-    )
+    return tf.identity(
+        x
+    ), lambda gradient: tf.convert_to_tensor(gradient) / tf.cast(process.size(), x.dtype)
 
 
 def _agreed(
@@ -332,8 +332,9 @@ def _agreed(
         )
         words_of_error = (
             f"the ranks do not call the same at {name}: this rank calls hvd.{kind} of "
-            f"{', '.join(x.dtype.name for x in tensors)}. Types, options or shapes differ. A number "
-            "for types and options, then the rank and shape of each tensor, here and of all ranks:"
+            f"{', '.join(x.dtype.name for x in tensors)}. Types, options or shapes differ. A "
+            "number for types and options, then the rank and shape of each tensor, here and of all "
+            "ranks:"
         )
         refuse = tf.raw_ops.Assert(
             condition=is_alike, data=[words_of_error, own, everyones], summarize=100
@@ -399,4 +400,3 @@ def _call_name(name: str, ignore_scope: bool) -> str:
     scope = "" if ignore_scope else tf.get_default_graph().get_name_scope()
     words = re.sub(r"[^a-zA-Z0-9_.\-]", ".", f"{scope}/{name}" if scope else name)
     return collectives.name_of_script(words)
-

@@ -70,14 +70,15 @@ class GradientReduction:
             places = [place for place, gradient in enumerate(gradients) if gradient is not None]
             dense, sparse = self._devices
             for place, is_sparse in self._parts(gradients, places):
-                scales = {} if is_sparse else self._scales()
+                before, after = (1.0, 1.0) if is_sparse else (1.0 / self._divisor, self._divisor)
                 reduced = reductions.grouped_allreduce(
                     [gradients[p] for p in place],
                     device_dense=dense,
                     device_sparse=sparse,
                     compression=self._compression,
                     op=self._op,
-                    **scales,
+                    prescale_factor=before,
+                    postscale_factor=after,
                 )
                 for p, gradient in zip(place, reduced):
                     gradients[p] = gradient
@@ -89,9 +90,6 @@ class GradientReduction:
         sparse = [p for p in places if isinstance(gradients[p], tf.IndexedSlices)]
         dense = [p for p in places if p not in sparse]
         return [(part, part is sparse) for part in (dense, sparse) if part]
-
-    def _scales(self) -> dict[str, float]:
-        return {"prescale_factor": 1.0 / self._divisor, "postscale_factor": self._divisor}
 
     def _check_scope(self) -> None:
         """Refuses or warns of what has no place in scope(), as with Horovod itself."""
@@ -193,7 +191,8 @@ class BroadcastGlobalVariablesHook(tf.train.SessionRunHook):
 
     def __init__(self, root_rank: int, device: str = ""):
         super().__init__()
-        self.root_rank, self.device, self.bcast_op = root_rank, device, None
+        self.root_rank, self.device = root_rank, device
+        self.bcast_op: Any = None
 
     def begin(self) -> None:
         """See `tf.train.SessionRunHook`."""

@@ -1,6 +1,7 @@
 """The table of the Horovod names that the library changes inside scope().
 
-All other names of Horovod are Horovod's own, inside and outside.
+All other names of Horovod are Horovod's own, inside and outside. Where Horovod isn't installed,
+`collective.compat.horovod_stand_in` has its common functions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collective.compat.names.estimator import ESTIMATORS
 _REDUCED = "inside scope() gradients are reduced once, and stay as they are"
 _STARTS = "inside scope() replicated variables are equal anyway; tables aren't broadcast"
 _AGREED = "inside scope() it waits for the ranks' agreement on the run"
+_ITSELF = "needs Horovod itself"
 
 HOROVOD = Framework(
     "horovod",
@@ -19,15 +21,19 @@ HOROVOD = Framework(
     marks=("horovod",),
     names=(
         *(
-            same_numbers(f"hvd.{name}", f"horovod.tensorflow.{name}", _REDUCED)
-            for name in ("DistributedOptimizer", "DistributedGradientTape")
+            same_numbers(f"hvd.{name}", f"horovod.tensorflow.{name}", note)
+            for name, note in (
+                ("DistributedOptimizer", _REDUCED),
+                ("DistributedGradientTape", f"{_REDUCED}; {_ITSELF}"),
+            )
         ),
         *(
             works(f"hvd.{name}", f"horovod.tensorflow.{name}", note)
             for names, note in (
                 (("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _STARTS),
                 (("broadcast_variables",), _STARTS),
-                (("allreduce", "allgather", "broadcast", "alltoall"), _AGREED),
+                (("allreduce", "allgather", "broadcast"), _AGREED),
+                (("alltoall",), f"{_AGREED}; {_ITSELF}"),
                 (("init", "rank", "size", "local_rank", "Compression"), ""),
             )
             for name in names

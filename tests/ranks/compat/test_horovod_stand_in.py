@@ -81,9 +81,7 @@ def test_allreduce(ours, rank, size, dtype, op):
 def test_scales(ours, rank, size, dtype, op):
     def build(module):
         x = tf.placeholder(dtype, [3, 2])
-        out = module.allreduce(
-            x, op=getattr(module, op), prescale_factor=0.5, postscale_factor=3.0
-        )
+        out = module.allreduce(x, op=getattr(module, op), prescale_factor=0.5, postscale_factor=3.0)
         return with_gradient(out, x, rank + 1), {x: values(rank, dtype)}
 
     same(ours, build, near(dtype, size))
@@ -297,7 +295,7 @@ def test_refusals(ours, size):
             with pytest.raises(NotImplementedError, match=f"{what}.*collective build-horovod"):
                 call()
     with pytest.raises(AttributeError, match="horovod.tensorflow.alltoall needs Horovod itself"):
-        ours.alltoall
+        ours.alltoall(tf.constant(1.0))
     with pytest.raises(RuntimeError, match="hvd.allreduce in eager code needs Horovod itself"):
         ours.allreduce(tf.constant(1.0))
     assert (ours.size(), ours.rank()) == (hvd.size(), hvd.rank())
