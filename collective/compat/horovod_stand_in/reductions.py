@@ -38,7 +38,7 @@ _FOLDS = {Min: tf.reduce_min, Max: tf.reduce_max, Product: tf.reduce_prod}
 class RunTimeZero:
     """Records an int32 zero of a graph that exists only at run time; None until it is needed."""
 
-    zero: Any = None
+    zero: tf.Tensor | None = None
 
 
 def allreduce(
