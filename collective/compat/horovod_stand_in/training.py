@@ -101,7 +101,7 @@ class GradientReduction:
             warnings.warn(horovod.NO_COMPRESSION, stacklevel=2)
 
 
-class _DistributedOptimizer(tf.train.Optimizer):
+class ReducingOptimizer(tf.train.Optimizer):
     """Wraps an optimizer: its gradients are reduced before it applies them."""
 
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool, reduce: Any):
@@ -148,7 +148,7 @@ def DistributedOptimizer(
             process.unavailable(f"hvd.DistributedOptimizer of {type(optimizer).__name__}")
             + " For optimizers of Keras use horovod.tensorflow.keras"
         )
-    return _DistributedOptimizer(optimizer, name, use_locking, GradientReduction(**options))
+    return ReducingOptimizer(optimizer, name, use_locking, GradientReduction(**options))
 
 
 def broadcast_variables(
