@@ -15,20 +15,23 @@ from collective.coordination import barrier, common_folder
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.run_analysis import is_shared
 from collective.coordination.session_state import state_of_session
+from collective.ops import half_precision
 from collective.ops.communication import collectives, membership
 from collective.ops.graph import graphs
 from collective.ops.kernel_device import TENSORFLOW_SHARE, chosen
 from collective.ops.rows import file_systems
+from collective.scope import SCOPES
 from collective.tables.table import is_replicated
 from collective.tensorflow_internals.graphs import context
 
 
-def with_own_gpu(
+def make_session(
     original: Any, session: Any, target: str = "", graph: Any = None, config: Any = None
 ) -> None:
     """Stands in for `Session.__init__`: a process of several on a host sees one GPU.
 
-    The GPU's memory is allocated as needed, and some of it is left to CUDA's libraries.
+    The GPU's memory is allocated as needed, and some of it is left to CUDA's libraries. With
+    scope(mixed_precision=…) the session computes in half precision.
     """
     if config is None:
         # The settings of `tf.config`, which name all GPUs that the process may see.
@@ -41,6 +44,10 @@ def with_own_gpu(
         asked = tf.ConfigProto.FromString(config.SerializeToString())
         config = tf.ConfigProto(gpu_options=_options_of_own_gpu(asked.gpu_options))
         config.MergeFrom(asked)
+    precision = SCOPES.options.mixed_precision
+    if precision and isinstance(config, tf.ConfigProto):
+        half_precision.rewrite(config, precision)
+        half_precision.warn_if_not_rewritten(config, precision)
     state_of_session(session).handled_error = id(sys.exc_info()[1])
     original(session, target, graph, config)
 

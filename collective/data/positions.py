@@ -20,13 +20,13 @@ from typing import Literal
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.saving.saver import let_be_missing
 from collective.coordination import batch_counter
 from collective.coordination.batch_counter import STARTS
 from collective.coordination.prepared_run import CountedRun
 from collective.data.batch_iterators import positions_read
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_state
+from collective.ops.graph.optional_variables import let_be_missing
 
 OnChange = Literal["error", "restart", "continue"]
 ON_CHANGE = ("error", "restart", "continue")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow.compat.v1 as tf
 
@@ -44,7 +44,16 @@ def _table_of(x: Any) -> Sharded | None:
     return None
 
 
-def _is_variable(x: Any) -> bool:
+class Scale(Protocol):
+    """Stands for the factor by which gradients were multiplied while they were taken."""
+
+    def unscale(self, gradients: Sequence[Any], of_tables: Sequence[bool]) -> list[Any]:
+        """Returns the gradients, those of tables being this rank's rows, without the factor."""
+        ...
+
+
+def is_variable(x: Any) -> bool:
+    """Tells whether gradients with respect to `x` are those of a variable."""
     if isinstance(x, variables.Variable):
         return True
     return isinstance(x, tf.Tensor) and x.op.type in graph_analysis.VARIABLE_TYPES
@@ -76,7 +85,10 @@ def compute_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) 
 
 
 def reduce_gradients(
-    take: Callable[[], Sequence[Any]], xs: Sequence[Any], taped: bool = False
+    take: Callable[[], Sequence[Any]],
+    xs: Sequence[Any],
+    taped: bool = False,
+    scale: Scale | None = None,
 ) -> list[Any]:
     """Returns the gradients of all ranks.
 
@@ -86,12 +98,13 @@ def reduce_gradients(
         xs: variables, tables, tensors.
         taped: whether a tape takes them, which doesn't know the gradients of the library's
             operations.
+        scale: by which the gradients are multiplied; None if they aren't.
     """
     options, tables = SCOPES.options, [_table_of(x) for x in xs]
     gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
     reduced, dense, sparse = list(gradients), [], []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
-        if gradient is None or not _is_variable(x):
+        if gradient is None or not is_variable(x):
             continue
         if tables[i] is not None:
             with library_operations.noted(tf.get_default_graph()):
@@ -123,9 +136,12 @@ def reduce_gradients(
     for slices, each, mean in zip(everyones, matrices, means[len(dense) :]):
         each.mean = mean
         slice_means.note(slices, each)
+    if scale is not None:
+        with library_operations.noted(tf.get_default_graph()):
+            reduced = scale.unscale(reduced, [table is not None for table in tables])
     if options.local_steps > 1:
         for i, (gradient, x) in enumerate(zip(reduced, xs)):
-            if gradient is not None and _is_variable(x):
+            if gradient is not None and is_variable(x):
                 reduced[i] = accumulation.proxy_of(gradient)
     call = table_gradients.next_call(tf.get_default_graph())
     for i, table in enumerate(tables):
@@ -279,7 +295,13 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
 
 
 def reduce_tape(
-    original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    original: Any,
+    tape: Any,
+    target: Any,
+    sources: Any,
+    *args: Any,
+    scale: Scale | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Stands in for `tf.GradientTape.gradient`: reduces gradients that a tape takes in a graph.
 
@@ -296,5 +318,5 @@ def reduce_tape(
         )
         return flat
 
-    reduced = reduce_gradients(take, tf.nest.flatten(sources), taped=True)
+    reduced = reduce_gradients(take, tf.nest.flatten(sources), taped=True, scale=scale)
     return tf.nest.pack_sequence_as(sources, reduced)

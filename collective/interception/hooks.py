@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import session_runs, test_mode
-from collective.gradients import reduction
+from collective.gradients import loss_scaling, reduction
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
@@ -23,21 +23,44 @@ from collective.wrappers import horovod
 _NO_START = contextlib.nullcontext()
 
 
-def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+def take_gradients(
+    original: Any, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """Replaces `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
     xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
     if graphs.is_eager():
         reduction.refuse_eager_gradients(xs)
-        return original(ys, xs, *args, **kwargs)
+        return original(ys, xs, grad_ys, *args, **kwargs)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
-        return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
+        scale = loss_scaling.scale_of(ys, xs)
+        if scale is not None:
+            grad_ys = loss_scaling.scaled(scale, ys, grad_ys)
+        take = functools.partial(original, ys, xs, grad_ys, *args, **kwargs)
+        return reduction.reduce_gradients(take, xs, scale=scale)
 
 
-def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
+def take_taped_gradients(
+    original: Any,
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
-    return reduction.reduce_tape(original, tape, *args, **kwargs)
+    scale = None
+    if not graphs.is_eager():
+        scale = loss_scaling.scale_of(target, tf.nest.flatten(sources))
+    if scale is not None:
+        output_gradients = loss_scaling.scaled(
+            scale, tf.nest.flatten(target), tf.nest.flatten(output_gradients)
+        )
+    return reduction.reduce_tape(
+        original, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
+    )
 
 
 def run(

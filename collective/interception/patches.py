@@ -20,7 +20,7 @@ from collective.checkpoint.saving import increments, saver, saver_hook, saves
 from collective.coordination import session_ends, session_making, session_runs
 from collective.coordination.clock import Clock
 from collective.estimator import python_random, refusal
-from collective.gradients import clipping, reduction, row_scatters
+from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output
 from collective.interception.patching import OperationPatch, Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
@@ -50,6 +50,7 @@ from collective.tensorflow_internals.keras import (
     BatchNormalizationBase,
     DenseFeatures,
     Embedding,
+    LossScaleOptimizer,
     Metric,
     Model,
     OptimizerV2,
@@ -106,6 +107,7 @@ WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the sha
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
+TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
@@ -119,14 +121,26 @@ GRADIENTS = (
     Patch(
         tf.train.Optimizer,
         "tf.train.Optimizer.apply_gradients",
-        reduction.apply_to_shards,
+        loss_scaling.apply_gradients,
         WHOLE_TABLE,
+    ),
+    Patch(
+        tf.train.experimental.MixedPrecisionLossScaleOptimizer,
+        "tf.train.experimental.MixedPrecisionLossScaleOptimizer.compute_gradients",
+        loss_scaling.refuse_second_scale,
+        TWO_SCALES,
     ),
     Patch(
         OptimizerV2,
         "tf.keras.optimizers.legacy.Optimizer.apply_gradients",
         keras.apply_gradients,
         WHOLE_TABLE,
+    ),
+    Patch(
+        LossScaleOptimizer,
+        "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
+        loss_scaling.refuse_second_scale,
+        TWO_SCALES,
     ),
     *(
         Patch(keras_optimizer._BaseOptimizer, name, keras.refuse_to_train, NO_TRAINING)
@@ -322,7 +336,7 @@ MANAGER = tf.train.SessionManager
 MONITORED = monitored_session._MonitoredSession
 RECOVERABLE = monitored_session._RecoverableSession
 SESSIONS = (
-    Patch(BaseSession, "tf.Session.__init__", session_making.with_own_gpu, ALL_OF_GPU),
+    Patch(BaseSession, "tf.Session.__init__", session_making.make_session, ALL_OF_GPU),
     Patch(BaseSession, "tf.Session.run", hooks.run, NO_AGREEMENT),
     Patch(BaseSession, "tf.Session._extend_graph", hooks.extend, SEEN),
     Patch(BaseSession, "tf.Session.make_callable", session_runs.make_callable, NO_AGREEMENT),

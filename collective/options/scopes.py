@@ -30,6 +30,7 @@ Carrier = Literal["auto", "horovod", "shared_memory", "nccl"]
 Hierarchical = Union[Literal["auto"], bool]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
+HalfPrecision = Literal["float16", "bfloat16"]
 
 # After how many training runs scope(check=True) compares replicas.
 USUAL_CHECK = 100
@@ -206,6 +207,20 @@ class PrecisionOptions(Options):
         """16-bit type in which gradients of replicated variables are sent, rounded once on each way
         and added in float32: 'fp16' or 'bf16'; 'none' is exact. With 'fp16', a gradient beyond
         65504 becomes infinite.
+        """,
+    )
+    mixed_precision: HalfPrecision | None = option(
+        None,
+        one_of(None, *get_args(HalfPrecision)),
+        """Type in which sessions compute matrix products and what lies between them: 'float16',
+        'bfloat16', or None for float32. Tables, variables, slots and exchanges stay in float32.
+        TensorFlow's graph optimizer rewrites the operations (see
+        `tf.train.experimental.enable_mixed_precision_graph_rewrite`). With 'float16' the gradients
+        of a loss are multiplied by a dynamic scale while they are computed, so that small ones
+        don't vanish; if one overflows on any rank, all ranks skip the step, which changes no
+        variable, and halve the scale. The scale is in checkpoints. 'float16' is for GPUs: CPU ranks
+        scale and skip alike, and compute in float32. 'bfloat16' is for CPU ranks whose processor
+        computes it, and needs no scale.
         """,
     )
     deterministic: bool = option(

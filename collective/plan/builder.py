@@ -48,6 +48,7 @@ from collective.plan.plan import Plan
 from collective.prefetch import enable
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import key_run
+from collective.scope import SCOPES
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables.grouping import lookups_of
@@ -115,6 +116,10 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
     notes = {}
     if prefetched := enable.note_of(graph):
         notes["prefetch_keys"] = prefetched
+    precision = SCOPES.options.mixed_precision
+    if precision:
+        scaled = ", its gradients scaled" if precision == "float16" else ""
+        notes["mixed precision"] = f"the dense part computes in {precision}{scaled}"
     missing = native_library.missing()
     if missing:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"

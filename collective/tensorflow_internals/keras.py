@@ -38,6 +38,7 @@ Embedding = _module("layers").Embedding
 BatchNormalizationBase = _module("layers.normalization.batch_normalization").BatchNormalizationBase
 Metric = _module("metrics").Metric
 loss_scale_optimizer = _module("mixed_precision.loss_scale_optimizer")
+LossScaleOptimizer = loss_scale_optimizer.LossScaleOptimizer
 optimizer = _module("optimizers.optimizer")
 adadelta = _module("optimizers.legacy.adadelta")
 adagrad = _module("optimizers.legacy.adagrad")

@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
+from collective.gradients import loss_scaling
 from collective.gradients.reduction import of_shards, updating_shards
 from collective.ops.graph import graph_state, graphs, library_operations
 from collective.options import EmbeddingOptions
@@ -65,6 +66,21 @@ def apply_gradients(
     """
     name = type(optimizer).__name__
     graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
+    grads_and_vars = list(grads_and_vars)
+    return loss_scaling.if_finite(
+        grads_and_vars,
+        lambda: _apply_to_shards(original, optimizer, grads_and_vars, *args, **kwargs),
+    )
+
+
+def _apply_to_shards(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    name = type(optimizer).__name__
     grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
     advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"

@@ -25,6 +25,7 @@ from collective.checkpoint.rows.shards import Shard, find_shards
 from collective.checkpoint.saving import ownership
 from collective.coordination import barrier, common_folder, milestones
 from collective.ops.communication import collectives
+from collective.ops.graph.optional_variables import may_be_missing
 from collective.ops.rows import file_systems
 from collective.scope import SCOPES
 from collective.tables.table import Table, shard_of
@@ -183,18 +184,9 @@ def unsharded_variables(saver: Any) -> dict[str, Any]:
     return {name: v for name, v in by_name.items() if name not in shard_names}
 
 
-def let_be_missing(variable: tf.Variable) -> None:
-    """Lets `variable` start fresh if a restored checkpoint lacks it."""
-    variable._collective_may_be_missing = True
-
-
 def optional_variables(saver: Any) -> dict[str, Any]:
     """Returns the variables that a checkpoint may lack, by their names in it."""
-    return {
-        name: v
-        for name, v in unsharded_variables(saver).items()
-        if getattr(v, "_collective_may_be_missing", False)
-    }
+    return {name: v for name, v in unsharded_variables(saver).items() if may_be_missing(v)}
 
 
 def unsharded_bytes(saver: Any) -> int:
