@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
@@ -44,33 +46,58 @@ def _building() -> Iterator[list[Any]]:
         _initializers.pop()
 
 
-@contextlib.contextmanager
-def _names_from_the_start() -> Iterator[None]:
-    """Restarts the counters of unnamed layers and scopes, and reuses variables by name.
+@dataclasses.dataclass
+class DefaultNames:
+    """Counts the unnamed layers and scopes of a graph: `dense`, `dense_1`; at its start none.
 
-    So an unnamed layer gets the name that it had in training: `dense`, `dense_1`.
-
-    Raises:
-        ValueError: a trainable variable is made inside.
+    Attributes:
+        layers: the counts of Keras's layers and of `tf.layers`.
+        scopes: the counts of variable scopes.
     """
-    graph, known = tf.get_default_graph(), set(tf.trainable_variables())
-    counts = backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
-    try:
-        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-            # The scope restores its counts when it is left.
-            variable_scope.get_variable_scope_store().variable_scopes_count.clear()
-            yield
-    finally:
-        backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
-        if counts is not None:
-            backend.PER_GRAPH_OBJECT_NAME_UIDS[graph] = counts
-    new = [v.op.name for v in tf.trainable_variables() if v not in known]
-    if new:
-        raise ValueError(
-            f"EvaluationHook: the evaluation makes {', '.join(new)}, which the training doesn't "
-            "have, so nothing trains it. Make the same layers as in training, with the same names, "
-            "and make a Keras layer once, outside the function."
-        )
+
+    layers: dict[str, int] = dataclasses.field(default_factory=dict)
+    scopes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> DefaultNames:
+        """Returns the counts of the default graph."""
+        scopes = variable_scope.get_variable_scope_store().variable_scopes_count
+        layers = backend.PER_GRAPH_OBJECT_NAME_UIDS.get(tf.get_default_graph(), {})
+        return cls(dict(layers), dict(scopes))
+
+    @contextlib.contextmanager
+    def again(self, owner: str) -> Iterator[None]:
+        """Counts unnamed layers and scopes from here, and reuses variables by name.
+
+        So an unnamed layer gets the name that it had in training.
+
+        Args:
+            owner: who builds an evaluation, for messages.
+
+        Raises:
+            ValueError: a trainable variable is made inside.
+        """
+        graph, known = tf.get_default_graph(), set(tf.trainable_variables())
+        counts = backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
+        backend.PER_GRAPH_OBJECT_NAME_UIDS[graph] = collections.defaultdict(int, self.layers)
+        try:
+            with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+                # The scope restores its counts when it is left.
+                scopes = variable_scope.get_variable_scope_store().variable_scopes_count
+                scopes.clear()
+                scopes.update(self.scopes)
+                yield
+        finally:
+            backend.PER_GRAPH_OBJECT_NAME_UIDS.pop(graph, None)
+            if counts is not None:
+                backend.PER_GRAPH_OBJECT_NAME_UIDS[graph] = counts
+        new = [v.op.name for v in tf.trainable_variables() if v not in known]
+        if new:
+            raise ValueError(
+                f"{owner}: the evaluation makes {', '.join(new)}, which the training doesn't have, "
+                "so nothing trains it. Make the same layers as in training, with the same names, "
+                "and make a Keras layer once, outside the function."
+            )
 
 
 class EvaluationHook(tf.train.SessionRunHook):
@@ -113,7 +140,11 @@ class EvaluationHook(tf.train.SessionRunHook):
             ValueError: it has variables that the training doesn't have.
         """
         known = set(tf.local_variables())
-        with _names_from_the_start(), tf.name_scope("eval"), _building() as initializers:
+        with (
+            DefaultNames().again("EvaluationHook"),
+            tf.name_scope("eval"),
+            _building() as initializers,
+        ):
             metrics = self._fn()
             self._start = list(initializers)
         new = [variable for variable in tf.local_variables() if variable not in known]

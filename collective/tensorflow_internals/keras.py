@@ -30,6 +30,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{PACKAGE}.src.{name}")
 
 
+package = importlib.import_module(PACKAGE)
 backend = _module("backend")
 base_layer_utils = _module("engine.base_layer_utils")
 Model = _module("engine.training").Model

@@ -11,6 +11,7 @@ from collective.compat.names.deeprec import OF_BATCH, READS, WHOLE_ROWS
 
 _HERE = "collective.compat.hybridbackend_functions"
 _DATA = "collective.compat.hybridbackend_data"
+_KERAS = "collective.compat.hybridbackend_keras"
 _EVALUATION = "collective.compat.hybridbackend_evaluation"
 _RULES = "collective.compat.deeprec_optimizers"
 _NO_EFFECT = "collective.compat.no_effect"
@@ -125,10 +126,10 @@ HYBRIDBACKEND = Framework(
         refused("hb.data.unbatch_and_to_sparse", "use hb.data.parse, then dataset.unbatch()."),
         refused("hb.data.RebatchDataset", "batch by hb.data.rebatch."),
         refused("hb.data.SyncReplicasDataset", "ranks end together: use the dataset."),
-        refused(
+        same_numbers(
             "hb.keras.Model",
-            "call a tf.keras.Model in the model_fn of hb.estimator.Estimator, or train it in a "
-            "session.",
+            f"{_KERAS}.Model",
+            "`fit`, `evaluate` and `predict` take datasets, and count every record of all ranks",
         ),
         works("hb.keras.layers.DenseFeatures", f"{_TF}.keras.layers.DenseFeatures"),
         refused("hb.keras.layers.dense_features", "use tf.feature_column.input_layer."),
