@@ -229,6 +229,7 @@ class Training:
             )
         is_largest = mode == "max" or (mode == "auto" and is_better_if_larger(monitor))
         best, history = -np.inf if is_largest else np.inf, keras.callbacks.History()
+        history.set_model(self)
         history.on_train_begin()
         session.run(training.iterator.initializer)
         if evaluation is not None:
