@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.tensorflow_internals.feature_columns import feature_column_v2
 from collective.tensorflow_internals.metrics import lookup_ops
 
 index_table_from_file = lookup_ops.index_table_from_file
@@ -103,6 +104,29 @@ def dropout(
 ) -> tf.Tensor:
     """Drops elements while training; those that stay are scaled."""
     return tf.layers.dropout(inputs, 1 - keep_prob, noise_shape, training=is_training)
+
+
+class IntegerColumn(feature_column_v2.IdentityCategoricalColumn):  # type: ignore[misc]
+    """Is a column of the keys 0 … V - 1, which takes other keys modulo V, as tf.contrib does."""
+
+    def _transform_input_tensor(self, input_tensor: Any) -> tf.SparseTensor:
+        keys = super()._transform_input_tensor(input_tensor)
+        buckets = tf.cast(self.number_buckets, keys.dtype)
+        return tf.SparseTensor(keys.indices, keys.values % buckets, keys.dense_shape)
+
+
+def sparse_column_with_integerized_feature(
+    column_name: str, bucket_size: int, combiner: str = "sum", dtype: Any = tf.int64
+) -> Any:
+    """Makes a column of keys modulo bucket_size.
+
+    Args:
+        column_name: the feature.
+        bucket_size: V, the number of keys.
+        combiner, dtype: no effect; an embedding column has a combiner of its own.
+    """
+    del combiner, dtype
+    return IntegerColumn(column_name, bucket_size, None)
 
 
 def embedding_column(

@@ -49,6 +49,14 @@ CONTRIB: tuple[Name, ...] = (
             ("tf.contrib.layers.python.layers.feature_column_ops", "input_from_feature_columns"),
         )
     ),
+    *(
+        same_numbers(
+            f"{module}.sparse_column_with_integerized_feature",
+            f"{_HERE}.sparse_column_with_integerized_feature",
+            "keys are taken modulo bucket_size",
+        )
+        for module in ("tf.contrib.layers", "tf.contrib.layers.python.layers.feature_column")
+    ),
     works(
         "tf.contrib.layers.safe_embedding_lookup_sparse", f"{_TF}.nn.safe_embedding_lookup_sparse"
     ),

@@ -11,7 +11,7 @@ from collective.compat.names.deeprec import OF_BATCH, READS, WHOLE_ROWS
 
 _HERE = "collective.compat.hybridbackend_functions"
 _DATA = "collective.compat.hybridbackend_data"
-_KERAS = "collective.compat.hybridbackend_keras"
+_KERAS = "collective.compat.hybridbackend_keras.model"
 _EVALUATION = "collective.compat.hybridbackend_evaluation"
 _RULES = "collective.compat.deeprec_optimizers"
 _NO_EFFECT = "collective.compat.no_effect"

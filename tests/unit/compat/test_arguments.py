@@ -78,6 +78,9 @@ _SAME = "runs take their turns, so there is nothing to lock"
 _LATER = "the function here does nothing"
 IDLE = {
     "contrib_functions.embedding_column": {"do_fusion": _SPEED},
+    "contrib_functions.sparse_column_with_integerized_feature": dict.fromkeys(
+        ("combiner", "dtype"), "an embedding column has a combiner; keys keep their type"
+    ),
     "deeprec_functions.get_embedding_variable": {
         "caching_device": _SPEED,
         "validate_shape": "the shape of a table is always known",

@@ -97,6 +97,21 @@ def test_columns(run, columns, inputs):
     assert weights.op.name.startswith("in/") and not tf.trainable_variables()
 
 
+@pytest.mark.parametrize("module", [LAYERS, f"{INNER}.feature_column"])
+@pytest.mark.parametrize("features", [ids, lambda: {"key": tf.constant([5, 9, 3], tf.int64)}])
+def test_integer_columns(run, module, features):
+    """Keys are taken modulo the number of buckets: 4."""
+    column = tf.feature_column.embedding_column(
+        named(f"{module}.sparse_column_with_integerized_feature")("key", 4),
+        2,
+        initializer=tf.constant_initializer(ROWS[:4]),
+    )
+    found = named(f"{LAYERS}.input_from_feature_columns")(features(), [column])
+    keys = IDS if features is ids else [[5], [9], [3]]
+    means = [ROWS[np.array(listed) % 4].mean(0) for listed in keys]
+    np.testing.assert_allclose(run(found), means, rtol=1e-5, atol=1e-6)
+
+
 def test_sequences(run):
     """A sequence's rows have zeros after its end."""
     make = named("tf.contrib.feature_column.sequence_categorical_column_with_identity")

@@ -81,6 +81,10 @@ PROOFS = {
                 "layers.python.layers.feature_column.embedding_column",
                 "layers.python.layers.feature_column_ops.input_from_feature_columns",
             ),
+            "test_integer_columns": (
+                "layers.sparse_column_with_integerized_feature",
+                "layers.python.layers.feature_column.sparse_column_with_integerized_feature",
+            ),
             "test_sequences": ("feature_column.sequence_input_layer",),
         }.items()
         for name in names
@@ -105,6 +109,11 @@ PROOFS = {
     },
     "tf.estimator.Estimator": (_ESTIMATOR, "estimator"),
     "hb.estimator.Estimator": (_ESTIMATOR, "estimator"),
+    "hb.keras.Model": (
+        "tests/ranks/compat/test_hybridbackend_keras.py"
+        "::test_numbers_are_those_of_plain_tensorflow",
+        "hb.keras.Model",
+    ),
     "hvd.DistributedOptimizer": (
         "tests/ranks/train/test_horovod_wrappers.py::test_gradients_are_reduced_once",
         "DistributedOptimizer",

@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -20,8 +19,10 @@ import tensorflow.compat.v1 as tf
 
 from collective.compat import hybridbackend_functions
 from collective.compat.hybridbackend_evaluation import DefaultNames
-from collective.compat.keras_arguments import (
+from collective.compat.hybridbackend_keras.arguments import (
     UNSUPPORTED,
+    check_compiled,
+    check_dataset,
     is_better_if_larger,
     loss_of,
     metric_of,
@@ -29,9 +30,9 @@ from collective.compat.keras_arguments import (
     refusing,
     use,
 )
-from collective.coordination import barrier
 from collective.coordination.common_folder import settle
 from collective.ops.communication import collectives
+from collective.ops.counting import counted
 from collective.tensorflow_internals.keras import Model as KerasModel
 from collective.tensorflow_internals.keras import package as keras
 
@@ -82,8 +83,6 @@ class _State:
     optimizer: Any = None
     loss: Any = None
     metrics: tuple[Any, ...] = ()
-    clipnorm: float | None = None
-    clipvalue: float | None = None
     is_compiled: bool = False
     weights: _Weights | None = None
     first_names: DefaultNames | None = None
@@ -95,45 +94,34 @@ class _State:
 class Training:
     """Adds HybridBackend's `compile`, `fit`, `evaluate`, `export_saved_model` to a Keras model."""
 
+    # Keras's, of the model that this is a part of.
+    losses: Any
+    updates: Any
+    non_trainable_weights: Any
+    __call__: Callable[..., Any]
+
     def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        metrics: Any = None,
-        *,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        **kwargs: Any,
+        self, optimizer: Any = None, loss: Any = None, metrics: Any = None, **kwargs: Any
     ) -> None:
         """Sets what `fit` and `evaluate` use; nothing is built yet.
 
         Args:
             optimizer: an optimizer of `tf.train`, or a legacy optimizer of Keras, or its name.
-            loss: a function of (labels, predictions), one of Keras's losses, or its name.
+            loss: a function of (labels, predictions), one of Keras's losses, or its name. A
+                function that returns a number returns the mean over the batch.
             metrics: a list of Keras's metrics, functions or names.
-            clipnorm: the largest norm of the gradient of a variable; of tables over all ranks.
-            clipvalue: the largest element of a gradient.
             kwargs: Keras's others; those that would change numbers are refused.
 
         Raises:
             NotImplementedError: an argument isn't supported.
-            ValueError: clipnorm or clipvalue is negative.
         """
         use("compile", kwargs)
-        for name, value in (("clipnorm", clipnorm), ("clipvalue", clipvalue)):
-            if value is not None and value < 0:
-                raise ValueError(f"hb.keras.Model.compile({name}={value}) is a number from 0.")
-        for name, value in (("loss", loss), ("metrics", metrics)):
-            if isinstance(value, dict) or (name == "loss" and isinstance(value, (list, tuple))):
-                raise NotImplementedError(
-                    f"hb.keras.Model.compile({name}={type(value).__name__}) is not supported: a "
-                    "model here has one output, with one loss."
-                )
         if isinstance(optimizer, str):
             optimizer = keras.optimizers.get(optimizer, use_legacy_optimizer=True)
+        check_compiled(optimizer, loss, metrics)
         state = self._state
         state.optimizer, state.loss, state.metrics = optimizer, loss, tuple(metrics or ())
-        state.clipnorm, state.clipvalue, state.is_compiled = clipnorm, clipvalue, True
+        state.is_compiled = True
 
     def load_weights(
         self, ckpt_dir: str, scope: str | None = None, skip_mismatched: bool = True
@@ -204,12 +192,13 @@ class Training:
             ValueError: there are no datasets, no loss, or no value to monitor.
         """
         use("fit", {"y": y, **kwargs})
-        self._want_dataset("fit", "x", x)
+        check_dataset("fit", "x", x)
         if validation_data is not None:
-            self._want_dataset("fit", "validation_data", validation_data)
+            check_dataset("fit", "validation_data", validation_data)
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"hb.keras.Model.fit(mode={mode!r}) is 'auto', 'min' or 'max'.")
-        training, evaluation = self._part("fit", x, trains=True), None
+        training = self._part("fit", x, trains=True)
+        evaluation: _Part | None = None
         names = list(training.values)
         if validation_data is not None:
             again = validation_data.repeat() if validation_steps else validation_data
@@ -220,9 +209,9 @@ class Training:
                 f"hb.keras.Model.fit(monitor={monitor!r}, save_best_only=True): the values are "
                 f"{', '.join(names)}."
             )
-        self._state.folder = None
         session, saver = self._open(checkpoint_dir), None
-        if self._state.folder:
+        folder = self._state.folder
+        if folder:
             saver = tf.train.Saver(
                 max_to_keep=1 if save_best_only else keep_checkpoint_max,
                 keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours or 10000.0,
@@ -246,13 +235,13 @@ class Training:
                 history.on_epoch_end(epoch, logs)
                 if verbose:
                     values = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
-                    _say(f"epoch {epoch + 1}/{epochs}: {steps} steps, {values}")
+                    _say(f"epoch {epoch + 1}/{epochs}: {counted(steps, 'step')}, {values}")
                 value = logs.get(monitor)
                 is_best = value is not None and (value > best if is_largest else value < best)
                 if is_best:
                     best = value
-                if saver is not None and (is_best or not save_best_only):
-                    prefix = os.path.join(self._state.folder, "model.ckpt")
+                if folder and saver and (is_best or not save_best_only):
+                    prefix = os.path.join(folder, "model.ckpt")
                     saver.save(session, prefix, tf.train.get_global_step())
             if is_out:
                 if epoch + 1 < epochs:
@@ -277,15 +266,16 @@ class Training:
             x: a dataset of (features, labels).
             verbose: 0 is silent; otherwise rank 0 prints the values.
             steps: the most batches of a rank; None: all.
-            checkpoint_dir: evaluates its latest checkpoint; None: the model as it has been trained.
+            checkpoint_dir: evaluates its latest checkpoint, whose values the model then has; None:
+                the model as it has been trained.
 
         Returns:
             The loss, or the list of the loss and the metrics.
         """
         use("evaluate", {"y": y, **kwargs})
-        self._want_dataset("evaluate", "x", x)
+        check_dataset("evaluate", "x", x)
         evaluation = self._part("evaluate", x)
-        self._open(checkpoint_dir)
+        self._open(checkpoint_dir, is_read=True)
         logs = self._evaluated(evaluation, steps, True)
         if verbose:
             _say("evaluation: " + ", ".join(f"{name} {value:.4f}" for name, value in logs.items()))
@@ -308,15 +298,17 @@ class Training:
             x: a dataset of features, or of (features, labels).
             verbose: no effect: nothing is printed.
             steps: the most batches; None: all.
-            checkpoint_dir: predicts by its latest checkpoint; None: the model as it is.
+            checkpoint_dir: predicts by its latest checkpoint, whose values the model then has;
+                None: the model as it is.
         """
         del verbose
         use("predict", kwargs)
-        self._want_dataset("predict", "x", x)
+        check_dataset("predict", "x", x, has_labels=False)
         iterator = tf.data.make_initializable_iterator(x)
         batch = iterator.get_next()
-        outputs = self._called(batch[0] if isinstance(batch, tuple) else batch, trains=False)
-        session = self._open(checkpoint_dir)
+        features = batch[0] if isinstance(batch, tuple) else batch
+        outputs = self._output("predict", features, trains=False)
+        session = self._open(checkpoint_dir, is_read=True)
         session.run(iterator.initializer)
         return np.concatenate(list(_fetched(session, outputs, steps)))
 
@@ -334,29 +326,24 @@ class Training:
         Args:
             saved_model_path: the folder of versions.
             signature_def_fn: builds the served graph, and returns its signature.
-            checkpoint_path: a checkpoint; None: the latest one of `checkpoint_dir` of `fit`, or the
-                trained model as it is, if there is none.
+            checkpoint_path: a checkpoint's prefix; None: the latest one of `checkpoint_dir` of
+                `fit`, `evaluate` or `predict`.
             custom_objects: files to copy, by their paths in `assets.extra`.
             as_text: whether to write saved_model.pbtxt.
 
         Returns:
             The path of the version.
+
+        Raises:
+            ValueError: there is no checkpoint.
         """
-        strategy, saved = hybridbackend_functions.strategy(), checkpoint_path or self._state.folder
+        saved = checkpoint_path or self._state.folder
         if saved is None:
-            if self._state.session is None:
-                raise ValueError(
-                    "hb.keras.Model.export_saved_model: there is no model yet. Call fit, or give "
-                    "checkpoint_path."
-                )
-            folders = barrier.run_on_all_ranks(
-                None, "hb.keras.Model.export_saved_model", tempfile.mkdtemp
+            raise ValueError(
+                "hb.keras.Model.export_saved_model: there is no checkpoint. Give fit a "
+                "checkpoint_dir, or give checkpoint_path."
             )
-            with self._state.session.graph.as_default():
-                saved = tf.train.Saver().save(
-                    self._state.session, os.path.join(folders[0], "model.ckpt")
-                )
-        path: str = strategy.export_saved_model(
+        path: str = hybridbackend_functions.strategy().export_saved_model(
             saved_model_path,
             saved,
             signature_def_fn,
@@ -375,14 +362,7 @@ class Training:
         state: _State = self.__dict__.setdefault("_hybridbackend_state", _State())
         return state
 
-    def _want_dataset(self, function: str, name: str, value: Any) -> None:
-        if not hasattr(value, "element_spec"):
-            raise ValueError(
-                f"hb.keras.Model.{function}({name}={type(value).__name__}): give a tf.data.Dataset "
-                "of (features, labels)."
-            )
-
-    def _called(self, features: Any, trains: bool) -> Any:
+    def _apply_layers(self, features: Any, trains: bool) -> Any:
         """Calls the model; from the second time on with the variables of the first."""
         state = self._state
         if state.first_names is not None:
@@ -394,6 +374,15 @@ class Training:
             _start_from(state.weights)
         return outputs
 
+    def _output(self, function: str, features: Any, trains: bool) -> Any:
+        outputs = self._apply_layers(features, trains)
+        if not isinstance(outputs, tf.Tensor):
+            raise NotImplementedError(
+                f"hb.keras.Model.{function}: the model returns {type(outputs).__name__}; one "
+                "tensor is supported."
+            )
+        return outputs
+
     def _part(self, function: str, dataset: Any, trains: bool = False) -> _Part:
         """Builds the training, or an evaluation, by a dataset."""
         state = self._state
@@ -403,12 +392,7 @@ class Training:
         features, labels = iterator.get_next()
         step = tf.train.get_or_create_global_step()
         earlier = [*self.losses, *self.updates, *tf.get_collection(tf.GraphKeys.UPDATE_OPS)]
-        outputs = self._called(features, trains)
-        if not isinstance(outputs, tf.Tensor):
-            raise NotImplementedError(
-                f"hb.keras.Model.{function}: the model returns {type(outputs).__name__}; one "
-                "tensor is supported."
-            )
+        outputs = self._output(function, features, trains)
 
         def new(found: Any) -> list[Any]:
             return [each for each in found if not any(each is old for old in earlier)]
@@ -435,23 +419,15 @@ class Training:
         state, frozen = self._state, {id(v) for v in self.non_trainable_weights}
         variables = [v for v in tf.trainable_variables() if id(v) not in frozen]
         if not isinstance(state.optimizer, tf.train.Optimizer):
-            if state.clipnorm is not None or state.clipvalue is not None:
-                raise NotImplementedError(
-                    "hb.keras.Model.compile(clipnorm=…, clipvalue=…) is not supported with an "
-                    "optimizer of Keras: give them to the optimizer."
-                )
             return tf.group(state.optimizer.get_updates(loss, variables), tf.assign_add(step, 1))
-        pairs = state.optimizer.compute_gradients(loss, variables)
-        pairs = [(gradient, v) for gradient, v in pairs if gradient is not None]
-        if state.clipnorm is not None:
-            pairs = [(tf.clip_by_norm(gradient, state.clipnorm), v) for gradient, v in pairs]
-        if state.clipvalue is not None:
-            low, high = -state.clipvalue, state.clipvalue
-            pairs = [(tf.clip_by_value(gradient, low, high), v) for gradient, v in pairs]
-        return state.optimizer.apply_gradients(pairs, global_step=step)
+        return state.optimizer.minimize(loss, step, variables)
 
-    def _open(self, folder: str | None) -> Any:
-        """Returns the session, with a value for each variable: a folder's, if it has any."""
+    def _open(self, folder: str | None, is_read: bool = False) -> Any:
+        """Returns the session, with a value for each variable: a folder's, if it has any.
+
+        Raises:
+            ValueError: `is_read`, and the folder has no checkpoint.
+        """
         state = self._state
         if state.session is None:
             state.session = tf.Session()
@@ -461,11 +437,15 @@ class Training:
             [tf.variables_initializer([variables[name] for name in new]), tf.tables_initializer()]
         )
         state.initialized.update(new)
+        if not is_read:
+            state.folder = None  # An export takes no checkpoint of an earlier training.
         if folder is not None:
             state.folder = settle("hb.keras.Model", "checkpoint_dir", folder, stacklevel=4)
             latest = tf.train.latest_checkpoint(state.folder)
             if latest:
                 tf.train.Saver().restore(state.session, latest)
+            elif is_read:
+                raise ValueError(f"hb.keras.Model: checkpoint_dir={folder!r} has no checkpoint.")
         return state.session
 
     def _evaluated(self, part: _Part, steps: int | None, starts: bool) -> dict[str, Any]:
@@ -503,9 +483,9 @@ def _start_from(weights: _Weights) -> None:
         ValueError: it lacks a variable, and none is to be skipped.
     """
     saved = {re.sub(r"/part_\d+$", "", name) for name, _ in tf.train.list_variables(weights.folder)}
-    names = [v.op.name for v in tf.global_variables(weights.scope)]
-    names = [name for name in names if name != tf.GraphKeys.GLOBAL_STEP]
-    missing = [name for name in names if name not in saved]
+    variables = {v.op.name: v for v in tf.global_variables(weights.scope)}
+    variables.pop(tf.GraphKeys.GLOBAL_STEP, None)
+    missing = [name for name in variables if name not in saved]
     if missing and not weights.skips_missing:
         raise ValueError(
             f"hb.keras.Model.load_weights({weights.folder!r}): the checkpoint has no "
@@ -513,7 +493,9 @@ def _start_from(weights: _Weights) -> None:
         )
     if missing:
         _say(f"hb.keras.Model.load_weights: {weights.folder!r} has no {', '.join(missing)}")
-    tf.train.init_from_checkpoint(weights.folder, {name: name for name in names if name in saved})
+    tf.train.init_from_checkpoint(
+        weights.folder, {name: v for name, v in variables.items() if name in saved}
+    )
 
 
 for _name in UNSUPPORTED:

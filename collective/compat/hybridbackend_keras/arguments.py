@@ -11,7 +11,7 @@ from collective.tensorflow_internals.keras import package as keras
 
 # Arguments of Keras's functions that mean something else here, or nothing: the values that a script
 # may pass, and what to do instead of the others.
-_REFUSED = {
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "y": ((None,), "x is a dataset of (features, labels)"),
     "callbacks": ((None, [], ()), "use monitor and save_best_only, or train in a session"),
     "validation_split": ((0, None), "give validation_data"),
@@ -23,6 +23,8 @@ _REFUSED = {
     "target_tensors": ((None,), "fit takes a dataset of (features, labels)"),
     "distribute": ((None,), "hb.scope() distributes"),
     "run_eagerly": ((None, False), "models train in graphs"),
+    "clipnorm": ((None,), "clip gradients by an optimizer of Keras"),
+    "clipvalue": ((None,), "clip gradients by an optimizer of Keras"),
     "train_drop_remainder": (
         (None, True),
         "training ends when the first rank is out of data. Leave it out",
@@ -63,6 +65,47 @@ def use(function: str, arguments: dict[str, Any]) -> None:
                 say_once(f"{title} has no effect here: {_IDLE[name]}")
         else:
             raise TypeError(f"{title}: there is no argument {name!r}.")
+
+
+def check_compiled(optimizer: Any, loss: Any, metrics: Any) -> None:
+    """Refuses what `compile` can't take.
+
+    Raises:
+        NotImplementedError: it is an optimizer of Keras that isn't legacy, or no optimizer; several
+            losses or outputs; or a loss that is a sum over the batch.
+    """
+    if not isinstance(optimizer, tf.train.Optimizer) and not hasattr(optimizer, "get_updates"):
+        raise NotImplementedError(
+            f"hb.keras.Model.compile(optimizer={type(optimizer).__name__}) is not supported: give "
+            "an optimizer of tf.train or tf.keras.optimizers.legacy."
+        )
+    for name, value in (("loss", loss), ("metrics", metrics)):
+        if isinstance(value, dict) or (name == "loss" and isinstance(value, (list, tuple))):
+            raise NotImplementedError(
+                f"hb.keras.Model.compile({name}={type(value).__name__}) is not supported: a model "
+                "here has one output, with one loss."
+            )
+    if getattr(loss, "reduction", None) == keras.losses.Reduction.SUM:
+        raise NotImplementedError(
+            "hb.keras.Model.compile(loss=…) is not supported with reduction='sum': use the mean, "
+            "and a larger learning rate."
+        )
+
+
+def check_dataset(function: str, name: str, value: Any, has_labels: bool = True) -> None:
+    """Refuses other data than datasets of features and labels.
+
+    Raises:
+        ValueError: it is no dataset, or its elements are others.
+    """
+    spec = getattr(value, "element_spec", None)
+    counts = (2,) if has_labels else (1, 2)
+    if spec is None or (len(spec) if isinstance(spec, tuple) else 1) not in counts:
+        found = type(value).__name__ if spec is None else f"a dataset of {spec}"
+        raise ValueError(
+            f"hb.keras.Model.{function}({name}=…) is {found}: give a tf.data.Dataset of (features, "
+            "labels)."
+        )
 
 
 def name_of(metric: Any) -> str:

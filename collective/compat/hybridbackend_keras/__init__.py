@@ -1,0 +1,1 @@
+"""Trains HybridBackend's Keras models: `hb.keras.Model`."""
