@@ -106,7 +106,7 @@ def dropout(
     return tf.layers.dropout(inputs, 1 - keep_prob, noise_shape, training=is_training)
 
 
-class IntegerColumn(feature_column_v2.IdentityCategoricalColumn):  # type: ignore[misc]
+class IntegerColumn(feature_column_v2.IdentityCategoricalColumn):
     """Is a column of the keys 0 … V - 1, which takes other keys modulo V, as tf.contrib does."""
 
     def _transform_input_tensor(self, input_tensor: Any) -> tf.SparseTensor:
