@@ -276,6 +276,7 @@ def test_an_export_answers(strategy, rank, size, folder):
         with pytest.raises(ValueError, match="there is no checkpoint. Give fit a checkpoint_dir"):
             found.export_saved_model(f"{folder}/served", dict)
         found.fit(mine(rank, size), checkpoint_dir=f"{folder}/model", verbose=0)
+        found.evaluate(unequal(rank, size), verbose=0)  # The checkpoint is still fit's.
 
         def signature():
             ids = tf.placeholder(tf.int64, [None])
