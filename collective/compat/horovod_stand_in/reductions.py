@@ -180,7 +180,9 @@ def broadcast(
     def sent(x: tf.Tensor) -> Any:
         def mean_at_root(gradient: Any) -> tf.Tensor:
             mean = allreduce(tf.convert_to_tensor(gradient), name=f"{name or 'broadcast'}.gradient")
-            return mean * tf.constant(int(process.rank() == root_rank), mean.dtype)
+            # No constant: TensorFlow leaves out what is multiplied by 0, for which others wait.
+            at_root = tf.constant(int(process.rank() == root_rank), mean.dtype)
+            return mean * tf.placeholder_with_default(at_root, [])
 
         (value,) = broadcast_alike([x], root_rank, [called])
         return value, mean_at_root

@@ -112,6 +112,21 @@ def test_broadcast(ours, rank, size, dtype, root):
     same(ours, build, near("float16" if dtype == "bool" else dtype, size))
 
 
+def test_a_broadcast_of_a_known_shape(ours, rank, size):
+    """Without other ranks' part in the gradient's mean the root would wait for ever."""
+
+    def build():
+        x = tf.placeholder("float32", [3, 2])
+        out = ours.broadcast(x, 0)
+        gradient = tf.gradients(tf.reduce_sum(out * float(rank + 1)), x)[0]
+        return [out, gradient], {x: np.full((3, 2), rank + 1.0)}
+
+    value, gradient = run(build)
+    np.testing.assert_array_equal(value, np.ones((3, 2)))
+    mean = np.mean(np.arange(size) + 1)
+    np.testing.assert_allclose(gradient, np.full((3, 2), mean if rank == 0 else 0), rtol=1e-6)
+
+
 def test_groups(ours, rank, size):
     def build(module):
         x = tf.placeholder("float32", [3, 2])
