@@ -111,7 +111,7 @@ def test_a_folder_of_another_rank_alone_is_refused(strategy, rank, size, folder)
     if size == 1:
         return
     with pytest.raises(
-        RankError, match="checkpoint_dir is None on rank 0 and '.*' on rank 1.*give"
+        RankError, match="checkpoint_dir is None on rank 0 and '.*' on rank 1.*name it on every rank"
     ):
         trained(strategy, rank, f"{folder}/saved" if rank else None, 2)
     wait()
@@ -125,7 +125,7 @@ def test_a_checkpoint_in_another_ranks_folder_alone_is_not_passed_over(
     if size == 1:
         return
     trained(strategy, rank, f"{folder}/1", 2)
-    with pytest.raises(RankError, match="rank 1, '.*/1', has a checkpoint and rank 0's has none"):
+    with pytest.raises(RankError, match="no checkpoint, and that of rank 1, '.*/1', has one"):
         trained(strategy, rank, f"{folder}/{rank}", 4)
 
 

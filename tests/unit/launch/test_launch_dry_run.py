@@ -35,6 +35,7 @@ def test_the_whole_text():
         output       shown, kept in logs
         stall        after 600 s
         environment  of every rank, in addition to the launcher's own (without TF_CONFIG):
+          COLLECTIVE_HOSTS=1
           COLLECTIVE_LAUNCHED=1
           COLLECTIVE_MAX_RESTARTS=0
           COLLECTIVE_MILESTONES=<memory of the launcher>
