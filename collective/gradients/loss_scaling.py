@@ -33,7 +33,6 @@ from collective.scope import SCOPES
 
 FIRST_SCALE = 2.0**15
 STEPS_TO_DOUBLE = 2000
-SCOPE = "collective/loss_scaling/"
 
 
 class LossScale:
@@ -53,10 +52,10 @@ class LossScale:
     """
 
     def __init__(self, number: int):
-        suffix = f"_{number}" if number else ""
-        with tf.init_scope(), tf.name_scope(SCOPE), tf.variable_scope("", reuse=tf.AUTO_REUSE):
-            self.scale = self._variable(f"loss_scale{suffix}/scale", FIRST_SCALE, tf.float32)
-            self.good_steps = self._variable(f"loss_scale{suffix}/good_steps", 0, tf.int64)
+        # Not by tf.get_variable: an open variable scope may have a partitioner, or reuse variables.
+        with tf.init_scope(), tf.name_scope(f"loss_scale{f'_{number}' if number else ''}/"):
+            self.scale = self._variable("scale", FIRST_SCALE, tf.float32)
+            self.good_steps = self._variable("good_steps", 0, tf.int64)
             # Its input is replaced whenever more gradients of the loss are taken.
             self.finite = tf.identity(tf.constant(True))
             self.update = self._make_update()
@@ -64,12 +63,8 @@ class LossScale:
 
     @staticmethod
     def _variable(name: str, first: float, dtype: tf.DType) -> tf.Variable:
-        variable = tf.get_variable(
-            name,
-            initializer=tf.constant(first, dtype),
-            trainable=False,
-            use_resource=True,
-            collections=[tf.GraphKeys.GLOBAL_VARIABLES],
+        variable = tf.Variable(
+            tf.constant(first, dtype), trainable=False, use_resource=True, name=name
         )
         optional_variables.let_be_missing(variable)
         return variable
@@ -90,17 +85,21 @@ class LossScale:
                 self.good_steps.assign(new_good, read_value=False),
             )
 
-    def unscale(self, gradients: Sequence[Any], of_tables: Sequence[bool]) -> list[Any]:
+    def unscale(self, gradients: Sequence[Any], of_tables: Sequence[bool | None]) -> list[Any]:
         """Returns the gradients without their factor, and has the decision depend on them.
 
         Args:
             gradients: of all ranks, times the factor of `scaled`; None where there is none.
-            of_tables: for each whether it has this rank's rows, which other ranks don't know.
+            of_tables: for each whether it has this rank's rows, which other ranks don't know; None
+                if it is with respect to no variable. The decision doesn't depend on that one, which
+                is this rank's own and isn't applied.
         """
         inverse = collectives.size() / self.scale.read_value()
         unscaled = [g if g is None else _times(g, inverse) for g in gradients]
         rows = [_values(g) for g, part in zip(unscaled, of_tables) if g is not None and part]
-        others = [_values(g) for g, part in zip(unscaled, of_tables) if g is not None and not part]
+        others = [
+            _values(g) for g, part in zip(unscaled, of_tables) if g is not None and part is False
+        ]
         flags = [_all_finite(others)] if others else []
         if rows:
             infinite = tf.cast(tf.logical_not(_all_finite(rows)), tf.float32)
@@ -117,9 +116,15 @@ class LossScale:
 
 @dataclasses.dataclass
 class LossScales:
-    """Records the scales of a graph, by the names of the losses."""
+    """Records the scales of a graph.
+
+    Attributes:
+        by_loss: by the names of the losses.
+        is_applying: whether updates are being made that a run may skip.
+    """
 
     by_loss: dict[tuple[str, ...], LossScale] = dataclasses.field(default_factory=dict)
+    is_applying: bool = False
 
 
 def _values(gradient: Any) -> tf.Tensor:
@@ -240,20 +245,36 @@ def if_finite(grads_and_vars: Sequence[Any], apply: Callable[[], Any]) -> Any:
 
     Returns:
         The operation of the updates.
+
+    Raises:
+        NotImplementedError: it is called inside a branch, loop or function, where it isn't known
+            which scale the gradients had.
     """
     graph = tf.get_default_graph()
-    by_loss = graph_state.of(graphs.outermost(graph), LossScales).by_loss
-    if not by_loss:
+    record = graph_state.of(graphs.outermost(graph), LossScales)
+    if not record.by_loss or record.is_applying:
         return apply()
+    if not graphs.is_outside(graph):
+        raise NotImplementedError(
+            "scope(mixed_precision='float16') skips steps whose gradients overflow, so gradients "
+            "can't be applied inside branches, loops and functions. Apply them outside, or use "
+            "mixed_precision='bfloat16', which skips none."
+        )
     applied = [_values(g).op for g, _ in grads_and_vars if g is not None]
     upstream = graph_analysis.upstream(applied)
-    scales = [scale for scale in by_loss.values() if not upstream.isdisjoint(scale.gradients)]
+    scales = [
+        scale for scale in record.by_loss.values() if not upstream.isdisjoint(scale.gradients)
+    ]
     if not scales:
         return apply()
     finite = tf.reduce_all(tf.stack([scale.finite for scale in scales]))
 
     def updates() -> tf.Operation:
-        return tf.group(apply())
+        record.is_applying = True
+        try:
+            return tf.group(apply())
+        finally:
+            record.is_applying = False
 
     before = set(map(id, tf.get_collection(tf.GraphKeys.TRAIN_OP)))
     done = tf.group(tf.cond(finite, updates, tf.no_op), *(scale.update for scale in scales))

@@ -47,8 +47,8 @@ def _table_of(x: Any) -> Sharded | None:
 class Scale(Protocol):
     """Stands for the factor by which gradients were multiplied while they were taken."""
 
-    def unscale(self, gradients: Sequence[Any], of_tables: Sequence[bool]) -> list[Any]:
-        """Returns the gradients, those of tables being this rank's rows, without the factor."""
+    def unscale(self, gradients: Sequence[Any], of_tables: Sequence[bool | None]) -> list[Any]:
+        """Returns the gradients without the factor; None says that one is of no variable."""
         ...
 
 
@@ -138,7 +138,8 @@ def reduce_gradients(
         slice_means.note(slices, each)
     if scale is not None:
         with library_operations.noted(tf.get_default_graph()):
-            reduced = scale.unscale(reduced, [table is not None for table in tables])
+            kinds = [t is not None if is_variable(x) else None for t, x in zip(tables, xs)]
+            reduced = scale.unscale(reduced, kinds)
     if options.local_steps > 1:
         for i, (gradient, x) in enumerate(zip(reduced, xs)):
             if gradient is not None and is_variable(x):

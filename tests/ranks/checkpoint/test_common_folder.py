@@ -111,7 +111,8 @@ def test_a_folder_of_another_rank_alone_is_refused(strategy, rank, size, folder)
     if size == 1:
         return
     with pytest.raises(
-        RankError, match="checkpoint_dir is None on rank 0 and '.*' on rank 1.*name it on every rank"
+        RankError,
+        match="checkpoint_dir is None on rank 0 and '.*' on rank 1.*name it on every rank",
     ):
         trained(strategy, rank, f"{folder}/saved" if rank else None, 2)
     wait()

@@ -246,7 +246,9 @@ def test_an_update_in_a_branch_is_warned_of(strategy, size, caplog):
         finally:
             tf.get_logger().removeHandler(caplog.handler)
     said = [
-        r.getMessage() for r in caplog.records if "covers only this rank's records" in r.getMessage()
+        r.getMessage()
+        for r in caplog.records
+        if "covers only this rank's records" in r.getMessage()
     ]
     assert bool(said) == (size > 1)
 

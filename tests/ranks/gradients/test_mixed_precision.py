@@ -281,6 +281,69 @@ def test_a_gradient_with_respect_to_inputs_is_not_scaled(strategy, rank, size):
             np.testing.assert_array_equal(session.run(penalty), [[2.0, 4.0]])
 
 
+@pytest.mark.ranks(2, 3)
+def test_an_overflow_of_an_inputs_gradient_is_its_ranks_own(strategy, rank, size):
+    """The step doesn't apply it: all ranks take the step, though one rank sees it."""
+
+    def with_inputs(loss, t, w):
+        poison = tf.get_default_graph().get_tensor_by_name("PlaceholderWithDefault:0")
+        x = tf.ones([2, 8])
+
+        @tf.custom_gradient
+        def overflowing(x):
+            return 0 * tf.reduce_sum(x), lambda _: tf.where_v2(poison > 0, np.inf, 1.0) + 0 * x
+
+        gradients = tf.gradients(loss + overflowing(x), [t, w, x])
+        with tf.control_dependencies([gradients[2]]):
+            step = tf.train.get_or_create_global_step()
+            return tf.train.AdagradOptimizer(0.3).apply_gradients(zip(gradients, [t, w]), step)
+
+    feed = {**mine(rank, size), "poison": float(rank == 0)}
+    got = run(
+        lambda scope: model(scope, with_inputs),
+        [(["train"], feed), (["scale", "global_step", "t"], {})],
+        strategy.scope(mixed_precision="float16"),
+        strategy.embedding_scope,
+        prepare=lambda: {"scale": scale_variables()[0]},
+    )
+    assert (got[1]["scale"], got[1]["global_step"]) == (FIRST, 1)
+    assert np.all(np.isfinite(got[1]["t"]))
+
+
+@pytest.mark.ranks(2)
+def test_an_open_variable_scope_does_not_change_the_scale(strategy):
+    with strategy.scope(mixed_precision="float16"), tf.Graph().as_default():
+        w = tf.get_variable("w", [4])
+        partitioned = tf.fixed_size_partitioner(2)
+        with tf.variable_scope("model", partitioner=partitioned, reuse=True):
+            tf.gradients(tf.reduce_sum(w * w), w)
+        assert [v.op.name for v in scale_variables()] == [
+            "loss_scale/scale",
+            "loss_scale/good_steps",
+        ]
+
+
+@pytest.mark.ranks(2)
+def test_applying_inside_a_branch_is_refused(strategy):
+    with strategy.scope(mixed_precision="float16"), tf.Graph().as_default():
+        w = tf.get_variable("w", initializer=1.0)
+        gradient = tf.gradients(w * w, w)[0]
+        optimizer = tf.train.GradientDescentOptimizer(0.1)
+        with pytest.raises(NotImplementedError, match="Apply them outside"):
+            tf.cond(tf.constant(True), lambda: optimizer.apply_gradients([(gradient, w)]), tf.no_op)
+
+
+@pytest.mark.ranks(2)
+def test_a_forward_pass_may_have_branches(strategy):
+    with strategy.scope(mixed_precision="float16"), tf.Graph().as_default():
+        w = tf.get_variable("w", initializer=3.0)
+        y = tf.cond(tf.placeholder_with_default(True, []), lambda: w * w, lambda: w)
+        gradient = tf.gradients(y, w)[0]
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            assert session.run(gradient) == 6
+
+
 @pytest.mark.ranks(2)
 def test_a_second_scale_is_refused(strategy):
     with strategy.scope(mixed_precision="float16"), tf.Graph().as_default():
