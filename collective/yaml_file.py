@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, get_args
@@ -37,12 +39,28 @@ class Contradictions(ValueError):
         self.found = found
 
 
-def load(path: str | os.PathLike[str], model: type[Model]) -> Model:
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Puts a value in the place of a file's, before the file is checked.
+
+    Attributes:
+        place: the keys that lead to the value; those that aren't there are made.
+        value: the value.
+        source: who says so, for messages: `--set slots=2`.
+    """
+
+    place: tuple[str, ...]
+    value: Any
+    source: str
+
+
+def load(path: str | os.PathLike[str], model: type[Model], changes: Sequence[Change] = ()) -> Model:
     """Reads a file.
 
     Args:
         path: of a YAML file, in UTF-8.
         model: what is in it.
+        changes: made in this order before the file is checked.
 
     Raises:
         OSError: there is no such file, or it can't be read.
@@ -55,22 +73,51 @@ def load(path: str | os.PathLike[str], model: type[Model]) -> Model:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise FileError(f"{os.fspath(path)}, line {line}: the text isn't in UTF-8.") from None
-    return parse(text, os.fspath(path), model)
+    return parse(text, os.fspath(path), model, changes)
 
 
-def parse(text: str, name: str, model: type[Model]) -> Model:
+def parse(text: str, name: str, model: type[Model], changes: Sequence[Change] = ()) -> Model:
     """Reads the text of a file.
 
     Args:
         text: YAML.
         name: the file's name, for messages.
         model: what is in it.
+        changes: made in this order before the file is checked.
 
     Raises:
         FileError: as for `load`.
     """
+    root, value = _read(text, name)
+    for change in changes:
+        value = _changed(value, change, name)
     try:
-        root, value = _parsed(text)
+        return model.model_validate(value)
+    except pydantic.ValidationError as error:
+        lines = [
+            _printable(f"{_where(name, root, place, changes)}: {_dotted(place)}{text}")
+            for place, text in _messages(error, model)
+        ]
+        raise FileError("\n".join(lines)) from None
+
+
+def value_of(text: str, name: str) -> Any:
+    """Returns what a text of YAML stands for: a number, a list, keys with values.
+
+    Args:
+        text: YAML.
+        name: what it is called in messages.
+
+    Raises:
+        FileError: it is no YAML.
+    """
+    return _read(text, name)[1]
+
+
+def _read(text: str, name: str) -> tuple[Any, Any]:
+    """Returns a document's node, which has its lines, and its value."""
+    try:
+        return _parsed(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(filter(None, (error.context, error.problem)))
@@ -82,20 +129,34 @@ def parse(text: str, name: str, model: type[Model]) -> Model:
         raise FileError(f"{name}: its values are nested too deeply.") from None
     except (ValueError, OverflowError) as error:  # of a date or a number that there can't be
         raise FileError(f"{name}: {error}.") from None
-    try:
-        return model.model_validate(value)
-    except pydantic.ValidationError as error:
-        lines = [
-            _printable(f"{name}, line {_line(root, place)}: {_dotted(place)}{text}")
-            for place, text in _messages(error, model)
-        ]
-        raise FileError("\n".join(lines)) from None
+
+
+def _changed(value: Any, change: Change, name: str) -> Any:
+    """Returns a file's value with a change in it."""
+    key, *rest = change.place
+    if not isinstance(value, dict) and value is not None:
+        raise FileError(
+            f"{change.source}: {name} has {_shown(value)} where '{key}' would be a key of it."
+        )
+    inner = change.value
+    if rest:
+        below = dataclasses.replace(change, place=tuple(rest))
+        inner = _changed((value or {}).get(key), below, name)
+    return {**(value or {}), key: inner}
+
+
+def _where(name: str, root: Any, place: Place, changes: Sequence[Change]) -> str:
+    """Says who gives the value of a place: a line of the file, or the last change of it."""
+    for change in reversed(changes):
+        if tuple(map(str, place[: len(change.place)])) == change.place:
+            return change.source
+    return f"{name}, line {_line(root, place)}"
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as SafeLoader does, but keys are text, and none occurs twice.
+    """Reads YAML as SafeLoader does, but keys are text, and none occurs twice; 1e-3 is a number.
 
-    So a slot may be called `on` or `7`, as in YAML 1.2.
+    So a slot may be called `on` or `7`, as in YAML 1.2, whose numbers need no point either.
     """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -109,6 +170,11 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
                 key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
 
 
 def _parsed(text: str) -> tuple[Any, Any]:
