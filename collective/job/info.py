@@ -13,12 +13,15 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from collective.job import job_file
 from collective.job.schedulers import started_by
 
 HYPERPARAMETERS = "COLLECTIVE_HYPERPARAMETERS"  # JSON: {name: value}
 JOB_ID = "COLLECTIVE_JOB_ID"
 HOSTS = "COLLECTIVE_HOSTS"
 TEST_MODE = "COLLECTIVE_TEST_MODE"
+# Kubeflow's OptimizationJob gives a trial its values by variables of these names.
+OPTIMIZATION_PREFIX = "KUBEFLOW_TRAINER_OPT_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,10 @@ class JobInfo:
         restarts: how often the launcher has restarted the job.
         max_restarts: how often it may.
         job_id: COLLECTIVE_JOB_ID, or else the scheduler's; None if there is none.
-        hyperparameters: those of COLLECTIVE_HYPERPARAMETERS, in JSON; {} if there are none.
+        hyperparameters: those of COLLECTIVE_HYPERPARAMETERS, in JSON, as a job file's are; {} if
+            there are none. In a trial of Kubeflow's OptimizationJob, its values take their places.
+        config: the job file, resolved (`collective launch job.yaml`), without hyperparameters and
+            environment; {} without one.
         test_mode: whether it only tries everything once (`collective launch --test-mode`).
     """
 
@@ -51,6 +57,7 @@ class JobInfo:
     max_restarts: int
     job_id: str | None
     hyperparameters: dict[str, Any]
+    config: dict[str, Any]
     test_mode: bool
 
 
@@ -70,7 +77,8 @@ def job_info(environment: Mapping[str, str] | None = None) -> JobInfo:
         The job.
 
     Raises:
-        ValueError: the variables of the launcher or the hyperparameters aren't what they should be.
+        ValueError: the variables of the launcher, the hyperparameters or the job file aren't what
+            they should be.
     """
     environment = os.environ if environment is None else environment
     place = _place(environment)
@@ -83,7 +91,8 @@ def job_info(environment: Mapping[str, str] | None = None) -> JobInfo:
         restarts=_number(environment, "COLLECTIVE_RESTART_COUNT", 0),
         max_restarts=_number(environment, "COLLECTIVE_MAX_RESTARTS", 0),
         job_id=_job_id(environment),
-        hyperparameters=_hyperparameters(environment),
+        hyperparameters={**_hyperparameters(environment), **_of_trial(environment)},
+        config=job_file.read(environment),
         test_mode=environment.get(TEST_MODE, "") not in ("", "0"),
     )
 
@@ -129,3 +138,26 @@ def _hyperparameters(environment: Mapping[str, str]) -> dict[str, Any]:
             f'{HYPERPARAMETERS} in the environment is {text!r}; it is an object like {{"lr": 0.1}}.'
         )
     return values
+
+
+def _of_trial(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the hyperparameters that Kubeflow's OptimizationJob has chosen for this trial.
+
+    A value is a number or a text. A name is that in the job's file, whatever its case here.
+    """
+    known = {name.lower(): name for name in _hyperparameters(environment)}
+    known |= {name.lower(): name for name in job_file.searched(job_file.read(environment))}
+    found = {}
+    for variable, text in environment.items():
+        if variable.startswith(OPTIMIZATION_PREFIX) and variable != OPTIMIZATION_PREFIX:
+            name = variable[len(OPTIMIZATION_PREFIX) :]
+            found[known.get(name.lower(), name)] = _number_or_text(text)
+    return found
+
+
+def _number_or_text(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, (dict, list)) or value is None else value
