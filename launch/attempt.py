@@ -53,6 +53,7 @@ class Attempt:
 
     Attributes:
         restart: how to continue after a failure; None if the job ends with this attempt.
+        left_out: hosts without which it starts again; none if it doesn't.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Attempt:
             remote: the job's other hosts.
         """
         self.restart: Restart | None = None
+        self.left_out: frozenset[str] = frozenset()
         self._plan = plan
         self._signals = signals
         self._policy = policy
@@ -90,7 +92,7 @@ class Attempt:
             self._wait(self._next_time())
             self._do_what_is_due(time.monotonic())
         code = self._finish()
-        if self.restart is not None:
+        if self.restart is not None or self.left_out:
             self._close()
         return code
 
@@ -360,8 +362,8 @@ class Attempt:
                 self._report(self._outcome.failure_report())
         self._say_what_is_next(code)
         stop = self._write_out()
-        if stop is not None and self.restart is not None:
-            self.restart = None
+        if stop is not None and (self.restart is not None or self.left_out):
+            self.restart, self.left_out = None, frozenset()
             return stopped_before_restart(stop, self._plan)
         return code
 
@@ -373,9 +375,10 @@ class Attempt:
             if words:
                 self._report(f"collective launch: {words}")
         elif code and (self._exit_code is None or self._stall_report):
-            failure = failure_of(self._outcome, milestones, self._remote.lost)
+            matches = self._console.patterns.matches
+            failure = failure_of(self._outcome, milestones, self._remote.lost, matches)
             decision = self._policy.decide(failure, self._plan)
-            self.restart = decision.restart
+            self.restart, self.left_out = decision.restart, decision.left_out
             if decision.text:
                 self._report(decision.text)
 

@@ -16,7 +16,12 @@ from collective.launch.other_hosts.remote_hosts import LOST, RemoteHosts
 from collective.launch.planning.devices import driver_gpus, visible_gpus
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes.signals import SignalPipe, stop_signals
-from collective.launch.restarts import RestartPolicy, gone, stopped_before_restart
+from collective.launch.restarts import (
+    HostsLeftOut,
+    RestartPolicy,
+    gone,
+    stopped_before_restart,
+)
 
 
 class Job:
@@ -44,9 +49,13 @@ class Job:
 
         Raises:
             UsageError: the logs can't be written, or there are too many ranks for this system.
+            HostsLeftOut: it starts again on fewer hosts.
         """
         try:
             code = self._run_attempts()
+        except HostsLeftOut:
+            self._remote.finish(1)
+            raise
         except UsageError as error:
             self._remote.say(f"collective launch: {error}")
             self._remote.finish(2)
@@ -61,6 +70,8 @@ class Job:
             attempt = Attempt(plan, signals, policy, remote)
             code = attempt.run()
             restart = attempt.restart
+            if attempt.left_out:
+                raise HostsLeftOut(attempt.left_out, plan.restart_count + 1)
             if restart is None:
                 return code
             stop = remote.pause(signals, restart.pause)

@@ -6,12 +6,14 @@ the failure will repeat:
     a host is gone                                               no restart
     the program can't be started, or refuses its arguments      no restart
     the same step as at the failure before, nothing saved since  no restart
+    a rank has written a line of --no-restart-after              no restart
     as many restarts as --max-restarts allows                    no restart
     fewer GPUs than --min-np                                     no restart
     else                                                         after a pause of 1, 2, 4 … s
 
 An elastic job continues without a CPU rank that died, if --min-np allows it. GPUs are counted
-again, and a GPU whose rank was the root cause twice in a row is left out.
+again, and a GPU whose rank was the root cause twice in a row is left out. A host on which a rank
+has written a line of --leave-out-host-after is left out, too, if the launcher starts the hosts.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from collective.job.milestones import Milestones
+from collective.launch.output.log_patterns import Match
 from collective.launch.output.outcome import JobOutcome
 from collective.launch.planning.plan import LONGEST_PAUSE, LaunchPlan
 from collective.launch.progress.preemption import newest
@@ -45,6 +48,7 @@ class Failure:
         checkpoint_step: the global step of that checkpoint.
         has_trained: whether any rank has completed a step.
         lost_host: the host whose loss was the failure, "" for none.
+        matches: lines that the options about restarts name.
     """
 
     rank: int | None
@@ -55,6 +59,7 @@ class Failure:
     checkpoint_step: int = 0
     has_trained: bool = False
     lost_host: str = ""
+    matches: tuple[Match, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,38 @@ class Restart:
 
 @dataclass(frozen=True)
 class Decision:
-    """Holds the restart (None for none), and the lines about it at the end of the report."""
+    """Holds the restart (None for none), and the lines about it at the end of the report.
+
+    Attributes:
+        restart: how the same launchers continue.
+        left_out: hosts without which the launchers start again; instead of `restart`.
+        text: the lines.
+    """
 
     restart: Restart | None = None
     text: str = ""
+    left_out: frozenset[str] = frozenset()
+
+
+class HostsLeftOut(Exception):
+    """Ends a job that starts again on fewer hosts.
+
+    Attributes:
+        hosts: those that are left out.
+        restart_count: of the next attempt.
+    """
+
+    def __init__(self, hosts: frozenset[str], restart_count: int):
+        super().__init__(f"without {', '.join(sorted(hosts))}")
+        self.hosts = hosts
+        self.restart_count = restart_count
 
 
 def failure_of(
-    outcome: JobOutcome, milestones: Sequence[Milestones], lost_host: str = ""
+    outcome: JobOutcome,
+    milestones: Sequence[Milestones],
+    lost_host: str = "",
+    matches: Sequence[Match] = (),
 ) -> Failure:
     """Returns the facts on which a restart depends.
 
@@ -82,6 +111,7 @@ def failure_of(
         outcome: how the ranks ended.
         milestones: each rank's milestones.
         lost_host: a host that was lost, maybe after its ranks had already ended.
+        matches: lines that the options about restarts name.
     """
     cause = outcome.root_cause()
     # The failed rank itself knows best how far it had come.
@@ -97,6 +127,7 @@ def failure_of(
         checkpoint_step=checkpoint.step,
         has_trained=any(each.steps for each in milestones),
         lost_host=next((end.host for end in outcome.exits if end.lost_by), lost_host),
+        matches=tuple(matches),
     )
 
 
@@ -134,6 +165,13 @@ class RestartPolicy:
         if reason:
             return Decision(text=f"  no restart: {reason}")
         count = plan.restart_count + 1
+        blamed = {plan.placements[m.rank].host: m for m in failure.matches if m.leaves_out_host}
+        if blamed:
+            without = "; ".join(f"host {host}: {match}" for host, match in blamed.items())
+            text = (
+                f"  restart    {count} of {plan.max_restarts}, {_from(failure)}, without {without}"
+            )
+            return Decision(text=text, left_out=frozenset(blamed))
         pause = min(LONGEST_PAUSE, plan.restart_pause * 2 ** min(plan.restart_count, 30))
         shown = plan.shown_ranks & frozenset(range(len(devices)))
         next_plan = replace(plan, devices=devices, restart_count=count, shown_ranks=shown)
@@ -180,6 +218,9 @@ def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> s
         return f"exit code {_BAD_USAGE} before the first step is bad usage of the program"
     if not failure.has_trained and failure.error in _PROGRAM_ERRORS:
         return f"{failure.error} before the first step comes again"
+    for match in failure.matches:
+        if not match.leaves_out_host:
+            return str(match)
     if plan.restart_count >= plan.max_restarts:
         return f"that was the last of --max-restarts {plan.max_restarts}"
     if (
@@ -189,6 +230,22 @@ def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> s
     ):
         where = f"after step {failure.last_step}" if failure.last_step else "before the first step"
         return f"it has failed {where} twice in a row, and has saved nothing new in between"
+    return _without_hosts(failure, plan)
+
+
+def _without_hosts(failure: Failure, plan: LaunchPlan) -> str:
+    """Returns why a job can't go on without the hosts that are to be left out; "" if it can."""
+    matches = [match for match in failure.matches if match.leaves_out_host]
+    blamed = {plan.placements[match.rank].host for match in matches}
+    if not matches:
+        return ""
+    if not plan.hosts or len(blamed) == len(plan.hosts):
+        return f"{matches[0]}, and there is no other host"
+    if not plan.starts_hosts:
+        return (
+            f"{matches[0]}: start the job again without host {', '.join(sorted(blamed))}; a "
+            "launcher that starts the hosts, by -H, does that itself"
+        )
     return ""
 
 

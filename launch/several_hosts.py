@@ -189,7 +189,9 @@ def run_from_here(
 
     Raises:
         UsageError: a host can't be started, or the job can't be started.
+        HostsLeftOut: the job starts again without some of the hosts.
     """
+    plan = replace(plan, starts_hosts=True)
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     names = [name for name, _ in host_list.hosts]
     twice = named_twice(host_list.hosts, addresses_of_hosts(names)) if len(names) > 1 else ""

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from collective.launch.output.digest import JobDigest, RankDigest
 from collective.launch.output.error_excerpt import tells_more
+from collective.launch.output.log_patterns import LineSearch, LogPatterns
 from collective.launch.output.output_tail import OutputTail
 from collective.launch.output.progress_bars import ProgressBars
 from collective.launch.output.stderr_lines import may_begin_noise
@@ -42,6 +43,9 @@ class Console:
     """Owns the launcher's ends of the ranks' pipes, and the screens that show them.
 
     Creating it starts threads (the writers), so the supervisor must have been forked before.
+
+    Attributes:
+        patterns: what was found in the ranks' lines; complete after `end`.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Console:
             notify: called from a thread when there is room for more output, or no reader left.
         """
         self._screens = _screens(notify)
+        self.patterns = LogPatterns(plan.no_restart_after, plan.leave_out_host_after)
         self._digest: JobDigest | None = None
         if plan.shown_ranks and not plan.verbose:
             on_cpu = {rank: plan.devices[rank] is None for rank in sorted(plan.shown_ranks)}
@@ -80,6 +85,9 @@ class Console:
             if digest and rank != min(plan.shown_ranks):
                 for stream in streams:
                     stream.leave_out_progress_bars()
+            if self.patterns:
+                for stream in streams:
+                    stream.search(self.patterns.of_stream(rank))
             self._streams.append(streams)
         self._watched: set[RankStream] = set()
 
@@ -241,6 +249,7 @@ class RankStream:
         self._after_return = False
         self._tail = OutputTail()
         self._bars: ProgressBars | None = None  # set if bars are left out
+        self._search: LineSearch | None = None
         self._digest = digest
         if digest is not None:
             digest.show = self._show_on_screen
@@ -248,6 +257,10 @@ class RankStream:
     def leave_out_progress_bars(self) -> None:
         """Shows no progress bars from now on; logs keep them."""
         self._bars = ProgressBars()
+
+    def search(self, search: LineSearch) -> None:
+        """Has all lines searched from now on."""
+        self._search = search
 
     def fileno(self) -> int:
         """Returns the pipe's descriptor."""
@@ -291,6 +304,8 @@ class RankStream:
         if not self.open:
             return
         self.open = False
+        if self._search is not None:
+            self._search.end()
         self.flush()
         if self._screen is not None and self._prefix:
             self._screen.end_line(self)
@@ -323,6 +338,8 @@ class RankStream:
         if not self.open:
             return
         self._tail.take(data)
+        if self._search is not None:
+            self._search.take(data)
         self._write_log(data)
         if self._screen is None:
             return

@@ -45,6 +45,9 @@ class LaunchPlan:
         gloo_library: the library that makes the ranks listen there.
         independent: whether the ranks are independent processes that train separately.
         test_mode: whether sessions take one batch only, to try the script.
+        no_restart_after: patterns of lines after which a failed job isn't started again.
+        leave_out_host_after: patterns of lines after which it is started again without the host.
+        starts_hosts: whether this launcher starts those of all hosts, and so can leave one out.
     """
 
     command: tuple[str, ...]
@@ -72,6 +75,9 @@ class LaunchPlan:
     gloo_library: str = ""
     independent: bool = False
     test_mode: bool = False
+    no_restart_after: tuple[str, ...] = ()
+    leave_out_host_after: tuple[str, ...] = ()
+    starts_hosts: bool = False
 
     @property
     def size(self) -> int:
