@@ -10,13 +10,16 @@ from __future__ import annotations
 from collective.launch.manifests.cluster_job import ClusterJob, cluster_job
 from collective.launch.manifests.compose import compose_text
 from collective.launch.manifests.mpijob import mpijob_text
+from collective.launch.manifests.optimizationjob import optimizationjob_text
 from collective.launch.manifests.options import KINDS, ManifestOptions, add_options, split_options
 from collective.launch.manifests.slurm import slurm_text
 from collective.launch.manifests.trainjob import trainjob_text
 
 __all__ = ["ManifestOptions", "add_options", "cluster_job", "manifest", "split_options"]
 
-_TEXTS = dict(zip(KINDS, (trainjob_text, mpijob_text, slurm_text, compose_text)))
+_TEXTS = dict(
+    zip(KINDS, (trainjob_text, mpijob_text, slurm_text, compose_text, optimizationjob_text))
+)
 
 
 def manifest(job: ClusterJob, kind: str) -> str:

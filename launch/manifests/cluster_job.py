@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
 from collective.job.errors import UsageError
 from collective.launch.manifests.options import ManifestOptions, split_options, without_ranks
+from collective.launch.planning.environment import RESERVED
 
 # The time from the end of --grace, when the launcher kills what is left, to the end of its report.
 _REPORT_SECONDS = 15
@@ -24,11 +26,6 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _SIZE = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 _MEBIBYTES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The launcher sets these variables for a rank, or the scheduler for the launcher.
-_RESERVED = re.compile(
-    r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
-    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
-)
 # The options that the scheduler sets for each launcher, by their attributes.
 _SCHEDULERS_OPTIONS = {
     "nodes": "--nnodes",
@@ -76,6 +73,29 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Says what a search tries, and how it compares trials.
+
+    Attributes:
+        algorithm: 'random' or 'grid'.
+        metric: the name of a metric.
+        smaller_is_better: whether a smaller one is better.
+        trials: how many trainings there are.
+        parallel: how many at a time.
+        seed: of the random choice; None for any.
+        ranges: hyperparameters in Determined's words (launch/job_file/search_space.py).
+    """
+
+    algorithm: str
+    metric: str
+    smaller_is_better: bool
+    trials: int
+    parallel: int
+    seed: int | None
+    ranges: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class ClusterJob:
     """Says what runs on which hosts.
 
@@ -96,6 +116,7 @@ class ClusterJob:
         stall_timeout: seconds without progress after which the launcher ends the job; 0 means
             never.
         own_runtime: whether a TrainJob brings its own runtime.
+        search: what an OptimizationJob searches.
     """
 
     name: str
@@ -113,6 +134,7 @@ class ClusterJob:
     time_to_save: float = 60.0
     stall_timeout: float = 600.0
     own_runtime: bool = False
+    search: Search | None = None
 
     @property
     def cores(self) -> int:
@@ -135,6 +157,7 @@ def cluster_job(
     max_restarts: int,
     time_to_save: float,
     stall_timeout: float,
+    search: Search | None = None,
 ) -> ClusterJob:
     """Makes a cluster job from the options.
 
@@ -144,7 +167,7 @@ def cluster_job(
         command: the words of the command.
         ranks: the value of -np: a number, "auto", "gpu" or "cpu".
         device: the value of --device.
-        max_restarts, time_to_save, stall_timeout: as in `ClusterJob`.
+        max_restarts, time_to_save, stall_timeout, search: as in `ClusterJob`.
 
     Raises:
         UsageError: the options contradict each other, or a scheduler would refuse them.
@@ -152,6 +175,8 @@ def cluster_job(
     if not command:
         raise UsageError(f"--emit {options.emit}: no script given, which the job would run")
     _check_use(options)
+    if options.emit == "optimizationjob":
+        _check_search(search)
     _check_encoding([*launcher_words, *command])
     replicas = _count("--replicas", options.replicas, 1, otherwise=1)
     gpus = _count("--gpus-per-replica", options.gpus_per_replica, 0, otherwise=0)
@@ -173,6 +198,7 @@ def cluster_job(
         time_to_save=time_to_save,
         stall_timeout=stall_timeout,
         own_runtime=bool(options.own_runtime),
+        search=search,
     )
 
 
@@ -201,6 +227,26 @@ def _check_use(options: ManifestOptions) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} is of no use with --emit {options.emit} ({reason}): "
                 "leave it out"
+            )
+
+
+def _check_search(search: Search | None) -> None:
+    """Checks that there is something to search, which a file says.
+
+    Raises:
+        UsageError: there is nothing.
+    """
+    if search is None or not search.ranges:
+        raise UsageError(
+            "--emit optimizationjob prints a search: give a job file with `searcher: {name: "
+            "random, metric: auc, max_trials: 20}` and a range in its hyperparameters, as `lr: "
+            "{type: log, minval: -3, maxval: -1}`"
+        )
+    for name in search.ranges:
+        if not _VARIABLE.fullmatch(name) or len(name) > 64:
+            raise UsageError(
+                f"--emit optimizationjob: hyperparameters.{name}: a name has letters, digits and "
+                "_, and 64 characters at most"
             )
 
 
@@ -259,6 +305,12 @@ def _job_name(given: str | None, command: Sequence[str]) -> str:
     return name
 
 
+def label_of(name: str) -> str:
+    """Returns a name's letters, digits and dashes, as a DNS label has them."""
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_MOST_NAME].strip("-")
+    return label if _NAME.fullmatch(label) else "collective"
+
+
 def _name_of_script(command: Sequence[str]) -> str:
     """Returns a name made from the script or module: "train" for `models/Train.py --epochs 3`."""
     word = next((word for word in command if word.endswith(".py")), command[0])
@@ -266,8 +318,7 @@ def _name_of_script(command: Sequence[str]) -> str:
         word = command[command.index("-m") + 1].rpartition(".")[2]
     stem = PurePosixPath(word).name
     stem = stem[: -len(".py")] if stem.endswith(".py") else stem
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_MOST_NAME].strip("-")
-    return name if _NAME.fullmatch(name) else "collective"
+    return label_of(stem)
 
 
 def _image(options: ManifestOptions, gpus: int) -> str:
@@ -332,7 +383,7 @@ def _environment(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise UsageError(f"--env {word!r}: give NAME=VALUE")
-        if _RESERVED.fullmatch(name):
+        if RESERVED.fullmatch(name):
             raise UsageError(f"--env {name}: the launcher or the scheduler sets it; leave it out")
         variables[name] = value
     return variables

@@ -10,7 +10,7 @@ from collective.job.errors import UsageError
 
 # -np in any of its forms: separate from its value, or joined with it.
 _RANKS = re.compile(r"(?:-np?|--nproc[-_]per[-_]node)(?P<value>=.*)?|-np?(?P<glued>[^=-].*)")
-KINDS = ("trainjob", "mpijob", "slurm", "compose")
+KINDS = ("trainjob", "mpijob", "slurm", "compose", "optimizationjob")
 
 
 class ManifestOptions(argparse.Namespace):
@@ -37,8 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--emit",
         choices=KINDS,
         help="print a manifest that runs this command line on several hosts, and start nothing: a "
-        "TrainJob of Kubeflow's trainer, an MPIJob of its MPI operator, a batch file for Slurm, or "
-        "a file for docker compose whose containers stand for hosts",
+        "TrainJob of Kubeflow's trainer, an MPIJob of its MPI operator, a batch file for Slurm, "
+        "a file for docker compose whose containers stand for hosts, or, of a job file with a "
+        "searcher, an OptimizationJob of Kubeflow's trainer",
     )
     add(
         "--job-name",
@@ -83,8 +84,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--own-runtime",
         action="store_const",
         const=True,
-        help="for trainjob: print a TrainingRuntime, too, with a probe and a restart policy, and "
-        "use that instead of the stock torch-distributed",
+        help="for trainjob and optimizationjob: print a TrainingRuntime, too, with a probe and "
+        "a restart policy, and use that instead of the stock torch-distributed",
     )
     add(
         "--env",

@@ -24,24 +24,44 @@ from collective.launch.manifests.pod import (
 )
 from collective.launch.manifests.yaml_text import Document, yaml_text
 
-_API = "trainer.kubeflow.org/v1alpha1"
+API = "trainer.kubeflow.org/v1alpha1"
 _STOCK_RUNTIME = {"kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
 _NODE = "node"  # the runtime's name for the pods, and for the container in each
 _SECRET_FOLDER = "/etc/collective"
 
 
 def trainjob_text(job: ClusterJob) -> str:
-    runtime = [_runtime(job)] if job.own_runtime else []
-    comment = [
+    trainjob = {
+        "apiVersion": API,
+        "kind": "TrainJob",
+        "metadata": {"name": job.name},
+        "spec": trainjob_spec(job),
+    }
+    return yaml_text(secret_comment(job), *what_it_needs(job), trainjob)
+
+
+def secret_comment(job: ClusterJob) -> list[str]:
+    """Returns the lines that say what to make before the manifest is applied."""
+    return [
         "Before it is applied, make the secret by which launchers know each other:",
         f"  kubectl create secret generic {job.secret} \\",
         "      --from-literal=secret=$(openssl rand -hex 32)",
         *volume_comment(job),
     ]
-    return yaml_text(comment, *claim(job.volume), *runtime, _trainjob(job))
 
 
-def _trainjob(job: ClusterJob) -> Document:
+def what_it_needs(job: ClusterJob) -> list[Document]:
+    """Returns the documents of what a TrainJob refers to: a claim, and its own runtime."""
+    return [*claim(job.volume), *([_runtime(job)] if job.own_runtime else [])]
+
+
+def trainjob_spec(job: ClusterJob, *variables: Document) -> Document:
+    """Returns the `spec` of a TrainJob.
+
+    Args:
+        job: the job.
+        variables: environment variables in Kubernetes' words, besides the job's.
+    """
     own = {"kind": "TrainingRuntime", "name": job.name}
     settings = pod_settings(job)
     # Readable by the group: the container's user isn't the owner.
@@ -54,27 +74,25 @@ def _trainjob(job: ClusterJob) -> Document:
     }
     patch = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {
-        "apiVersion": _API,
-        "kind": "TrainJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "runtimeRef": own if job.own_runtime else dict(_STOCK_RUNTIME),
-            "trainer": {
-                "image": job.image,
-                "command": list(COMMAND),
-                "args": arguments(job),
-                "env": environment(job, COLLECTIVE_SECRET_FILE=f"{_SECRET_FOLDER}/secret"),
-                "numNodes": job.replicas,
-                "numProcPerNode": job.ranks,
-                "resourcesPerNode": resources(job),
-            },
-            "runtimePatches": [
-                {
-                    "manager": "collective/launch",
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
-                }
+        "runtimeRef": own if job.own_runtime else dict(_STOCK_RUNTIME),
+        "trainer": {
+            "image": job.image,
+            "command": list(COMMAND),
+            "args": arguments(job),
+            "env": [
+                *environment(job, COLLECTIVE_SECRET_FILE=f"{_SECRET_FOLDER}/secret"),
+                *variables,
             ],
+            "numNodes": job.replicas,
+            "numProcPerNode": job.ranks,
+            "resourcesPerNode": resources(job),
         },
+        "runtimePatches": [
+            {
+                "manager": "collective/launch",
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
+            }
+        ],
     }
 
 
@@ -89,7 +107,7 @@ def _runtime(job: ClusterJob) -> Document:
         "containers": [{"name": _NODE, "image": job.image, **liveness_probe(job)}],
     }
     return {
-        "apiVersion": _API,
+        "apiVersion": API,
         "kind": "TrainingRuntime",
         "metadata": {"name": job.name},
         "spec": {

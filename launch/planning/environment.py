@@ -8,6 +8,7 @@ left is removed. *Tuning* comes from the user if the user has set it, else from 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Mapping
 
@@ -24,6 +25,11 @@ from collective.job import milestones as milestone_board
 from collective.job.gloo_address import LOOPBACK, PATIENCE
 from collective.launch.planning.plan import LaunchPlan
 
+# Variables that the launcher sets for a rank, or a scheduler for the launcher.
+RESERVED = re.compile(
+    r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
+    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
+)
 HASH_SEED = "PYTHONHASHSEED"
 PYTHON_PATH = "PYTHONPATH"
 # Python imports `sitecustomize` from here when a rank starts.
@@ -111,7 +117,6 @@ def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(place.local_size),
         info.HOSTS: str(len(plan.hosts) or 1),
         "CUDA_VISIBLE_DEVICES": plan.devices[rank] or "",
-        **_apart_for_nccl(plan, rank),
         "HOROVOD_RANK": number,
         "HOROVOD_SIZE": size,
         "HOROVOD_LOCAL_RANK": str(place.local_rank),
@@ -124,17 +129,6 @@ def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
         # Without it Gloo listens on the address of the host's name, which other hosts may reach.
         "HOROVOD_GLOO_IFACE": plan.interface,
     }
-
-
-def _apart_for_nccl(plan: LaunchPlan, rank: int) -> dict[str, str]:
-    """Lets NCCL accept ranks that share a GPU, as tests do: to NCCL each is on a host of its own.
-
-    It then moves their data through sockets.
-    """
-    device = plan.devices[rank]
-    if device is None or plan.devices.count(device) == 1:
-        return {}
-    return {"NCCL_HOSTID": f"{plan.placements[rank].host}-rank{rank}"}
 
 
 def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
