@@ -36,6 +36,12 @@ Several hosts
   exit code everywhere. A host whose launcher is gone, or silent for --host-timeout, is named, and
   the job ends with 137; a job that has lost a host isn't restarted.
 
+Job files
+  `collective launch job.yaml` takes the command, options and variables from a file. Options before
+  or after it win over the file's; --set KEY=VALUE changes a value in it before it is checked, as
+  --set hyperparameters.lr=0.1 (the value is YAML). Paths are relative to the current folder.
+  --dry-run prints the resolved job, which is itself a job file. docs/guides/jobs.md has all keys.
+
 Environment, read
   COLLECTIVE_SECRET, COLLECTIVE_SECRET_FILE
                            the secret of a job of several hosts, or a file with it
@@ -73,6 +79,8 @@ Environment, given to each rank; the launcher's value always wins
                            the name of the signal that acts like TERM
   COLLECTIVE_INDEPENDENT   1 with --independent
   COLLECTIVE_TEST_MODE     1 with --test-mode
+  COLLECTIVE_HYPERPARAMETERS, COLLECTIVE_JOB_FILE
+                           of a job file, in JSON: its hyperparameters, and all else that is in it
   PYTHONPATH               first a folder with a sitecustomize that makes several ranks refuse to
                            train apart; it removes itself from the path, and runs the next one
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
@@ -202,15 +210,20 @@ Restarts
       "before the first step"
     of a program that can't be started, or that ends before its first step with exit code 2, a
       SyntaxError or an ImportError
+    if a rank has written a line in which the regular expression of --no-restart-after is found
   With --elastic the restart has the remaining ranks, at least --min-np: on CPUs one less, unless it
   was a stall; on GPUs as many as are visible then, up to the number at first, without a device
   whose rank was the root cause twice in a row. With fewer the job ends.
+  With --leave-out-host-after a host on which a rank has written such a line is left out: the
+  launcher that started the hosts, by -H, starts the others again, without a pause. Elsewhere the
+  job ends, and the report names the host.
 
 Manifests
   --emit prints a manifest with which a scheduler runs this same command line on several hosts, and
   starts nothing: trainjob and mpijob for Kubernetes, slurm, compose. Its own options say how many
   hosts there are and what each has; all other options, and the command, are in the manifest
-  unchanged. The script may be in the image: it isn't looked for here.
+  unchanged. The script may be in the image: it isn't looked for here. A job file becomes options
+  and variables. optimizationjob, for Kubernetes, searches hyperparameters that are ranges in one.
 
 Preemption
   A rank that trains within scope() treats TERM, --preempt-signal and, from this launcher, INT as a

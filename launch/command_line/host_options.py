@@ -136,6 +136,14 @@ def host_count_is_given(options: argparse.Namespace, environment: Mapping[str, s
     return _given("--nnodes", options.nodes, "nodes", environment)[1] is not None
 
 
+def launchers(options: argparse.Namespace, environment: Mapping[str, str]) -> int | None:
+    """Returns on how many hosts a launcher is started, by --nnodes; None if that isn't given."""
+    if options.standalone and options.nodes is None:
+        return None
+    text = _given("--nnodes", options.nodes, "nodes", environment)[1]
+    return int(text) if text is not None and _is_number(text) and int(text) else None
+
+
 def timeouts(options: argparse.Namespace) -> tuple[float, float]:
     """Returns --start-timeout and --host-timeout in seconds.
 

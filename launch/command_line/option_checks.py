@@ -22,6 +22,7 @@ from typing import Literal
 
 from collective.job.errors import UsageError
 from collective.launch.command_line.host_options import host_count_is_given
+from collective.launch.output.log_patterns import check_patterns
 
 Mode = Literal["one", "each", "list"]
 
@@ -58,7 +59,12 @@ def check_purpose(options: argparse.Namespace) -> None:
     Raises:
         UsageError: it has several purposes.
     """
-    flags = {"--emit": options.emit, "--check": options.check, "--dry-run": options.dry_run}
+    flags = {
+        "--emit": options.emit,
+        "--check": options.check,
+        "--dry-run": options.dry_run,
+        "--job-schema": options.job_schema,
+    }
     given = [flag for flag, value in flags.items() if value]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} contradict: each prints, and starts nothing")
@@ -121,6 +127,7 @@ def check_limits(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
         )
+    check_patterns_of_lines(options)
     pause = options.restart_pause
     if pause is not None and not 0 <= pause < math.inf:
         raise UsageError(f"--restart-pause {pause}: give a number of seconds, 0 or more")
@@ -128,6 +135,21 @@ def check_limits(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--restart-pause {pause:g} is about restarts: give --max-restarts, too, 1 or more"
         )
+
+
+def check_patterns_of_lines(options: argparse.Namespace) -> None:
+    """Checks the patterns of lines that decide about restarts.
+
+    Raises:
+        UsageError: one is no regular expression, or has no effect.
+    """
+    for option in ("--no-restart-after", "--leave-out-host-after"):
+        patterns = getattr(options, option.strip("-").replace("-", "_")) or ()
+        check_patterns(option, patterns)
+        if patterns and not options.max_restarts:
+            raise UsageError(
+                f"{option} {patterns[0]} is about restarts: give --max-restarts, too, 1 or more"
+            )
 
 
 def least_ranks(options: argparse.Namespace, size: int) -> int:

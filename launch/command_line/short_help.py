@@ -5,6 +5,7 @@ from __future__ import annotations
 _TEXT = """\
 usage: {prog} [options] {{script.py | python3 script.py | -m module}} [arguments]
        {prog} [options] --no-python program [arguments]
+       {prog} [options] job.yaml [--set KEY=VALUE] [options]
 
 Starts the ranks of a job, forwards their output, and ends them together.
 
@@ -23,6 +24,7 @@ Failures
   --max-restarts K      restart all ranks, up to K times, from the latest checkpoint (default: 0)
   --restart-pause TIME  pause before the first restart; then twice as long each time (default: 1)
   --elastic, --min-np A  restart with the remaining ranks, at least A
+  --no-restart-after, --leave-out-host-after PATTERN  what a line of a rank means for restarts
   --stall-timeout TIME  how long ranks may wait for one another (default: 10m; 0: forever)
   --grace TIME          from TERM to KILL (default: 5, and 60 for ranks that save)
   --preempt-signal SIG  a signal at which all ranks save and stop, like TERM
@@ -33,12 +35,13 @@ Several hosts
   --standalone          one host, whatever the environment says
   --network-interface NAME, --start-timeout TIME, --host-timeout TIME, --secret-file FILE
 Schedulers
-  --emit KIND           print a manifest: trainjob, mpijob, slurm, compose; with --job-name,
-      --image, --replicas, --gpus-per-replica, --cpus-per-replica, --memory-per-replica,
-      --volume, --volume-size, --secret, --own-runtime, --env NAME=VALUE
+  --emit KIND           print a manifest: trainjob, mpijob, slurm, compose, optimizationjob; with
+      --job-name, --image, --replicas, --gpus-per-replica, --cpus-per-replica,
+      --memory-per-replica, --volume, --volume-size, --secret, --own-runtime, --env NAME=VALUE
 Before the start
   --test-mode           try the script: one training batch, one evaluation batch, then it saves
   --dry-run             print the plan, start nothing
+  --job-schema          print the JSON schema of job files, for editors
   --check               print what is installed, what is missing, and what would stop the job
   --version             print the version of this package
   --help all            the manual: every option in full, environment, output, exit codes, restarts

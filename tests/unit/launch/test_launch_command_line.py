@@ -117,6 +117,10 @@ def test_options_and_their_defaults():
         "embedding_scope": "script",
         "dry_run": False,
         "check": False,
+        "settings": None,
+        "job_schema": False,
+        "no_restart_after": None,
+        "leave_out_host_after": None,
         "emit": None,
         "job_name": None,
         "image": None,
@@ -131,6 +135,7 @@ def test_options_and_their_defaults():
         "env": None,
         "words": (),
         "command": ("train.py",),
+        "job": None,
     }
 
 
@@ -380,7 +385,7 @@ def test_help_names_every_option_on_two_screens(capsys):
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert len(lines) <= 2 * 24 and max(map(len, lines)) <= 100
-    for action in cli._parser("x")._actions:
+    for action in cli.launcher_parser("x")._actions:
         names = [re.escape(name) for name in action.option_strings]
         assert re.search(rf"(?<![\w-])({'|'.join(names)})(?![\w-])", text), action.option_strings
     assert "  --help all " in text

@@ -8,6 +8,7 @@ import pytest
 
 from collective.launch import cli
 from collective.launch.command_line.option_checks import check_used
+from collective.launch.manifests.options import add_options
 
 EACH = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
 ONE_OF_ANY = ("--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1")
@@ -44,12 +45,21 @@ OPTIONS = {
 }
 WITH_RESTARTS = {
     "--restart-pause": ("1", set(), set()),
+    "--no-restart-after": ("out of memory", set(), set()),
+    "--leave-out-host-after": ("ECC error", set(), set()),
     "--elastic": (None, {"each", "list"}, set()),
 }
 # What they are about must be there, whatever the mode; or they say what is to be done.
-NEED_ANOTHER = {"--embedding-scope": "auto", "--min-np": "1", "--restart-pause": "1"}
+NEED_ANOTHER = {
+    "--embedding-scope": "auto",
+    "--min-np": "1",
+    "--restart-pause": "1",
+    "--no-restart-after": "out of memory",
+    "--leave-out-host-after": "ECC error",
+    "--set": "slots=2",
+}
 KINDS_OF_JOB = {"--nnodes", "--host", "--hostfile"}
-PURPOSES = {"--dry-run", "--check", "--version", "--help", "--emit"}
+PURPOSES = {"--dry-run", "--check", "--version", "--help", "--emit", "--job-schema"}
 
 
 @pytest.fixture
@@ -83,9 +93,9 @@ def test_an_option_is_used_or_refused_by_name(run, mode, option):
 
 
 def test_the_table_has_all_options():
-    parser = cli._parser("launch")
+    parser = cli.launcher_parser("launch")
     manifests = argparse.ArgumentParser(add_help=False)
-    cli.add_options(manifests)
+    add_options(manifests)
     of_manifests = set(manifests._option_string_actions)
     known = {*OPTIONS, *WITH_RESTARTS, *NEED_ANOTHER, *KINDS_OF_JOB, *PURPOSES}
     for action in parser._actions:

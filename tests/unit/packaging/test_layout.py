@@ -24,13 +24,13 @@ MOST_FILES = 25  # in a folder
 # from lower layers only, not even from its neighbours.
 LAYERS = (
     ("tensorflow_internals", "version", "yaml_file"),
+    ("policy",),
+    ("errors", "options"),
     ("job",),
     ("launch",),
     ("build_horovod", "horovod_source"),
     ("ops",),
     ("strategies",),
-    ("policy",),
-    ("errors", "options"),
     ("scope",),
     ("startup",),
     ("tables",),
@@ -228,6 +228,7 @@ SHORT_MODULES = {
     "collective.gradients.part_functions": "alone looks into functions",
     "collective.interception.determinism": "is an option of its own",
     "collective.interception.horovod_patches": "is about Horovod, which may be missing",
+    "collective.launch.command_line.short_help": "is a text for people",
     "collective.launch.output.output_tail": "is a data structure with tests of its own",
     "collective.launch.output.progress_bars": "is about programs that draw bars",
     "collective.monitoring.storage_limit": "is a check of its own",
