@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from typing import Any, Callable, Generic, TypeVar
 
+from collective.job import job_file
 from collective.options import EmbeddingOptions, ScopeOptions
 from collective.options.declaration import names
 
@@ -59,6 +61,25 @@ class _OfThread(threading.local):
     def __init__(self) -> None:
         self.scopes: list[OpenScope] = []
         self.embedding_scopes: list[EmbeddingOptions] = []
+
+
+def _with_job_file(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of the outermost scope(), with those of a job file that it leaves out.
+
+    Raises:
+        ValueError: both give an option, and its values differ.
+    """
+    found = job_file.read(os.environ).get("strategy", {})
+    options = {name: value for name, value in found.items() if name in names(ScopeOptions)}
+    for name in options.keys() & given.keys():
+        value = list(given[name]) if isinstance(given[name], tuple) else given[name]
+        if value != options[name]:
+            raise ValueError(
+                f"scope({name}={given[name]!r}), but the job file has strategy.{name}: "
+                f"{options[name]!r}. Leave it out of the script, which the job file then decides, "
+                "or out of the file."
+            )
+    return {**options, **given}
 
 
 class ScopeStack:
@@ -125,6 +146,7 @@ class ScopeStack:
         """Opens a scope; what isn't given stays what it is outside."""
         with self._lock:
             if not self._open:
+                given = _with_job_file(given)
                 self._first()
             scope = OpenScope(dataclasses.replace(self.options, **given))
             self._open.append(scope)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from collective.job import job_file
 from collective.job.milestones import MilestoneBoard, Milestones
 
 # The step in a checkpoint's name; for an increment that of its whole checkpoint.
@@ -37,6 +38,8 @@ class MilestonePoster:
     def trained(self) -> None:
         """Posts that one more training run is complete."""
         if self._board is not None:
+            if not self._steps and self._rank == 0:
+                job_file.warn_unless_followed()
             self._steps += 1
             self._board.post_steps(self._rank, self._steps)
 

@@ -17,6 +17,7 @@ from collective.checkpoint.saving.best import KeepBest
 from collective.coordination import barrier
 from collective.estimator.estimator import Estimator
 from collective.estimator.run_config import RunConfig
+from collective.job import job_file
 from collective.job.info import job_info
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
@@ -26,6 +27,7 @@ from collective.strategy import CollectiveStrategy
 from collective.tensorflow_internals.checkpoints import checkpoint_management
 from collective.trainer import inputs, record, start
 from collective.trainer.boundaries import BoundaryHook, OnValidation, Validator
+from collective.trainer.job_arguments import JobArguments
 from collective.trainer.record import TrainingRecord
 from collective.trainer.schedule import Batch, Epoch, Schedule, Unit
 
@@ -33,6 +35,7 @@ CheckpointPolicy = Literal["best", "all", "none"]
 POLICIES = ("best", "all", "none")
 TEST_FOLDER = "test_mode"
 EVERY_100_BATCHES = Batch(100)
+_USUAL_KEPT = RunConfig().keep_checkpoint_max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,22 +82,27 @@ class Trainer:
     a seed, and give RunConfig a tf_random_seed. A function may also return a
     `collective.data.resumable` dataset itself.
 
+    `collective launch job.yaml` gives what the script leaves out: model_dir, records_per_epoch,
+    metric, smaller_is_better and hyperparameters, a seed and how many checkpoints are kept for
+    `config`, and arguments of `fit`. If both give a value, it must be the same.
+
     Args:
         model_fn: builds the model, as for `tf.estimator.Estimator`; its tables in
             `strategy.embedding_scope()`.
         params: the hyperparameters, passed to model_fn. None: those of `collective.job_info()`.
-        model_dir: the folder of checkpoints, which all ranks can reach. None: that of `config`, or
-            a temporary one.
+        model_dir: the folder of checkpoints, which all ranks can reach. None: that of the job file,
+            of `config`, or a temporary one.
         global_batch_size: records of a step, of all ranks together. None: that of `params`.
-        records_per_epoch: records of an epoch. None: that of `params`, or the size of the training
-            data, if TensorFlow knows it. Only Epoch needs it.
-        metric: the metric by which a checkpoint is the best. Default 'loss'.
-        smaller_is_better: whether a smaller metric is better. Default True.
+        records_per_epoch: records of an epoch. None: that of the job file, of `params`, or the size
+            of the training data, if TensorFlow knows it. Only Epoch needs it.
+        metric: the metric by which a checkpoint is the best. None: that of the job file, or 'loss'.
+        smaller_is_better: whether a smaller metric is better. None: as the job file says, or True.
         config: a `collective.RunConfig`. The periods take the place of its save_checkpoints_….
         strategy: a `CollectiveStrategy`. None: a new one.
 
     Raises:
-        ValueError: there is no global_batch_size, or a number isn't a whole one from 1.
+        ValueError: there is no global_batch_size, or a number isn't a whole one from 1, or the job
+            file has another value of an argument.
     """
 
     def __init__(
@@ -105,14 +113,15 @@ class Trainer:
         model_dir: str | None = None,
         global_batch_size: int | None = None,
         records_per_epoch: int | None = None,
-        metric: str = "loss",
-        smaller_is_better: bool = True,
+        metric: str | None = None,
+        smaller_is_better: bool | None = None,
         config: Any = None,
         strategy: CollectiveStrategy | None = None,
     ):
         self._strategy = strategy or CollectiveStrategy()
         self._model_fn = model_fn
-        self._params = dict(job_info().hyperparameters if params is None else params)
+        self._job = job = JobArguments(job_info())
+        self._params = job.params(params)
         batch = self._number("global_batch_size", global_batch_size)
         if batch is None:
             raise ValueError(
@@ -120,11 +129,18 @@ class Trainer:
                 "ranks together. (It may be in params, too.)"
             )
         self._batch = batch
+        records_per_epoch = job.argument(
+            "Trainer(records_per_epoch)", records_per_epoch, "records_per_epoch"
+        )
         self._records = self._number("records_per_epoch", records_per_epoch)
-        self._best = KeepBest(metric, "min" if smaller_is_better else "max")
-        self._config = RunConfig() if config is None else config
+        metric = job.argument("Trainer(metric)", metric, "searcher.metric")
+        smaller = job.argument(
+            "Trainer(smaller_is_better)", smaller_is_better, "searcher.smaller_is_better"
+        )
+        self._best = KeepBest(metric or "loss", "max" if smaller is False else "min")
+        self._config = self._configured(RunConfig() if config is None else config)
         self._options = dict(SCOPES.given)
-        self._estimator = self._make(model_dir)  # settles on one folder for all ranks
+        self._estimator = self._make(job.folder(model_dir))  # settles on one folder for all ranks
         self._folder: str = self._estimator.model_dir
         self._hook: BoundaryHook | None = None
 
@@ -133,14 +149,14 @@ class Trainer:
         train: Callable[..., Any],
         validation: Callable[..., Any] | None = None,
         *,
-        max_length: Unit,
+        max_length: Unit | None = None,
         checkpoint_period: Unit | None = None,
         validation_period: Unit | None = None,
         reporting_period: Unit | None = EVERY_100_BATCHES,
-        checkpoint_policy: CheckpointPolicy = "best",
+        checkpoint_policy: CheckpointPolicy | None = None,
         latest_checkpoint: str | None = "auto",
         continue_id: str | None = None,
-        step_zero_validation: bool = False,
+        step_zero_validation: bool | None = None,
         test_mode: bool | None = None,
         profile: str | None = None,
         hooks: Sequence[Any] = (),
@@ -158,13 +174,14 @@ class Trainer:
             train: the training data (see the class).
             validation: the data to validate with; None: none.
             max_length: when training ends, of all attempts together: `Batch(5000)`, `Epoch(3)`,
-                `Record(10**6)` or `Seconds(3600)`.
+                `Record(10**6)` or `Seconds(3600)`. Left out, it is the job file's, as are periods,
+                checkpoint_policy, latest_checkpoint, continue_id and step_zero_validation.
             checkpoint_period: when to save.
             validation_period: when to validate.
             reporting_period: when to report the loss to TensorBoard, to the log, and in the result.
                 Default: every 100 batches.
-            checkpoint_policy: 'best' keeps the best checkpoint in <model_dir>/best, 'all' keeps
-                every one, 'none' adds nothing. Other than with 'all', RunConfig's
+            checkpoint_policy: 'best' (the default) keeps the best checkpoint in <model_dir>/best,
+                'all' keeps every one, 'none' adds nothing. Other than with 'all', RunConfig's
                 keep_checkpoint_max of the latest ones stay.
             latest_checkpoint: 'auto' continues with that of model_dir, if there is one. A path, or
                 a folder, is a checkpoint elsewhere. None starts from nothing, and refuses a
@@ -187,11 +204,27 @@ class Trainer:
 
         Raises:
             TypeError: a length or period has no unit.
-            ValueError: an argument is invalid, or model_dir has the checkpoints of another training
-                (see continue_id), or train_op doesn't raise the global step by 1.
+            ValueError: an argument is invalid, or missing in both script and job file, or differs
+                in the two; or model_dir has the checkpoints of another training (see continue_id),
+                or train_op doesn't raise the global step by 1.
             RankError: another rank failed.
             Preempted: the job was told to stop, and has saved.
         """
+        job_file.follow()
+        of_fit = self._job.of_fit
+        max_length = of_fit("max_length", max_length)
+        if max_length is None:
+            raise ValueError(
+                "fit(max_length=…) is missing: when training ends, as Epoch(3) or Batch(5000). (A "
+                "job file may have max_length, too.)"
+            )
+        checkpoint_period = of_fit("checkpoint_period", checkpoint_period)
+        validation_period = of_fit("validation_period", validation_period)
+        reporting_period = of_fit("reporting_period", reporting_period, EVERY_100_BATCHES)
+        checkpoint_policy = of_fit("checkpoint_policy", checkpoint_policy) or "best"
+        latest_checkpoint = of_fit("latest_checkpoint", latest_checkpoint, "auto")
+        continue_id = of_fit("continue_id", continue_id)
+        validates_first = bool(of_fit("step_zero_validation", step_zero_validation))
         if checkpoint_policy not in POLICIES:
             raise ValueError(f"checkpoint_policy={checkpoint_policy!r}: it is one of {POLICIES}.")
         periods = (validation_period, checkpoint_period, reporting_period)
@@ -224,9 +257,7 @@ class Trainer:
                     kept,
                     on_validation,
                 )
-            self._hook = hook = BoundaryHook(
-                folder, schedule, kept, validator, step_zero_validation
-            )
+            self._hook = hook = BoundaryHook(folder, schedule, kept, validator, validates_first)
             if not self._is_over(schedule, kept):
                 self._estimator.train(
                     inputs.training_input(train, self._batch, self._params),
@@ -323,10 +354,25 @@ class Trainer:
 
     def _number(self, name: str, given: int | None) -> int | None:
         """Returns an argument, or the hyperparameter of its name; None if there is neither."""
-        value = self._params.get(name) if given is None else given
+        own = self._params.get(name)
+        if None not in (given, own) and given != own:
+            raise ValueError(f"{name}={given!r}, but params has {own!r}. Give it once.")
+        value = own if given is None else given
         if value is not None and not (is_whole(value) and value >= 1):
             raise ValueError(f"{name}={value!r}: it is a whole number from 1.")
         return value
+
+    def _configured(self, config: Any) -> Any:
+        """Returns a RunConfig with the job file's seed and number of checkpoints."""
+        seed = self._job.argument("RunConfig(tf_random_seed)", config.tf_random_seed, "seed")
+        given = config.keep_checkpoint_max
+        kept = self._job.argument(
+            "RunConfig(keep_checkpoint_max)",
+            None if given == _USUAL_KEPT else given,
+            "checkpoints.keep",
+        )
+        changes = {"keep_checkpoint_max": kept} if kept is not None else {}
+        return config.replace(tf_random_seed=seed, **changes)
 
     def _make(
         self,
