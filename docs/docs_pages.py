@@ -66,6 +66,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/trainer.md",
             "docs/guides/serving.md",
             "docs/guides/running.md",
+            "docs/guides/jobs.md",
             "docs/guides/hosts.md",
             "docs/guides/clusters.md",
             "docker/README.md",

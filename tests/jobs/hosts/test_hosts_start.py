@@ -132,6 +132,39 @@ def test_what_is_missing_on_a_host_is_named(hosts, start):
     assert code in (2, 137) and "--log-dir /proc/none can't be written" in stderr
 
 
+FAILING_ON_A_HOST = """
+    import os, sys
+    e = os.environ
+    count, host = e["COLLECTIVE_RESTART_COUNT"], e["HOROVOD_HOSTNAME"]
+    print(f"attempt {count} on {host}, {e['WORLD_SIZE']} ranks", flush=True)
+    if host == "10.77.0.2":
+        print("uncorrectable ECC error", file=sys.stderr, flush=True)
+        sys.exit(4)
+"""
+
+
+def test_a_host_is_left_out(hosts, start):
+    """A job file's hosts, of which the launchers of the others start again."""
+    hosts.make(3)
+    hosts.script(FAILING_ON_A_HOST, "failing.py")
+    (hosts.folder / "job.yaml").write_text(
+        "entrypoint: failing.py\n"
+        "hosts: ['10.77.0.1:1', '10.77.0.2:2', '10.77.0.3:1']\n"
+        "slots: 4\n"
+        "max_restarts: 3\n"
+        "log_policies: [{pattern: ECC error, action: exclude_node}]\n"
+        "environment: {COLLECTIVE_INDEPENDENT: 1}\n"
+    )
+    [(code, stdout, stderr)] = hosts.ends([start("job.yaml", "--device", "cpu")])
+    assert code == 0, stderr
+    lines = [line.partition("] ")[2] for line in stdout.splitlines()]
+    assert "attempt 0 on 10.77.0.2, 4 ranks" in lines  # its other rank may be ended first
+    again = sorted(line for line in lines if line.startswith("attempt 1"))
+    assert again == ["attempt 1 on 10.77.0.1, 2 ranks", "attempt 1 on 10.77.0.3, 2 ranks"]
+    words = "restart    1 of 3, from the beginning: no checkpoint is known, without host 10.77.0.2"
+    assert words in stderr and "root cause: rank" in stderr
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_the_first_launcher_is_the_end_of_all(hosts, start, signum):
