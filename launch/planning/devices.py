@@ -14,7 +14,8 @@ taken as they are: CUDA_VISIBLE_DEVICES=0,1 means two devices, so that a job can
 tested on a machine without a GPU.
 
 Two ranks can't share a GPU, except for tests: if COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
-job take the visible ones in turn. NCCL refuses such ranks, so Horovod exchanges by Gloo then.
+job take the visible ones in turn. NCCL refuses such ranks if it takes them to be on one host, so
+the launcher gives each another NCCL_HOSTID.
 """
 
 from __future__ import annotations

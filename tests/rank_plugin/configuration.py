@@ -65,7 +65,7 @@ class Configuration:
         carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs;
             "mixed" is what two hosts have, as which the ranks count then; with "two_levels" hosts
             merge what they exchange, too, if each has as many ranks; "nccl" is by the double of
-            NCCL.
+            NCCL, or with `gpu` by NCCL itself.
         gpu: tables are on the machine's GPU, which all ranks share.
     """
 

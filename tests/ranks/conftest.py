@@ -60,7 +60,7 @@ def pytest_configure(config):
     SCOPES.defaults = ScopeOptions(grouping=GROUPING, hierarchical=True if two_levels else "auto")
     if text and Configuration.parse(text).double:
         gpu_double.use()
-    if text and Configuration.parse(text).carrier == "nccl":
+    if text and Configuration.parse(text).carrier == "nccl" and not Configuration.parse(text).gpu:
         nccl_double.use()
 
 

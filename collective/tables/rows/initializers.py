@@ -299,7 +299,7 @@ def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
     The class that defines `__call__` decides, since a subclass may draw differently.
     """
     kind = next((c for c in type(init).__mro__ if "__call__" in vars(c)), type(init))
-    if kind.__module__.partition(".")[0] not in ("tensorflow", "keras"):
+    if kind.__module__.partition(".")[0] not in ("tensorflow", "keras", "tf_keras"):
         return None
     names = {c.__name__ for c in kind.__mro__}
     seed = getattr(init, "seed", None)

@@ -16,6 +16,7 @@ from tests.ranks.prefetched_models import B, D, V, batches, dataset, expects, mo
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
 
 
+@pytest.mark.double("matrix")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "how, counts",
@@ -67,6 +68,7 @@ def test_the_same_numbers_and_the_same_end(strategy, rank, size, how, counts):
     assert all(map(np.array_equal, got_rows, want_rows))
 
 
+@pytest.mark.double("all")
 def test_rows_go_between_steps(strategy, rank, size):
     """Rows are found in the run that uses them: no row number is held while rows move."""
 

@@ -44,6 +44,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_random_values_have_the_distribution_and_depend_on_no_n(strategy, name):
     make, mean, deviation, limits = INITIALIZERS[name]

@@ -54,6 +54,15 @@ def test_identity():
     }
 
 
+def test_ranks_that_share_a_gpu_are_on_hosts_of_their_own_to_nccl():
+    assert [environment_of(rank, device="0", size=2)["NCCL_HOSTID"] for rank in range(2)] == [
+        "localhost-rank0",
+        "localhost-rank1",
+    ]
+    assert "NCCL_HOSTID" not in environment_of(0, device="0", size=1)
+    assert "NCCL_HOSTID" not in environment_of(0, size=2)
+
+
 def test_cpu_ranks_are_told_nothing_of_cuda():
     assert "CUDA_CACHE_MAXSIZE" not in environment_of(0)
     assert environment_of(0, {"CUDA_CACHE_MAXSIZE": "7"}, device="1")["CUDA_CACHE_MAXSIZE"] == "7"
