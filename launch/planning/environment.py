@@ -198,7 +198,7 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
 def _compiled_for_gpus() -> dict[str, str]:
     """Lets CUDA store on disk (`~/.nv`) what its driver compiles of TensorFlow's kernels.
 
-    For GPUs of sm_90 and newer (2.15: sm_80), TensorFlow has most kernels only as code that the
+    For GPUs newer than sm_90 (2.15: sm_80), TensorFlow has its kernels only as code that the
     driver compiles at a kernel's first use, which takes seconds each. CUDA's default of 1 GiB may
     not hold all of them.
     """
