@@ -14,7 +14,7 @@ from collective import RankError
 from collective.ops import placement
 from collective.ops.communication import carrier_choice
 from collective.ops.exchange import embedding_bag
-from collective.profiling import breakdown, profiler, trace
+from collective.profiling import breakdown, run_tracer, trace
 from tests.ranks import grouped, reference
 
 WEIGHTS = 3 * 2 + 2
@@ -289,10 +289,10 @@ def test_the_profiler_works_outside_of_the_profiled_steps(strategy, folder, monk
     for longer than the others.
     """
     runs, read_after, counted_after = [], [], []
-    spans, dynamic_rows = trace.spans, profiler._dynamic_rows
+    spans, dynamic_rows = trace.spans, run_tracer._dynamic_rows
     monkeypatch.setattr(trace, "spans", lambda *args: read_after.append(len(runs)) or spans(*args))
     monkeypatch.setattr(
-        profiler,
+        run_tracer,
         "_dynamic_rows",
         lambda session: counted_after.append(len(runs)) or dynamic_rows(session),
     )

@@ -5,7 +5,7 @@ import pytest
 from collective.ops.communication.collective_names import split_name
 from collective.options import ScopeOptions
 from collective.plan.formatting import columns, imbalance, in_bytes
-from collective.profiling import breakdown, profiler, summaries, trace
+from collective.profiling import breakdown, profiler, run_tracer, summaries, trace
 
 MS = 1_000_000
 
@@ -254,15 +254,15 @@ def test_a_folder_that_can_not_be_made(tmp_path):
 def test_the_profiler_s_own_time_is_no_part_of_a_step(monkeypatch):
     """Starting TensorFlow's profiler takes 2 s, the run 10 s, writing the profile 5 s."""
     now = [100.0]
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
-    own_time = profiler.OwnTime()
+    monkeypatch.setattr(run_tracer.time, "perf_counter", lambda: now[0])
+    own_time = run_tracer.OwnTime()
 
     def passes(seconds):
         now[0] += seconds
 
-    tensorflow_profiler = profiler.tf2.profiler.experimental
+    tensorflow_profiler = run_tracer.tf2.profiler.experimental
     monkeypatch.setattr(tensorflow_profiler, "start", lambda folder: passes(2))
     monkeypatch.setattr(tensorflow_profiler, "stop", lambda: passes(5))
-    with profiler._tensorflow_profile("folder", own_time):
+    with run_tracer._tensorflow_profile("folder", own_time):
         passes(10)
     assert own_time.seconds == 7
