@@ -81,6 +81,7 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_TEST_MODE     1 with --test-mode
   COLLECTIVE_HYPERPARAMETERS, COLLECTIVE_JOB_FILE
                            of a job file, in JSON: its hyperparameters, and all else that is in it
+  COLLECTIVE_METRICS_PORT  PORT or ADDRESS:PORT of --metrics-port, else the user's
   PYTHONPATH               first a folder with a sitecustomize that makes several ranks refuse to
                            train apart; it removes itself from the path, and runs the next one
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);

@@ -332,6 +332,7 @@ def make_plan(
         stall_timeout=options.stall_timeout,
         independent=options.independent,
         test_mode=options.test_mode,
+        metrics_port=options.metrics_port,
         no_restart_after=tuple(options.no_restart_after or ()),
         leave_out_host_after=tuple(options.leave_out_host_after or ()),
     )

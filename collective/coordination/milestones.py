@@ -1,4 +1,5 @@
-"""Tells the launcher how far this rank has trained, and from which checkpoint it would resume.
+"""Counts how far this rank has trained, and tells the launcher; and from which checkpoint it would
+resume.
 
 See `collective.job.milestones`.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 
 from collective.job import job_file
@@ -17,7 +19,14 @@ _STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")
 
 
 class MilestonePoster:
-    """Posts this process's milestones if a launcher asks for them.
+    """Counts this process's milestones, and posts them if a launcher asks for them.
+
+    Attributes:
+        steps: how many training runs are complete.
+        start: the global step at which they began.
+        checkpoint_step: the global step of the checkpoint that was saved or restored last.
+        saves: how many checkpoints, and increments of them, this process has taken part in saving.
+        last_save: (global step, seconds since 1970) of the last of them; None before the first.
 
     Args:
         environment: the process's, in which the launcher has put the location of its board.
@@ -25,7 +34,8 @@ class MilestonePoster:
 
     def __init__(self, environment: Mapping[str, str]):
         self._process = os.getpid()
-        self._steps = self._start = 0
+        self.steps = self.start = self.checkpoint_step = self.saves = 0
+        self.last_save: tuple[int, float] | None = None
         self._board, self._rank = MilestoneBoard.of_rank(environment, self._process)
         if self._board is not None:
             self._board.post(self._rank, Milestones(self._process))
@@ -37,11 +47,11 @@ class MilestonePoster:
 
     def trained(self) -> None:
         """Posts that one more training run is complete."""
+        if not self.steps and self._board is not None and self._rank == 0:
+            job_file.warn_unless_followed()
+        self.steps += 1
         if self._board is not None:
-            if not self._steps and self._rank == 0:
-                job_file.warn_unless_followed()
-            self._steps += 1
-            self._board.post_steps(self._rank, self._steps)
+            self._board.post_steps(self._rank, self.steps)
 
     def has_checkpoint(self, path: str, step: int | None = None) -> None:
         """Posts the checkpoint that was saved or restored last.
@@ -50,16 +60,23 @@ class MilestonePoster:
             path: its prefix.
             step: its global step; None: the step in the name, which an increment's lacks.
         """
-        if self._board is None or self._process != os.getpid():
+        if self._process != os.getpid():
             return
         if step is None:
             number = _STEP.search(path)
             step = int(number[1]) if number else 0
-        if not self._steps:
-            self._start = step
-        self._board.post(
-            self._rank, Milestones(self._process, self._steps, self._start, path, step)
-        )
+        self.checkpoint_step = step
+        if not self.steps:
+            self.start = step
+        if self._board is not None:
+            self._board.post(
+                self._rank, Milestones(self._process, self.steps, self.start, path, step)
+            )
+
+    def has_saved(self) -> None:
+        """Counts a save, after `has_checkpoint`."""
+        self.saves += 1
+        self.last_save = self.checkpoint_step, time.time()
 
 
 _posters: dict[int, MilestonePoster] = {}

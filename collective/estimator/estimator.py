@@ -22,7 +22,9 @@ from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.refusal import Builder
 from collective.estimator.run_config import increment_hooks, local_config
+from collective.monitoring import job_metrics
 from collective.monitoring.dealing_check import DealingHook
+from collective.monitoring.step_meter import LossHook
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_state
 from collective.prefetch import enable as prefetch
@@ -101,6 +103,7 @@ class Estimator(estimator_lib.EstimatorV2):
                 evaluation.evaluated_in_step(self, listener) for listener in saving_listeners or []
             ]
             hooks = [*(hooks or []), *increment_hooks(self.config), DealingHook()]
+            hooks += [LossHook()] if job_metrics.is_on() else []
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 
@@ -133,6 +136,7 @@ class Estimator(estimator_lib.EstimatorV2):
                 input_fn, steps = input_sharding.DealtInput(input_fn, batches=steps), None
             metrics = super().evaluate(input_fn, steps, hooks, of_rank_0["latest"], name)
             metrics = evaluation.agreed_metrics(metrics)
+            job_metrics.metrics().evaluated(name, metrics)
             best, evaluated = self._keep_best, of_rank_0["latest"] or ""
             is_own = os.path.dirname(evaluated) == os.path.normpath(self.model_dir)
             if best is not None and best.evaluation == name and is_own:

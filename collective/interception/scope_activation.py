@@ -11,6 +11,7 @@ from collective.interception import rank0_output
 from collective.interception.determinism import Determinism
 from collective.interception.patches import PATCHES
 from collective.interception.patching import Patches
+from collective.monitoring import job_metrics
 from collective.ops import native_library
 from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.rows import file_systems
@@ -42,6 +43,10 @@ def _open_first() -> None:
     file_systems.register_in_scope()
     _patches.apply()
     rank0_output.quieten()
+    if job_metrics.is_on():  # few jobs need the server's package
+        from collective.monitoring import metrics_endpoint
+
+        metrics_endpoint.start()
 
 
 def _close_last() -> None:

@@ -6,6 +6,7 @@ See `CollectiveStrategy.scope`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
@@ -14,13 +15,16 @@ from collective.monitoring import (
     dealing_check,
     eviction_schedule,
     input_check,
+    step_meter,
     storage_limit,
 )
+from collective.monitoring.step_meter import StepMeter
 from collective.options import ScopeOptions
 from collective.options.scopes import PlanOutput
 from collective.plan import builder
 from collective.profiling import profiler
-from collective.profiling.profiler import Original, Profiler
+from collective.profiling.profiler import Profiler
+from collective.profiling.run_tracer import Original
 from collective.startup import STARTUP
 from collective.tables.rows import rows_in_file
 
@@ -31,19 +35,21 @@ class RunObserver:
 
     Attributes:
         plan: of scope(plan=…), how the plan is printed.
-        profiler: measures training runs, if anything does.
+        profiler: measures training runs for scope(profile=…), if that is given.
+        meter: measures some for the metrics of the job, if it serves any.
         check: after so many training runs the ranks compare replicated variables; 0 for never.
         compared_options: options that ranks compare before they train together.
     """
 
     plan: PlanOutput
     profiler: Profiler | None
+    meter: StepMeter | None
     check: int
     compared_options: tuple[str, ...]
 
     @property
     def measures(self) -> bool:
-        return self.profiler is not None
+        return self.profiler is not None or self.meter is not None
 
     def __call__(
         self,
@@ -92,6 +98,8 @@ class RunObserver:
         carry_out = eviction_schedule.with_eviction(
             session, input_check.watched(session, run, carry_out)
         )
+        if self.meter is not None:
+            carry_out = functools.partial(self._metered, self.meter, session, run, carry_out)
         if self.profiler is None:
             out = carry_out(original)
         else:
@@ -101,6 +109,16 @@ class RunObserver:
             consistency_check.after_training(session, self.check)
         return out
 
+    @staticmethod
+    def _metered(
+        meter: StepMeter,
+        session: Any,
+        run: PreparedRun,
+        carry_out: Callable[[Original], Any],
+        original: Original,
+    ) -> Any:
+        return meter.watch(original, session, run, carry_out)
+
 
 def of_options(options: ScopeOptions) -> RunObserver:
     """Returns the observer that the options of scope() ask for."""
@@ -108,6 +126,10 @@ def of_options(options: ScopeOptions) -> RunObserver:
     compared = []
     if every:
         compared.append(f"scope(check={every})")
+    meter = step_meter.of_process()
+    if meter is not None:
+        compared.append("metrics (--metrics-port)")
     if options.deterministic:
         compared.append("scope(deterministic=True)")
-    return RunObserver(options.plan, profiler.of_options(options), every, tuple(compared))
+    measured = profiler.of_options(options), meter
+    return RunObserver(options.plan, *measured, every, tuple(compared))

@@ -170,6 +170,9 @@ class LookupCounter:
         lookups_by_rows: collections.Counter[int] = collections.Counter()
         for written in self._written:
             rows = _rows(written.out.outputs[0], shapes)
+            if not rows and written.lookup.sparse_ids is None:
+                # The optimizer has merged what gives the result its shape, which the ids have, too.
+                rows = _rows(written.lookup.ids, shapes)
             if rows:
                 lookups_by_rows[rows] += 1
         samples = None

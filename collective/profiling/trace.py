@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -63,12 +64,21 @@ def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
 
 
 def shapes(stats: Any) -> dict[str, list[int]]:
-    """Returns the shapes of all tensors that a run computed, by name."""
+    """Returns the shapes of all tensors that a run computed or was fed, by name."""
     return {
-        f"{node.node_name}:{o.slot}": [d.size for d in o.tensor_description.shape.dim]
+        _tensor_name(node.node_name, o.slot): [d.size for d in o.tensor_description.shape.dim]
         for node in _nodes(stats)
         for o in node.output
     }
+
+
+# TensorFlow puts such an operation in the place of a tensor that is fed, x:0 say: _arg_x_0_3.
+_FED = re.compile(r"_arg_(.+)_(\d+)_\d+")
+
+
+def _tensor_name(operation: str, slot: int) -> str:
+    fed = _FED.fullmatch(operation)
+    return f"{fed[1]}:{fed[2]}" if fed else f"{operation}:{slot}"
 
 
 def _nodes(stats: Any) -> Iterable[Any]:

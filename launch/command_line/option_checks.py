@@ -119,6 +119,12 @@ def check_limits(options: argparse.Namespace) -> None:
             "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
             "by strategy.embedding_scope()"
         )
+    if options.metrics_port is not None and options.independent:
+        raise UsageError(
+            f"--metrics-port {options.metrics_port}: with --independent each rank has metrics of "
+            "its own, and only one could serve them there: leave it out, and let the script give "
+            "COLLECTIVE_METRICS_PORT a port for each rank before it opens scope()"
+        )
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
     if options.grace is not None and not 0 <= options.grace < math.inf:

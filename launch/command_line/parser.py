@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from collective.job import metrics_address
 from collective.job.errors import UsageError
 from collective.job.preempt_signals import signal_number
 from collective.launch import __doc__ as manual
@@ -58,6 +59,7 @@ class LauncherOptions(ManifestOptions):
     no_python: bool
     independent: bool
     test_mode: bool
+    metrics_port: str | None
     framework: str | None
     embedding_scope: str
     dry_run: bool
@@ -141,6 +143,13 @@ def launcher_parser(prog: str) -> Parser:
         action="store_true",
         help="try the script once: one training batch and one evaluation batch in each session, "
         "then its checkpoint and export",
+    )
+    add(
+        "--metrics-port",
+        type=_metrics_port,
+        metavar="PORT",
+        help="serve the job's metrics to Prometheus there, on rank 0's host; 0: at any free port; "
+        "ADDRESS:PORT: on that network interface only",
     )
     add(
         "--as",
@@ -290,6 +299,14 @@ def without_settings(words: Sequence[str]) -> list[str]:
             others.append(word)
         position += 1
     return others
+
+
+def _metrics_port(text: str) -> str:
+    try:
+        metrics_address.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _preempt_signal(text: str) -> int:

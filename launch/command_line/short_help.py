@@ -19,6 +19,7 @@ Ranks
 Output
   --log-dir FOLDER      also keep the output, as FOLDER/rank.N/stdout and stderr
   --tee RANKS           show only these ranks: 0, 0,2-3, all (default), none
+  --metrics-port PORT   serve the job's metrics to Prometheus, on rank 0's host
   --verbose             show every line: warnings, stacks, and repeated output of ranks
 Failures
   --max-restarts K      restart all ranks, up to K times, from the latest checkpoint (default: 0)

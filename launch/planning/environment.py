@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collective.job import (
     file_record,
     info,
+    metrics_address,
     preempt_signals,
     progress_board,
     secret,
@@ -98,6 +99,7 @@ def rank_environment(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **_attempt(plan, milestones),
         **({info.TEST_MODE: "1"} if plan.test_mode else {}),
+        **({metrics_address.VARIABLE: plan.metrics_port} if plan.metrics_port else {}),
         file_record.VARIABLE: script_files,
         **_terminal(plan, inherited),
         **_preload(plan, inherited),

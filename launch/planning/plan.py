@@ -48,6 +48,7 @@ class LaunchPlan:
         no_restart_after: patterns of lines after which a failed job isn't started again.
         leave_out_host_after: patterns of lines after which it is started again without the host.
         starts_hosts: whether this launcher starts those of all hosts, and so can leave one out.
+        metrics_port: where rank 0 serves metrics; None leaves it to the environment.
     """
 
     command: tuple[str, ...]
@@ -78,6 +79,7 @@ class LaunchPlan:
     no_restart_after: tuple[str, ...] = ()
     leave_out_host_after: tuple[str, ...] = ()
     starts_hosts: bool = False
+    metrics_port: str | None = None
 
     @property
     def size(self) -> int:

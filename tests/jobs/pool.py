@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.jobs.preloaded", "tests.jobs.pool"])
@@ -219,8 +220,10 @@ def _script(arguments: list[str]) -> NoReturn:
 
 def _take_over(environment: Mapping[str, str]) -> None:
     """Gives this process the environment and the streams of a new one."""
+    # By this the server has loaded TensorFlow; a new process would set it as it loads it.
+    of_keras = {name: os.environ[name] for name in (LEGACY_KERAS,) if name in os.environ}
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({**of_keras, **environment})
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw = io.FileIO(number, "wb", closefd=False)
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "replace", write_through=True))

@@ -76,7 +76,7 @@ def save(session: Any, folder: str) -> str:
     chain.number += 1
     chain.step = global_step(session)
     chain.id = increment.id
-    note_last_checkpoint(prefix, chain.step)
+    note_last_checkpoint(prefix, chain.step, is_saved=True)
     return prefix
 
 

@@ -360,18 +360,21 @@ _notes = [True]
 _folders: set[str] = set()  # folders in which this process has saved or restored checkpoints
 
 
-def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
+def note_last_checkpoint(prefix: str, step: int | None = None, is_saved: bool = False) -> None:
     """Notes that this process has saved or restored the checkpoint `prefix`.
 
     Args:
         prefix: the prefix of the checkpoint, or of an increment.
         step: its global step; None: its name has it.
+        is_saved: it was saved.
     """
     if not _notes[-1]:
         return
     _last_checkpoint[:] = [prefix]
     _folders.add(_normal(os.path.dirname(prefix)))
     milestones.poster().has_checkpoint(prefix, step)
+    if is_saved:
+        milestones.poster().has_saved()
 
 
 @contextlib.contextmanager

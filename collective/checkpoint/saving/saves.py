@@ -78,7 +78,7 @@ def save(
             save_debug_info,
         )
         if write_state and path:
-            note_last_checkpoint(path)
+            note_last_checkpoint(path, is_saved=True)
             _save_code(saver, path)
         return path
     state_name = latest_filename or "checkpoint"
@@ -249,7 +249,7 @@ class ShardedSave:
 
     def _succeeded(self) -> None:
         self.retention.apply(self.saver)
-        note_last_checkpoint(self.prefix)
+        note_last_checkpoint(self.prefix, is_saved=True)
         if self.publication.state is not None:
             _save_code(self.saver, self.prefix)
 

@@ -113,6 +113,7 @@ def test_options_and_their_defaults():
         "no_python": False,
         "independent": False,
         "test_mode": False,
+        "metrics_port": None,
         "framework": None,
         "embedding_scope": "script",
         "dry_run": False,

@@ -37,6 +37,7 @@ OPTIONS = {
     "--no-python": (None, set(), set()),
     "--independent": (None, set(), set()),
     "--test-mode": (None, set(), set()),
+    "--metrics-port": ("9400", set(), set()),
     "--as": ("horovod", set(), set()),
     "--grace": ("5", set(), set()),
     "--preempt-signal": ("USR1", set(), set()),

@@ -1,6 +1,7 @@
 """Tests the split of a step, on spans typed out by hand."""
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 from collective.ops.communication.collective_names import split_name
 from collective.options import ScopeOptions
@@ -266,3 +267,13 @@ def test_the_profiler_s_own_time_is_no_part_of_a_step(monkeypatch):
     with run_tracer._tensorflow_profile("folder", own_time):
         passes(10)
     assert own_time.seconds == 7
+
+
+def test_the_shape_of_a_tensor_that_is_fed_has_the_tensor_s_name():
+    """TensorFlow names what it puts in its place by operation, output and number of the feed."""
+    stats = tf.RunMetadata().step_stats
+    for name, sizes in (("_arg_scope/ids_1_0_7", [24, 3]), ("dense/_arg_", [2])):
+        output = stats.dev_stats.add(device="/cpu:0").node_stats.add(node_name=name).output.add()
+        for size in sizes:
+            output.tensor_description.shape.dim.add(size=size)
+    assert trace.shapes(stats) == {"scope/ids_1:0": [24, 3], "dense/_arg_:0": [2]}
