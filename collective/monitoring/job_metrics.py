@@ -10,7 +10,6 @@ there, in a thread of its own, also while a run waits.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -83,7 +82,7 @@ def number_of(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if not isinstance(value, (str, bytes)) and math.isfinite(number) else None
+    return None if isinstance(value, (str, bytes)) else number
 
 
 _metrics: dict[int, JobMetrics] = {}

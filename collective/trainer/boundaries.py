@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import barrier
 from collective.coordination.clock import Clock
-from collective.ops.communication import collectives
 from collective.trainer.record import TrainingRecord
+from collective.trainer.reports import Reports
 from collective.trainer.schedule import Boundary, Schedule
 
 BASENAME = "model.ckpt"  # an Estimator's
@@ -32,6 +32,7 @@ class Validator:
         input_fn: of the data to validate with.
         batches: how many of the first batches to use; None: all.
         record: of the training.
+        reports: shows the metrics.
         on_validation: is told the metrics.
     """
 
@@ -41,10 +42,11 @@ class Validator:
         input_fn: Callable[..., Any],
         batches: int | None,
         record: TrainingRecord,
+        reports: Reports,
         on_validation: OnValidation | None,
     ):
         self._estimator, self._input_fn, self._batches = estimator, input_fn, batches
-        self._record, self._on_validation = record, on_validation
+        self._record, self._reports, self._on_validation = record, reports, on_validation
 
     def __call__(self, checkpoint: str, step: int) -> None:
         """Validates the checkpoint of a step. Every rank calls it."""
@@ -52,6 +54,7 @@ class Validator:
             self._input_fn, self._batches, checkpoint_path=checkpoint
         )
         self._record.validated(step, metrics)
+        self._reports.validated(step, self._record.seconds.get(step, 0.0), metrics)
         told = self._on_validation
         if told is not None:
             barrier.run_on_all_ranks(
@@ -87,6 +90,7 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         schedule: says when.
         record: is kept with the checkpoints.
         validator: evaluates checkpoints; None: there is nothing to validate with.
+        shown: shows the reports.
         validates_first: whether to validate before the first step, if nothing was validated yet.
     """
 
@@ -96,6 +100,7 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         schedule: Schedule,
         record: TrainingRecord,
         validator: Validator | None,
+        shown: Reports,
         validates_first: bool,
     ):
         super().__init__(
@@ -105,6 +110,7 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         self.wants_stop = self.has_stopped = False
         self._folder, self._schedule, self._record = folder, schedule, record
         self._validator, self._validates_first = validator, validates_first
+        self._shown = shown
         self._elapsed, self._step, self._now = Elapsed(), 0, 0.0
         self._losses = self._runs = 0.0
         self._at: Boundary | None = None
@@ -120,6 +126,7 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         self._record.restore_generators(self._step)
         self._elapsed.begin(self._record.seconds.get(self._step, 0.0))
         self._now = self._elapsed.now()
+        self._shown.begin(self._step, self._now)
         # It saves this step. If the job died between this checkpoint and its validation, that is
         # made up for.
         self._at = self._first_boundary()
@@ -139,6 +146,7 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         self._step += 1
         self._losses, self._runs = self._losses + float(run_values.results), self._runs + 1
         before, self._now = self._now, self._elapsed.now()
+        self._shown.step()
         boundary = self._schedule.boundary(self._step, before, self._now)
         if boundary.is_empty:
             return
@@ -147,7 +155,8 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
         self._at = boundary
         if boundary.saves or boundary.validates and self._validator is not None:
             self._timer.update_last_triggered_step(self._step)
-            self._save(session, self._step)
+            with self._shown.throughput.pause():
+                self._save(session, self._step)
         self._at = None
         if self._meet(boundary) or boundary.ends:
             run_context.request_stop()
@@ -162,28 +171,33 @@ class BoundaryHook(tf.train.CheckpointSaverHook):
 
     def _meet(self, boundary: Boundary) -> bool:
         """Reports the mean loss since the last report; returns whether a rank stops."""
-        mine = {"loss": self._losses, "runs": self._runs, "stop": self.wants_stop}
+        mine = {
+            "loss": self._losses,
+            "runs": self._runs,
+            "stop": self.wants_stop,
+            "samples_per_s": self._shown.throughput.now(),
+        }
         messages = barrier.exchange(None, f"the boundary after step {self._step}", mine)
         if boundary.reports and self._runs:
             losses = [message["loss"] / message["runs"] for message in messages]
-            self._report(sum(losses) / len(losses))
+            self._report(sum(losses) / len(losses), messages[0]["samples_per_s"])
         self.has_stopped = any(message["stop"] for message in messages)
         return self.has_stopped
 
-    def _report(self, loss: float) -> None:
+    def _report(self, loss: float, samples_per_s: float | None) -> None:
         self._losses = self._runs = 0.0
-        report = {"step": self._step, "loss": loss, "seconds": self._now}
+        self._shown.throughput.restart()
+        report = {
+            "step": self._step,
+            "loss": loss,
+            "samples_per_s": samples_per_s,
+            "seconds": self._now,
+        }
         epochs = self._schedule.epochs(self._step)
         if epochs is not None:
             report["epochs"] = epochs
         self.reports.append(report)
-        if collectives.rank() > 0:
-            return
-        of_epochs = "" if epochs is None else f" (epoch {epochs:.2f})"
-        tf.logging.info(f"step {self._step}{of_epochs}: loss {loss:.6g}")
-        value = tf.Summary.Value(tag="trainer/loss", simple_value=loss)
-        writer = tf.summary.FileWriterCache.get(self._folder)
-        writer.add_summary(tf.Summary(value=[value]), self._step)
+        self._shown.report(report)
 
     # -- called around a save
 

@@ -172,6 +172,10 @@ class Schedule:
         )
         return Boundary(step, validates, saves, reports, ends)
 
+    def share_of_time(self, seconds: float) -> tuple[float, float]:
+        """Returns (the share that is done, the seconds left) of a training that the clock ends."""
+        return min(1.0, seconds / self._length), max(0.0, self._length - seconds)
+
     @property
     def _length(self) -> float:
         return self.max_length.numbers[0]

@@ -29,6 +29,7 @@ from collective.trainer import inputs, record, start
 from collective.trainer.boundaries import BoundaryHook, OnValidation, Validator
 from collective.trainer.job_arguments import JobArguments
 from collective.trainer.record import TrainingRecord
+from collective.trainer.reports import Reports
 from collective.trainer.schedule import Batch, Epoch, Schedule, Unit
 
 CheckpointPolicy = Literal["best", "all", "none"]
@@ -49,7 +50,8 @@ class Training:
         best_checkpoint: the best one; None without validations, or unless checkpoint_policy='best'.
         stopped: whether a rank ended it early (`Trainer.stop`).
         reports: what was reported in this process: step, loss (the mean over all records since the
-            report before), seconds, and epochs where they are known.
+            report before), samples_per_s (of all ranks, since then, without validations and saves;
+            None for a report after the first step), seconds, and epochs where they are known.
     """
 
     step: int
@@ -178,8 +180,9 @@ class Trainer:
                 checkpoint_policy, latest_checkpoint, continue_id and step_zero_validation.
             checkpoint_period: when to save.
             validation_period: when to validate.
-            reporting_period: when to report the loss to TensorBoard, to the log, and in the result.
-                Default: every 100 batches.
+            reporting_period: when to report loss and samples per second: to TensorBoard, to
+                <model_dir>/metrics.jsonl, to the log, and in the result. Default: every 100
+                batches.
             checkpoint_policy: 'best' (the default) keeps the best checkpoint in <model_dir>/best,
                 'all' keeps every one, 'none' adds nothing. Other than with 'all', RunConfig's
                 keep_checkpoint_max of the latest ones stay.
@@ -248,23 +251,29 @@ class Trainer:
                 self._best if checkpoint_policy == "best" and validation is not None else None,
                 keeps_all=checkpoint_policy == "all",
             )
-            validator = None
+            validator, reports = None, Reports(folder, schedule)
             if validation is not None:
                 validator = Validator(
                     self._estimator,
                     inputs.evaluation_input(validation, self._batch, self._params),
                     validation_batches,
                     kept,
+                    reports,
                     on_validation,
                 )
-            self._hook = hook = BoundaryHook(folder, schedule, kept, validator, validates_first)
-            if not self._is_over(schedule, kept):
-                self._estimator.train(
-                    inputs.training_input(train, self._batch, self._params),
-                    [*hooks, hook],
-                    max_steps=schedule.last_step,
-                )
-            return self._end(schedule, kept, validator)
+            self._hook = hook = BoundaryHook(
+                folder, schedule, kept, validator, reports, validates_first
+            )
+            try:
+                if not self._is_over(schedule, kept):
+                    self._estimator.train(
+                        inputs.training_input(train, self._batch, self._params),
+                        [*hooks, hook],
+                        max_steps=schedule.last_step,
+                    )
+                return self._end(schedule, kept, validator)
+            finally:
+                reports.close()
 
     def stop(self) -> None:
         """Asks all ranks to stop at the next boundary of `fit`, with a validation and a checkpoint.
