@@ -70,6 +70,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/hosts.md",
             "docs/guides/clusters.md",
             "docker/README.md",
+            "docs/guides/metrics.md",
             "docs/guides/performance.md",
             "docs/guides/gpus.md",
             "docs/troubleshooting.md",

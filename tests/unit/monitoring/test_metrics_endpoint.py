@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from collective.coordination import milestones
 from collective.job import metrics_address
 from collective.job.metrics_address import MetricsAddress
 from collective.monitoring import job_metrics, metrics_endpoint
@@ -112,3 +116,28 @@ def test_where_the_size_of_a_step_is_told_it_isn_t_counted():
     metrics.global_batch = 12
     metrics.measured(combine([[StepTimes(3, 1.0, samples=36)]]), steps=3, rate=2.0)
     assert (metrics.samples, metrics.samples_per_s) == (36, 24.0)
+
+
+def test_the_board_and_the_page_name_what_is_served():
+    """Each metric is on Grafana's board, and in the page's table; nothing else is."""
+    metrics = JobMetrics()
+    metrics.loss = 0.5
+    metrics.measured(combine([[StepTimes(9, 1.0, samples=1)]]), steps=9, rate=1.0)
+    registry = CollectorRegistry()
+    registry.register(metrics_endpoint.JobCollector(metrics))
+    poster = milestones.poster()
+    poster.last_save = 3, 1.0
+    served = set(re.findall(r"^# TYPE (\w+)", generate_latest(registry).decode(), re.M))
+    poster.last_save = None
+    guides = Path(__file__).parents[3] / "docs" / "guides"
+    board = json.loads((guides / "grafana.json").read_text(encoding="utf-8"))
+    expressions = [t["expr"] for panel in board["panels"] for t in panel["targets"]]
+    on_board = {
+        name for e in expressions for name in re.findall(r"\b(?:collective|process)_\w+", e)
+    }
+    assert on_board - {"process_resident_memory_bytes"} == served
+    page = (guides / "metrics.md").read_text(encoding="utf-8")
+    table = page.partition("| metric | what it is |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(collective_\w+)", table)) == served
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids)) and board["uid"] and board["schemaVersion"]
