@@ -16,6 +16,7 @@ from typing import Any
 VARIABLE = "COLLECTIVE_JOB_FILE"  # JSON: the resolved job
 # Keys that a Trainer follows, or keys of theirs.
 OF_TRAINERS = ("seed", "max_length", "records_per_epoch", "checkpoints", "metrics", "searcher")
+_OF_LAUNCHER = "metrics.port"  # which such a section has, too
 _OF_SEARCH = ("name", "max_trials", "max_concurrent_trials", "parameters")
 
 _followed = threading.Event()
@@ -52,7 +53,8 @@ def follow() -> None:
 def keys_of_trainers(job: Mapping[str, Any]) -> list[str]:
     """Returns the keys of a job file that only a Trainer follows."""
     found = [key for name in OF_TRAINERS for key in _leaves(job, name)]
-    return [key for key in found if key not in {f"searcher.{name}" for name in _OF_SEARCH}]
+    others = {_OF_LAUNCHER, *(f"searcher.{name}" for name in _OF_SEARCH)}
+    return [key for key in found if key not in others]
 
 
 def _leaves(job: Mapping[str, Any], name: str) -> Iterator[str]:

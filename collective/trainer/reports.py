@@ -106,7 +106,7 @@ class Reports:
         """Counts a step."""
         self.throughput.step()
         if self._bar is not None:
-            self._bar.step(self.throughput.now(), self._known.get("loss"))
+            self._bar.step(self.throughput.now(), self._known.get("training_loss"))
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Shows a report: step, loss, seconds, samples_per_s and, if they are known, epochs."""
@@ -129,7 +129,8 @@ class Reports:
         writer.flush()  # else it is seen minutes later, or when the process ends
         about = {name: report[name] for name in ("seconds", "epochs") if name in report}
         self._add("training", step, metrics, about)
-        self._known.update(metrics)
+        # `loss` is the validation's: that of the best checkpoint, or of a search.
+        self._known.update(training_loss=loss, samples_per_s=rate)
         self._tell(step, report["seconds"])
 
     def validated(self, step: int, seconds: float, metrics: Mapping[str, Any]) -> None:
@@ -139,7 +140,7 @@ class Reports:
         self._add("validation", step, metrics, {})
         for name, value in metrics.items():
             if name != "global_step":
-                self._known[f"validation_{name}"] = number_of(value)
+                self._known[name] = number_of(value)
         self._tell(step, seconds)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ _PLACES = (
     "records_per_epoch",
     *(f"checkpoints.{key}" for key in ("folder", "period", "policy", "keep", "start")),
     "checkpoints.continue_id",
-    *(f"metrics.{key}" for key in ("validation_period", "reporting_period")),
+    *(f"metrics.{key}" for key in ("port", "validation_period", "reporting_period")),
     "metrics.step_zero_validation",
     *(f"searcher.{key}" for key in ("name", "metric", "smaller_is_better")),
     *(f"searcher.{key}" for key in ("max_trials", "max_concurrent_trials")),
@@ -202,6 +202,8 @@ def _words(path: str, file: JobFile, replicas: int | None, emits: str | None) ->
         words += ["-H", ",".join(hosts)]
     if file.max_restarts:
         words += ["--max-restarts", str(file.max_restarts)]
+    if file.is_given("metrics.port"):
+        words += ["--metrics-port", str(file.metrics.port)]
     for policy in file.log_policies:
         words.append(f"{_FLAGS[policy.action]}={policy.pattern}")
     return words

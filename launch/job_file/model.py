@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from collective.job import metrics_address
 from collective.launch.job_file import search_space, strategy_options
 from collective.launch.planning.environment import RESERVED
 from collective.yaml_file import Contradictions, Place, StrictModel
@@ -48,6 +49,14 @@ def _words(value: Any) -> Any:
     return value
 
 
+def _port(value: Any) -> Any:
+    try:
+        metrics_address.parse(str(value))
+    except ValueError:
+        raise ValueError("should be a port from 0 to 65535, or ADDRESS:PORT") from None
+    return value
+
+
 # Of several types: pydantic's unions would name each in every message.
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
 _MANY: dict[str, Any] = {"type": "array", "minItems": 1}
@@ -58,6 +67,13 @@ Slots = Annotated[
     Any,
     AfterValidator(_slots),
     WithJsonSchema({"anyOf": [_COUNT, {"enum": ["auto", "gpu", "cpu"]}]}),
+]
+Port = Annotated[
+    Any,
+    AfterValidator(_port),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 65535}, {"type": "string"}]}
+    ),
 ]
 Words = Annotated[
     Any,
@@ -118,14 +134,16 @@ class Checkpoints(StrictModel):
 
 
 class Metrics(StrictModel):
-    """Says when there are metrics.
+    """Says when there are metrics, and where.
 
     Attributes:
+        port: `--metrics-port`.
         validation_period: `fit(validation_period=…)`.
         reporting_period: `fit(reporting_period=…)`.
         step_zero_validation: `fit(step_zero_validation=…)`.
     """
 
+    port: Port = 0
     validation_period: Length = NO_LENGTH
     reporting_period: Length = NO_LENGTH
     step_zero_validation: bool = False
@@ -236,7 +254,7 @@ class JobFile(StrictModel):
         max_length: `fit(max_length=…)`.
         records_per_epoch: `Trainer(records_per_epoch=…)`.
         checkpoints: where, when and which.
-        metrics: when they are computed and reported.
+        metrics: when they are computed and reported, and where they are served.
         searcher: the metric by which a checkpoint is the best.
         max_restarts: `--max-restarts`.
         log_policies: lines after which there is no restart, or none on that host.

@@ -51,6 +51,7 @@ checkpoints:
   start: other
   continue_id: first
 metrics:
+  port: 127.0.0.1:9400
   validation_period: {records: 100}
   reporting_period: {seconds: 1.5}
   step_zero_validation: true
@@ -96,6 +97,7 @@ def test_each_key_is_an_option_a_variable_or_an_argument():
     options = options_of(FULL)
     assert (options.ranks, options.hosts, options.max_restarts) == ("3", "h1:2,h2:1", 2)
     assert options.no_restart_after == ["out of memory"]
+    assert options.metrics_port == "127.0.0.1:9400"
     assert options.leave_out_host_after == ["-dashed"]
     assert options.command == ("train.py", "--title", "two words")
     variables = environment_of(options)
@@ -274,6 +276,11 @@ REFUSED = {
     ),
     "positions": ("max_length: {batches: [1]}", "line 2: max_length: it is one number"),
     "a policy": ("checkpoints: {policy: bst}", "checkpoints.policy: it should be 'best', 'all' or"),
+    "a port": (
+        "metrics: {port: 70000}",
+        "line 2: metrics.port: it should be a port from 0 to 65535, or ADDRESS:PORT, not 70000",
+    ),
+    "no port": ("metrics: {port: [1]}", "metrics.port: it should be a port from 0 to 65535"),
     "a search": (
         "searcher:\n  name: adaptive_asha",
         "line 3: searcher.name: 'adaptive_asha' is a search: a launch trains once, and a library",
