@@ -242,6 +242,8 @@ SHORT_MODULES = {
     "collective.profiling.summaries": "writes TensorBoard's format",
     "collective.profiling.table_counter": "counts keys of tables",
     "collective.serving.unfinished": "is about exports that were cut off",
+    "collective.trainer.metrics_file": "writes a format that others read",
+    "collective.trainer.progress_bar": "is about terminals",
 }
 FEWEST_LINES = 80
 
