@@ -36,7 +36,7 @@ CheckpointPolicy = Literal["best", "all", "none"]
 POLICIES = ("best", "all", "none")
 TEST_FOLDER = "test_mode"
 EVERY_100_BATCHES = Batch(100)
-_USUAL_KEPT = RunConfig().keep_checkpoint_max
+_USUAL_KEPT = 5  # checkpoints: RunConfig's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Trainer:
         if is_test:
             folder, latest_checkpoint = os.path.join(folder, TEST_FOLDER), "auto"
             schedule, validation_batches = dataclasses.replace(schedule, max_length=Batch(1)), 1
-        with self._strategy.scope(**self._options, **options):
+        with self._strategy.scope(**{**self._options, **options}):
             if is_test:
                 _empty(folder)
             kept, weights = start.decide(folder, latest_checkpoint, continue_id)
@@ -373,15 +373,19 @@ class Trainer:
 
     def _configured(self, config: Any) -> Any:
         """Returns a RunConfig with the job file's seed and number of checkpoints."""
-        seed = self._job.argument("RunConfig(tf_random_seed)", config.tf_random_seed, "seed")
-        given = config.keep_checkpoint_max
-        kept = self._job.argument(
-            "RunConfig(keep_checkpoint_max)",
-            None if given == _USUAL_KEPT else given,
-            "checkpoints.keep",
-        )
-        changes = {"keep_checkpoint_max": kept} if kept is not None else {}
-        return config.replace(tf_random_seed=seed, **changes)
+        kept = config.keep_checkpoint_max
+        found = {
+            "tf_random_seed": self._job.argument(
+                "RunConfig(tf_random_seed)", config.tf_random_seed, "seed"
+            ),
+            "keep_checkpoint_max": self._job.argument(
+                "RunConfig(keep_checkpoint_max)",
+                None if kept == _USUAL_KEPT else kept,
+                "checkpoints.keep",
+            ),
+        }
+        changes = {name: value for name, value in found.items() if value is not None}
+        return config.replace(**changes) if changes else config
 
     def _make(
         self,

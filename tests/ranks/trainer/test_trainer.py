@@ -339,3 +339,13 @@ def test_a_run_that_counts_other_steps_is_refused(strategy, folder):
     )
     with pytest.raises((ValueError, RankError), match="after global batch 2 the global step is 4"):
         trainer.fit(shuffled, max_length=Batch(6), reporting_period=Batch(2))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_profile_of_a_trainer_that_was_made_inside_a_scope(strategy, folder):
+    """The scope's own options, which the Trainer keeps, have a profile, too: none."""
+    with strategy.scope(plan="quiet", profile_steps=(2, 3)):
+        trainer = trainer_in(strategy, folder)
+    profile = os.path.join(folder, "profile")
+    trainer.fit(shuffled, max_length=Batch(4), profile=profile)
+    assert os.listdir(profile)
