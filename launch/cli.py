@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from collective.job import job_file
 from collective.job.errors import UsageError
 from collective.launch.command_line.dry_run import describe
 from collective.launch.command_line.host_options import (
@@ -205,8 +206,14 @@ def _from_job_file(
 
 
 def environment_of(options: LauncherOptions) -> dict[str, str]:
-    """Returns the launcher's environment, with the variables of a job file."""
-    return {**os.environ, **(options.job.environment if options.job else {})}
+    """Returns the launcher's environment, with the variables of a job file.
+
+    A rank may start a job of its own, which isn't described by the rank's job file.
+    """
+    environment = dict(os.environ)
+    if environment.get("COLLECTIVE_LAUNCHED"):
+        environment.pop(job_file.VARIABLE, None)
+    return {**environment, **(options.job.environment if options.job else {})}
 
 
 def emitted(options: LauncherOptions) -> str:

@@ -57,7 +57,10 @@ class JobArguments:
         found = self._found(place)
         if given is None or found is None or given == found:
             return found if given is None else given
-        raise ValueError(
+        raise self._contradiction(name, given, place)
+
+    def _contradiction(self, name: str, given: Any, place: str) -> ValueError:
+        return ValueError(
             f"{name}={given!r}, but the job file has {place}: {self._plain(place)!r}. Leave the "
             "argument out of the script, which the job file then decides, or the key out of the "
             "file."
@@ -69,13 +72,16 @@ class JobArguments:
         Args:
             name: the argument's.
             given: the script's value.
-            usual: its default, which counts as left out.
+            usual: its default, which counts as left out; None is a value then.
 
         Raises:
             ValueError: as for `argument`.
         """
+        label, place = f"fit({name})", _OF_FIT[name]
         is_left_out = given is usual or given == usual
-        found = self.argument(f"fit({name})", None if is_left_out else given, _OF_FIT[name])
+        if given is None and not is_left_out and self._found(place) is not None:
+            raise self._contradiction(label, given, place)
+        found = self.argument(label, None if is_left_out else given, place)
         return given if found is None else found
 
     def folder(self, given: str | None) -> str | None:

@@ -60,6 +60,7 @@ def _port(value: Any) -> Any:
 # Of several types: pydantic's unions would name each in every message.
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
 _MANY: dict[str, Any] = {"type": "array", "minItems": 1}
+_ACTION: dict[str, Any] = {"enum": ["cancel_retries", "exclude_node"]}
 Amount = Annotated[
     Any, AfterValidator(_amount), WithJsonSchema({"anyOf": [_COUNT, {**_MANY, "items": _COUNT}]})
 ]
@@ -92,10 +93,11 @@ class Length(StrictModel):
         seconds: seconds of training.
     """
 
+    model_config = pydantic.ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
     batches: Amount = 0
     records: Amount = 0
     epochs: Amount = 0
-    seconds: Annotated[float, Field(gt=0, strict=False)] = 0.0
+    seconds: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 0.0
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Length:
@@ -161,7 +163,7 @@ class Searcher(StrictModel):
         max_concurrent_trials: likewise: how many at a time.
     """
 
-    name: str = "single"
+    name: Annotated[str, WithJsonSchema({"enum": ["single", "random", "grid"]})] = "single"
     metric: Annotated[str, Field(min_length=1)] = "loss"
     smaller_is_better: bool = True
     max_length: Length = NO_LENGTH
@@ -180,7 +182,10 @@ class LogPolicy(StrictModel):
 
     name: str = ""
     pattern: Annotated[str, Field(min_length=1)]
-    action: Literal["cancel_retries", "exclude_node"]
+    action: Annotated[
+        Literal["cancel_retries", "exclude_node"],
+        WithJsonSchema({"anyOf": [_ACTION, {"type": "object", "properties": {"type": _ACTION}}]}),
+    ]
 
     @pydantic.field_validator("action", mode="before")
     @classmethod

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 import collective
 from collective.job.errors import UsageError
@@ -274,6 +276,7 @@ REFUSED = {
         "max_length: {batches: 0}",
         "line 2: max_length.batches: it should be a whole number from 1, or a list of them, not 0",
     ),
+    "forever": ("max_length: {seconds: .inf}", "max_length.seconds: it should be a finite number"),
     "positions": ("max_length: {batches: [1]}", "line 2: max_length: it is one number"),
     "a policy": ("checkpoints: {policy: bst}", "checkpoints.policy: it should be 'best', 'all' or"),
     "a port": (
@@ -393,6 +396,19 @@ def test_dry_run_prints_the_job_and_the_plan(capsys):
     assert f"command      {sys.executable} train.py" in text
 
 
+def test_a_job_that_a_rank_starts_is_not_its_own(monkeypatch):
+    outer = environment_of(options_of(job(slots=2)))
+    monkeypatch.setenv("COLLECTIVE_JOB_FILE", outer["COLLECTIVE_JOB_FILE"])
+    inner = parse_options(["train.py"])
+    assert environment_of(inner)["COLLECTIVE_JOB_FILE"]  # that of a manifest
+    monkeypatch.setenv("COLLECTIVE_LAUNCHED", "1")
+    assert "COLLECTIVE_JOB_FILE" not in environment_of(inner)
+    assert json.loads(environment_of(options_of(job(slots=1)))["COLLECTIVE_JOB_FILE"]) == {
+        "entrypoint": "train.py",
+        "slots": 1,
+    }
+
+
 def test_slots_are_of_all_hosts():
     """Launchers that are started on each host, or by a scheduler, take their share."""
     text = job(slots=6, hosts=["a:2", "b:4"])
@@ -425,6 +441,8 @@ def test_the_schema_has_every_key_and_what_it_is(capsys):
     options = schema["properties"]["strategy"]["properties"]
     assert set(options) == {"backend", *declaration.names(ScopeOptions)}
     assert "k, the number of batches per update" in options["local_steps"]["description"]
+    if sys.version_info >= (3, 10):
+        assert options["plan"]["enum"] == ["print", "quiet", "full"]
     assert schema["properties"]["slots"]["anyOf"][1] == {"enum": ["auto", "gpu", "cpu"]}
 
 
@@ -440,3 +458,66 @@ def test_every_argument_of_the_file_is_documented():
             "scheduling_unit",
         ):
             assert f"\\n    {name}: " in text, name
+
+
+# Keys of the file and of its sections, and some that are nowhere.
+KEYS = sorted(
+    {*JobFile.model_fields, *yaml.safe_load(FULL), "slot", "7", "on"}
+    | {key for value in yaml.safe_load(FULL).values() if isinstance(value, dict) for key in value}
+    | {"batches", "seconds", "type", "minval", "maxval", "vals", "val", "pattern", "action"}
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.floats(),
+    st.sampled_from(["train.py", "auto", "single", "best", "int", "const", "(", "h1:8", "", "ü"]),
+    st.dates(),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+SETTINGS = st.lists(
+    st.builds(
+        lambda keys, value: f"{'.'.join(keys)}={value}",
+        st.lists(st.sampled_from(KEYS), min_size=1, max_size=3),
+        st.sampled_from(["1", "[1]", "{batches: 2}", "a", "", "1e-3", "'", "[", "!!x y", "&a *a"]),
+    ),
+    max_size=2,
+)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5), SETTINGS, st.booleans()
+)
+def test_whatever_is_in_a_file_it_is_a_job_or_an_error_with_its_place(keys, settings, searches):
+    """The job is the same after it was printed and read again."""
+    Path("job.yaml").write_text(yaml.safe_dump({"entrypoint": "train.py", **keys}), "utf-8")
+    emits = "optimizationjob" if searches else None
+    try:
+        read = job_file.read_job("job.yaml", settings, emits=emits)
+    except UsageError as error:
+        places = ("job.yaml, line ", "job.yaml: ", "--set ")
+        assert all(line.startswith(places) for line in str(error).splitlines()), error
+        return
+    Path("again.yaml").write_text(
+        "\n".join(line.removeprefix("  ") for line in read.describe().splitlines()[1:]), "utf-8"
+    )
+    again = job_file.read_job("again.yaml", emits=emits)
+    assert (again.words, again.command) == (read.words, read.command)
+    assert again.environment == read.environment
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.text(max_size=60))
+def test_any_text_is_a_job_or_an_error(text):
+    Path("job.yaml").write_text(f"entrypoint: train.py\n{text}", "utf-8")
+    try:
+        job_file.read_job("job.yaml")
+    except UsageError as error:
+        assert all(line.startswith("job.yaml") for line in str(error).splitlines()), error

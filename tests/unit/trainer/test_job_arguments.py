@@ -61,6 +61,8 @@ def test_a_default_counts_as_left_out():
     assert arguments().of_fit("reporting_period", None, usual) is None
     with pytest.raises(ValueError, match="metrics.reporting_period"):
         file.of_fit("reporting_period", Batch(8), usual)
+    with pytest.raises(ValueError, match="fit.reporting_period.=None, but the job file has"):
+        file.of_fit("reporting_period", None, usual)
 
 
 def test_hyperparameters():
