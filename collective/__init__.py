@@ -21,8 +21,9 @@ Six lines and a command distribute a TensorFlow 1-style script:
 Public names, in short:
 
     CollectiveStrategy, RunConfig    scopes, ranks, the plan, Estimators, exports
-    Trainer, load, job_info          trains by periods; a trained model; what is known of a job
+    Trainer, load, InferenceContext  trains by periods; a trained model; its answers
     get_embedding_variable           makes a table of open-ended keys
+    job_info                         what is known of the job
     embedding_sizes, clear_embeddings    count the rows of tables, remove those of dynamic ones
     group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
     Table, DynamicTable              the tables that scripts get
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from collective.estimator.run_config import RunConfig
     from collective.features.embedding_config import EmbeddingConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
+    from collective.inference.context import InferenceContext
     from collective.job.info import job_info
     from collective.policy import FirstRows, TablePolicy, every_steps
     from collective.strategy import CollectiveStrategy
@@ -120,6 +122,7 @@ __all__ = [
     "EmbeddingVariableOption",
     "FirstRows",
     "GlobalStepEvict",
+    "InferenceContext",
     "InitializerOption",
     "L2WeightEvict",
     "Preempted",
@@ -152,6 +155,7 @@ _MODULES = {
     "EmbeddingVariableOption": "compat.deeprec_options",
     "FirstRows": "policy",
     "GlobalStepEvict": "compat.deeprec_options",
+    "InferenceContext": "inference.context",
     "InitializerOption": "compat.deeprec_options",
     "L2WeightEvict": "compat.deeprec_options",
     "Preempted": "errors",

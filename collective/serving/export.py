@@ -15,6 +15,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files import chain, chain_names, commit
+from collective.checkpoint.files.layout import STATIC
 from collective.checkpoint.files.storage import StorageFailure
 from collective.checkpoint.reading import consolidate
 from collective.checkpoint.saving import background, saver
@@ -36,7 +37,6 @@ from collective.serving.export_record import (
     files_in,
 )
 from collective.serving.served_checkpoint import ServedCheckpoint
-from collective.serving.variable_copy import CopiedVariables
 from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.saved_models import (
@@ -123,7 +123,7 @@ def export(
             built = tf.compat.as_str(build(temporary, prefix, served))
         steps.meet({})
         if rank == 0:
-            record = _complete(built, version, served.copied)
+            record = _complete(built, version, served)
             tf.io.gfile.rename(built, final)
             commit.sync(folder)
             if "://" in final and not commit.becomes_visible(os.path.join(final, RECORD)):
@@ -170,15 +170,15 @@ def _without_increments(prefix: str, folder: str) -> str:
     return target
 
 
-def _complete(built: str, base: BaseVersion | None, copied: CopiedVariables | None) -> ExportRecord:
+def _complete(built: str, base: BaseVersion | None, served: ServedCheckpoint) -> ExportRecord:
     """Links the files that aren't variables', writes the record, and syncs the SavedModel."""
-    files = {}
+    files, copied = {}, served.copied
     for name in files_in(built):
         path = os.path.join(built, name)
         known = copied and copied.data_files.get(name)
         files[name] = known or _linked_if_same(path, base)
     most = copied.most if copied else variable_files.LEAST_FILE_BYTES
-    record = ExportRecord(None if base is None else base.path, most, files)
+    record = ExportRecord(None if base is None else base.path, most, files, served.tables)
     record.write(built)
     for parent, _, names in tf.io.gfile.walk(built):
         for path in (*(os.path.join(parent, name) for name in names), parent):
@@ -268,21 +268,14 @@ def from_session_script(
 
     def build(inside: str, prefix: str, served: ServedCheckpoint) -> str:
         path = os.path.join(inside, "saved_model")
-        builder = tf.saved_model.Builder(path)
-        with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
-            served.bind(graph)
-            signatures = _signatures(signature_def_fn())
-            builder.add_meta_graph_and_variables(
-                session,
-                [tf.saved_model.tag_constants.SERVING],
-                signatures,
-                assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
-                clear_devices=clear_devices,
-                main_op=tf.train.Scaffold.default_local_init_op(),
-                strip_default_attrs=strip_default_attrs,
-                saver=tf.train.Saver(sharded=True, allow_empty=True),
-            )
-        builder.save(as_text)
+        _build_saved_model(
+            path,
+            served,
+            lambda: _signatures(signature_def_fn()),
+            as_text,
+            clear_devices=clear_devices,
+            strip_default_attrs=strip_default_attrs,
+        )
         for name, source in (_on_rank_0(assets_extra) or {}).items():
             target = os.path.join(path, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
@@ -292,6 +285,52 @@ def from_session_script(
     with contextlib.ExitStack() as saving:
         prefix = None if checkpoint else saving.enter_context(_of_open_session(folder))
         return export(folder, checkpoint, base, lambda: prefix or _find_prefix(checkpoint), build)
+
+
+def of_tables(folder: str, checkpoint: str, base: str | None) -> str:
+    """Exports the tables of a checkpoint without a model; called inside scope().
+
+    What an unknown key of a dynamic table reads isn't in a checkpoint: here it is zeros.
+    """
+
+    def build(inside: str, prefix: str, served: ServedCheckpoint) -> str:
+        def make_tables() -> dict[str, Any]:
+            for name, stored in sorted(served.bundle.layout.tables.items()):
+                if stored.slot_of is None:
+                    rows = stored.rows if stored.kind == STATIC else None
+                    dtype = tf.as_dtype(stored.dtype)
+                    served.table(name, rows, stored.dim, dtype, trainable=False)
+            return {}
+
+        path = os.path.join(inside, "saved_model")
+        _build_saved_model(path, served, make_tables)
+        return path
+
+    return export(folder, checkpoint, base, lambda: checkpoint, build)
+
+
+def _build_saved_model(
+    path: str,
+    served: ServedCheckpoint,
+    make_signatures: Callable[[], dict[str, Any]],
+    as_text: bool = False,
+    **options: bool,
+) -> None:
+    """Builds a graph by `make_signatures`, and writes it as a SavedModel."""
+    builder = tf.saved_model.Builder(path)
+    with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
+        served.bind(graph)
+        signatures = make_signatures()
+        builder.add_meta_graph_and_variables(
+            session,
+            [tf.saved_model.tag_constants.SERVING],
+            signatures,
+            assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
+            main_op=tf.train.Scaffold.default_local_init_op(),
+            saver=tf.train.Saver(sharded=True, allow_empty=True),
+            **options,
+        )
+    builder.save(as_text)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Records what files a SavedModel has, so that the next one can link those that are the same.
 
-    <version>/saved_model.collective.json    names, sizes and digests of all other files
+    <version>/saved_model.collective.json    names, sizes and digests of all other files, and
+                                             the variables of each table
 
 TensorFlow and TensorFlow Serving ignore the file. A version without it, such as one exported by
 plain TensorFlow, is served in the same way; only nothing of it can be linked.
@@ -16,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+
+from collective.serving.table_record import TableRecord
 
 RECORD = "saved_model.collective.json"
 _FORMAT = 1
@@ -59,11 +62,13 @@ class ExportRecord:
         base: the version from which files were linked; None if there was none.
         data_file_bytes: how many bytes of a table a data file has at most.
         files: by their paths in the folder.
+        tables: by their names; None in a record of an older release.
     """
 
     base: str | None
     data_file_bytes: int
     files: dict[str, ExportedFile]
+    tables: dict[str, TableRecord] | None = None
 
     def size(self, linked: bool) -> int:
         """Returns the bytes of all files that were linked, or of all that were written."""
@@ -77,6 +82,7 @@ class ExportRecord:
             "bytes_written": self.size(linked=False),
             "data_file_bytes": self.data_file_bytes,
             "files": {name: file.to_json() for name, file in sorted(self.files.items())},
+            "tables": {name: table.to_json() for name, table in sorted((self.tables or {}).items())},
         }
 
     @staticmethod
@@ -90,7 +96,10 @@ class ExportRecord:
             if record["format"] != _FORMAT:
                 raise ValueError(f"its format is {record['format']!r}, not {_FORMAT}")
             files = {name: ExportedFile.from_json(file) for name, file in record["files"].items()}
-            return ExportRecord(record["base"], int(record["data_file_bytes"]), files)
+            tables = record.get("tables")
+            if tables is not None:
+                tables = {name: TableRecord.from_json(table) for name, table in tables.items()}
+            return ExportRecord(record["base"], int(record["data_file_bytes"]), files, tables)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it has another form ({type(error).__name__}: {error})") from None
 

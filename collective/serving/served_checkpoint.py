@@ -8,6 +8,7 @@ copies what the variables need from one to the other (`collective.serving.variab
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +18,7 @@ from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.reading.compatibility import find_stored_table
 from collective.coordination.barrier import Steps
 from collective.serving.base_version import BaseVersion
+from collective.serving.table_record import TableRecord
 from collective.serving.variable_copy import CopiedVariables, TablePart, copy_variables
 from collective.tables import served_table
 from collective.tables.served_table import ServedDynamicTable, ServedTable
@@ -33,6 +35,7 @@ class ServedCheckpoint:
 
     Attributes:
         copied: what was made of the variables; None before.
+        tables: of which variables each table consists, by its name.
 
     Raises:
         ValueError: there is no checkpoint at `prefix`.
@@ -41,6 +44,7 @@ class ServedCheckpoint:
     def __init__(self, prefix: str, steps: Steps, base: BaseVersion | None = None):
         self.bundle, self._steps, self._base = Bundle(prefix), steps, base
         self.copied: CopiedVariables | None = None
+        self.tables: dict[str, TableRecord] = {}
         self._part_of_variable: dict[str, TablePart] = {}
 
     def bind(self, graph: tf.Graph) -> None:
@@ -83,6 +87,8 @@ class ServedCheckpoint:
             variable_name = name + entry[len(stored.name) :]
             shape = stored.parts[part], dim
             row_variables.append(self._variable(variable_name, table_part, shape, dtype, options))
+        record = TableRecord(rows, dim, dtype.name, tuple(row.op.name for row in row_variables))
+        self.tables[name] = record
         if rows is not None:
             if len(row_variables) == 1:
                 return row_variables[0]
@@ -100,6 +106,13 @@ class ServedCheckpoint:
                     {**options, "trainable": False},
                 )
             )
+        self.tables[name] = dataclasses.replace(
+            record,
+            keys=tuple(keys.op.name for keys in key_variables),
+            numbers=tuple(filled_parts),
+            ranks=len(stored.parts),
+            unknown=unknown,
+        )
         return ServedDynamicTable(
             name, dim, dtype, row_variables, key_variables, filled_parts, len(stored.parts), unknown
         )

@@ -75,6 +75,7 @@ class LoadedModel:
         values: its variables and tables, by name, as of `collective.checkpoint.load`.
         params: the hyperparameters.
         metrics: those of its validation by a Trainer; {} if there was none.
+        model_fn: builds the model; None if it isn't known.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class LoadedModel:
         self.step = chain.step_of(opening.open_checkpoint(checkpoint).last) or 0
         self.metrics = training.validations.get(self.step, {}) if training is not None else {}
         self._batch = (training.batch if training is not None else 0) or _BATCH
-        self._model_fn = model_fn
+        self.model_fn = model_fn
         self._estimator: Estimator | None = None
 
     def predict(self, data: Callable[..., Any], gather: bool = False) -> Iterator[Any]:
@@ -155,16 +156,16 @@ class LoadedModel:
         Raises:
             ValueError: there is no model_fn.
         """
-        if self._model_fn is None:
+        if self.model_fn is None:
             raise ValueError(
                 f"'{self.checkpoint}' has values, but which function builds the model isn't known: "
                 "give collective.load() model_fn=…; or run_code=True, which executes the code that "
                 "was stored with the checkpoint."
             )
         if self._estimator is None:
-            takes_params = inputs.takes(self._model_fn, "params")
+            takes_params = inputs.takes(self.model_fn, "params")
             self._estimator = CollectiveStrategy().estimator(
-                self._model_fn, params=self.params if takes_params else None
+                self.model_fn, params=self.params if takes_params else None
             )
         return self._estimator
 

@@ -50,6 +50,7 @@ LAYERS = (
     ("interception",),
     ("strategy",),
     ("trainer",),
+    ("inference",),
     ("compat",),
     ("run_script",),
     ("__main__",),

@@ -1,0 +1,1 @@
+"""Answers with a trained model, in one process: `collective.InferenceContext`."""
