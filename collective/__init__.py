@@ -21,9 +21,8 @@ Six lines and a command distribute a TensorFlow 1-style script:
 Public names, in short:
 
     CollectiveStrategy, RunConfig    scopes, ranks, the plan, Estimators, exports
-    Trainer, load, InferenceContext  trains by periods; a trained model; its answers
+    Trainer, load, InferenceContext, job_info  trains; a trained model; its answers; the job
     get_embedding_variable           makes a table of open-ended keys
-    job_info                         what is known of the job
     embedding_sizes, clear_embeddings    count the rows of tables, remove those of dynamic ones
     group_embedding_lookup, group_embedding_lookup_sparse    as in DeepRec
     Table, DynamicTable              the tables that scripts get

@@ -55,6 +55,11 @@ COMMANDS = (
         "collective.checkpoint.__main__",
         "show, consolidate and verify checkpoints; import another framework's",
     ),
+    Command(
+        "serve",
+        "collective.inference.server.__main__",
+        "answer with a model over HTTP, by TensorFlow Serving's REST form",
+    ),
     Command("data", "collective.data.__main__", "convert Criteo's click logs to Parquet"),
     Command(
         "report",

@@ -106,7 +106,7 @@ class InferenceContext:
         ends = None if wait is None else time.monotonic() + wait
         while True:
             source = source_of(self.path, interval, code)
-            first = source and source.first()
+            first = None if source is None else source.first()
             if source is not None and first is not None:
                 return source, first
             if source is not None:
@@ -114,8 +114,9 @@ class InferenceContext:
             left = interval if ends is None else ends - time.monotonic()
             if left <= 0:
                 raise ValueError(
-                    f"There is no model at '{self.path}': {described(self.path)}. Give a SavedModel, "
-                    "a folder of versions of it, or a checkpoint; wait=… waits for the first one."
+                    f"There is no model at '{self.path}': {described(self.path)}. Give a "
+                    "SavedModel, a folder of versions of it, or a checkpoint; wait=… waits for the "
+                    "first one."
                 )
             time.sleep(min(interval, left))
 

@@ -13,9 +13,10 @@ import tensorflow.compat.v1 as tf
 from collective.data.batches.batch import Batch
 from collective.inference.signature import Signature
 from collective.ops.exchange import key_hashing
-from collective.ops.graph.sessions import run_unpatched
+from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 from collective.serving.export_record import ExportRecord
 from collective.tables.served_table import ServedTable
+from collective.tensorflow_internals.saved_models import SavedModelLoader
 
 
 class ServedModel:
@@ -45,8 +46,8 @@ class ServedModel:
         self._session = tf.Session(graph=graph)
         try:
             with graph.as_default():
-                found = tf.saved_model.loader.load(
-                    self._session, [tf.saved_model.tag_constants.SERVING], path
+                found = SavedModelLoader(path).load(
+                    self._session, [tf.saved_model.tag_constants.SERVING]
                 )
                 self.signatures = {
                     key: Signature(key, proto, graph)
@@ -54,7 +55,7 @@ class ServedModel:
                     if not key.startswith("__")
                 }
                 self._add_lookups(path)
-        except (tf.errors.OpError, OSError, RuntimeError, KeyError) as error:
+        except (tf.errors.OpError, OSError, RuntimeError, KeyError, ValueError) as error:
             self._session.close()
             reason = str(getattr(error, "message", None) or error).partition("\n")[0]
             raise ValueError(f"'{path}' can't be loaded as a SavedModel: {reason}") from error
@@ -101,8 +102,8 @@ class ServedModel:
         has = ", ".join(self.signatures)
         if not has:
             raise ValueError(
-                f"'{self.path}' has tables and no function that predicts. Of a checkpoint, give "
-                "what builds the model: model_fn=…, signature_def_fn=… or run_code=True."
+                "the model has tables and no function that predicts. Of a checkpoint, give what "
+                "builds the model: model_fn=…, signature_def_fn=… or run_code=True."
             )
         raise ValueError(f"the model has no signature {key!r}; it has {has}.")
 
@@ -142,7 +143,8 @@ class ServedModel:
         raise ValueError(f"{which}: the model has {', '.join(self.tables)}.")
 
     def _run(self, fetches: Any, feeds: Mapping[Any, Any]) -> Any:
-        return run_unpatched(self._session, fetches, feeds)
+        with errors_without_stacks():
+            return run_unpatched(self._session, fetches, feeds)
 
     # ---- Life
 

@@ -29,9 +29,10 @@ class Signature:
 
     def __init__(self, key: str, proto: Any, graph: tf.Graph):
         self.key, self.proto = key, proto
-        get = tf.saved_model.utils.get_tensor_from_tensor_info
-        self.inputs = {name: get(info, graph) for name, info in sorted(proto.inputs.items())}
-        self.outputs = {name: get(info, graph) for name, info in sorted(proto.outputs.items())}
+        self.inputs, self.outputs = (
+            {name: _tensor(name, info, graph) for name, info in sorted(infos.items())}
+            for infos in (proto.inputs, proto.outputs)
+        )
 
     def feed(self, values: Mapping[str, Any]) -> dict[Any, Any]:
         """Returns a feed_dict.
@@ -50,7 +51,9 @@ class Signature:
             )
         for name in values:
             if name not in self.inputs:
-                raise ValueError(f"signature {self.key!r} has no input {name!r}. {self._hint(name)}")
+                raise ValueError(
+                    f"signature {self.key!r} has no input {name!r}. {self._hint(name)}"
+                )
         feeds: dict[Any, Any] = {}
         samples: dict[str, int] = {}
         for name, tensor in self.inputs.items():
@@ -67,6 +70,11 @@ class Signature:
                 )
         return feeds
 
+    def samples(self, values: Mapping[str, Any]) -> int:
+        """Returns how many samples values have at most, before they are checked; 0: unknown."""
+        sized = (value for value in values.values() if hasattr(value, "__len__"))
+        return max((len(value) for value in sized), default=0)
+
     def select(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values that are inputs; what is missing is told by `feed`."""
         return {name: value for name, value in values.items() if name in self.inputs}
@@ -76,8 +84,33 @@ class Signature:
         return f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(self.inputs)}."
 
 
+def _tensor(name: str, info: Any, graph: tf.Graph) -> Any:
+    """Returns the tensor that a signature describes: dense, sparse or ragged.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    get = graph.get_tensor_by_name
+    encoding = info.WhichOneof("encoding")
+    if encoding == "name":
+        return get(info.name)
+    if encoding == "coo_sparse":
+        sparse = info.coo_sparse
+        names = (
+            sparse.indices_tensor_name,
+            sparse.values_tensor_name,
+            sparse.dense_shape_tensor_name,
+        )
+        return tf.SparseTensor(*map(get, names))
+    spec = info.composite_tensor.type_spec
+    if spec.type_spec_class != spec.RAGGED_TENSOR_SPEC:
+        raise ValueError(f"the signature's {name!r} is a {spec.type_spec_class_name}.")
+    values, *splits = (get(component.name) for component in info.composite_tensor.components)
+    return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+
+
 def _feed(what: str, tensor: Any, value: Any) -> tuple[dict[Any, Any], int | None]:
-    """Returns the feeds of an input, and its number of samples; None if it has no such dimension."""
+    """Returns the feeds of an input, and its number of samples; None: it has no such dimension."""
     if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
         ragged = isinstance(tensor, tf.RaggedTensor)
         if ragged and tensor.ragged_rank != 1 or not ragged and tensor.shape.rank not in (2, None):
@@ -99,7 +132,8 @@ def _feed(what: str, tensor: Any, value: Any) -> tuple[dict[Any, Any], int | Non
     array = _array(what, value, tensor.dtype)
     if not tensor.shape.is_compatible_with(array.shape):
         raise ValueError(
-            f"{what} has shape {list(array.shape)}; the signature takes {_shape_text(tensor.shape)}."
+            f"{what} has shape {list(array.shape)}; the signature takes "
+            f"{_shape_text(tensor.shape)}."
         )
     has_samples = bool(tensor.shape.rank) and tensor.shape.as_list()[0] is None
     return {tensor: array}, len(array) if has_samples else None
@@ -131,7 +165,8 @@ def _rows(what: str, value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarra
         return flat, np.arange(len(value) + 1, dtype=np.int64) * value.shape[1]
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise ValueError(f"{what} is a list of a list for each sample, not {_kind(value)}.")
-    lengths, flat_values = [0], []
+    lengths: list[int] = [0]
+    flat_values: list[Any] = []
     for sample, row in enumerate(value):
         if not isinstance(row, (list, tuple, np.ndarray)):
             raise ValueError(f"{what}: sample {sample} is a list, not {_kind(row)}.")
@@ -171,7 +206,7 @@ def _array(what: str, value: Any, dtype: tf.DType) -> np.ndarray:
         if low < limits.min or high > limits.max:
             worst = low if low < limits.min else high
             raise ValueError(f"{what} takes {dtype.name}, which has no {worst}.")
-    return np.ascontiguousarray(array, wanted)
+    return np.asarray(array, wanted, order="C")
 
 
 def _text(what: str, value: Any) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Finds what an `InferenceContext` loads: versions of a SavedModel, or states of a checkpoint.
 
-    a SavedModel              itself, once
-    a folder of versions      the newest complete one, and each that comes later
-    a checkpoint, a folder    the newest state, and each that comes later: exported to a temporary
-      of checkpoints          SavedModel, so that TensorFlow's own operations answer in each case
+a SavedModel              itself, once
+a folder of versions      the newest complete one, and each that comes later
+a checkpoint, a folder    the newest state, and each that comes later: exported to a temporary
+  of checkpoints          SavedModel, so that TensorFlow's own operations answer in each case
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collective.checkpoint.files import chain, chain_names
 from collective.checkpoint.reading import opening
 from collective.errors import RankError
 from collective.inference.served_model import number_of
+from collective.ops.counting import counted
 from collective.serving import export, version_watch, versions
 from collective.strategy import CollectiveStrategy
 from collective.trainer import inputs
@@ -120,8 +121,8 @@ class Checkpoints:
         if self._strategy.world_size() > 1:
             raise ValueError(
                 f"InferenceContext('{path}'): a checkpoint is opened by one process, and this job "
-                f"has {self._strategy.world_size()} ranks. Call strategy.export_saved_model(…) on "
-                "all of them, and open what it has written."
+                f"has {counted(self._strategy.world_size(), 'rank')}. Call "
+                "strategy.export_saved_model(…) on all of them, and open what it has written."
             )
         self._export = self._exporter(path, code)
         self._folder = tempfile.mkdtemp(prefix="collective-inference-")
@@ -155,7 +156,7 @@ class Checkpoints:
 
     def loaded(self, version: Version) -> None:
         if self._base is not None and self._base != version.path:
-            shutil.rmtree(self._base, ignore_errors=True)
+            shutil.rmtree(os.path.dirname(self._base), ignore_errors=True)
         self._base = version.path
 
     def close(self) -> None:
@@ -176,9 +177,12 @@ class Checkpoints:
         base, number = state
         prefix = chain_names.increment_prefix(base, number) if number else base
         step = chain.step_of(opening.open_checkpoint(prefix).last)
+        self._count += 1
+        # In a folder of its own: exports into one would wait for a second with a new name.
+        folder = os.path.join(self._folder, str(self._count))
         with self._strategy.scope(plan="quiet"):
-            path = self._export(self._folder, prefix, self._base)
-        self._given, self._count = state, self._count + 1
+            path = self._export(folder, prefix, self._base)
+        self._given = state
         return Version(path, self._count if step is None else step)
 
     def _exporter(self, path: str, code: ModelCode) -> Callable[[str, str, str | None], str]:

@@ -82,7 +82,9 @@ class ExportRecord:
             "bytes_written": self.size(linked=False),
             "data_file_bytes": self.data_file_bytes,
             "files": {name: file.to_json() for name, file in sorted(self.files.items())},
-            "tables": {name: table.to_json() for name, table in sorted((self.tables or {}).items())},
+            "tables": {
+                name: table.to_json() for name, table in sorted((self.tables or {}).items())
+            },
         }
 
     @staticmethod

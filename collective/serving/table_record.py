@@ -1,4 +1,4 @@
-"""Records of which variables of a SavedModel a table consists, so that its rows can be looked up."""
+"""Records of which variables of a SavedModel each table consists, for lookups of rows."""
 
 from __future__ import annotations
 

@@ -227,6 +227,7 @@ SHORT_MODULES = {
     "collective.data.permutation": "is a published algorithm",
     "collective.estimator.prediction": "gathers predictions; the Estimator trains and evaluates",
     "collective.gradients.part_functions": "alone looks into functions",
+    "collective.inference.server.request_metrics": "is about Prometheus, not about answers",
     "collective.interception.determinism": "is an option of its own",
     "collective.interception.horovod_patches": "is about Horovod, which may be missing",
     "collective.launch.command_line.short_help": "is a text for people",

@@ -45,7 +45,7 @@ def used():
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files()}
     for tree in trees.values():
         for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 own.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
