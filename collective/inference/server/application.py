@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import time
@@ -179,8 +178,9 @@ class ModelApplication:
 
     async def _body(self, request: Request) -> bytes:
         try:
-            return await asyncio.wait_for(self._read(request), self._limits.body_seconds)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(self._limits.body_seconds):
+                return await self._read(request)
+        except TimeoutError:
             raise RefusedRequest(
                 408, f"the body didn't come within {self._limits.body_seconds:g} s."
             ) from None
