@@ -211,7 +211,7 @@ def _check_records(dataset: Any) -> None:
         raise ValueError(
             "resumable(): the dataset is shuffled, and an Estimator without a seed has its input "
             "shuffled in another order each time. Give the Estimator one, the same in every job: "
-            "tf.estimator.RunConfig(tf_random_seed=…)."
+            "tf.estimator.RunConfig(tf_random_seed=…), or seed in a job file."
         )
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:

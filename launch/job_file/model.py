@@ -363,7 +363,11 @@ class JobFile(StrictModel):
 
     def idle(self) -> dict[str, str]:
         """Returns the keys of the file that have no effect, and why."""
-        return {key: why for key, why in WITHOUT_EFFECT.items() if self.has(key)}
+        known = dict(WITHOUT_EFFECT)
+        if self.searcher.name == "single":
+            for key in ("searcher.max_trials", "searcher.max_concurrent_trials"):
+                known[key] = "'single' has one trial"
+        return {key: why for key, why in known.items() if self.has(key)}
 
     # -- what contradicts, or can't be
 
@@ -403,9 +407,6 @@ class JobFile(StrictModel):
             yield ("hyperparameters", "global_batch_size"), text
         if self.searcher.name not in self.SEARCHERS:
             yield ("searcher", "name"), f"'{self.searcher.name}' is a search: {RECIPE}"
-        for key in ("max_trials", "max_concurrent_trials"):
-            if self.searcher.name == "single" and self.has(f"searcher.{key}"):
-                yield ("searcher", key), "'single' has one trial. Leave it out."
         if self.searcher.max_concurrent_trials > self.searcher.max_trials:
             text = f"it is more than max_trials, {self.searcher.max_trials}."
             yield ("searcher", "max_concurrent_trials"), text

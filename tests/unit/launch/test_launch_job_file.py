@@ -195,6 +195,17 @@ def test_determineds_environment_and_its_idle_keys(capsys):
     assert "without effect: labels (" in capsys.readouterr().err
 
 
+def test_one_trial_of_a_files_search(capsys):
+    """As a search by Optuna starts it, of a file that is also for an OptimizationJob."""
+    ranges = {"lr": {"type": "log", "minval": -3, "maxval": -1}}
+    text = job(hyperparameters=ranges, searcher={"name": "random", "max_trials": 4})
+    words = ["--set", "hyperparameters.lr=0.5", "--set", "searcher.name=single"]
+    assert info_of(text, *words).hyperparameters == {"lr": 0.5}
+    assert cli.main(["job.yaml", *words, "--dry-run"]) == 0
+    why = "without effect: searcher.max_trials ('single' has one trial)"
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "entrypoint, command",
     [
@@ -341,7 +352,6 @@ REFUSED = {
         "checkpoint_storage: {type: shared_fs, host_path: a, save_experiment_best: 1}",
         "checkpoint_storage.save_experiment_best: a job is no experiment",
     ),
-    "trials of one": ("searcher: {max_trials: 4}", "'single' has one trial"),
     "no YAML": ("a: [", "job.yaml, line 3: while parsing"),
 }
 
