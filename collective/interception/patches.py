@@ -50,6 +50,7 @@ from collective.tensorflow_internals.keras import (
     BatchNormalizationBase,
     DenseFeatures,
     Embedding,
+    GraphModel,
     LossScaleOptimizer,
     Metric,
     Model,
@@ -76,7 +77,7 @@ from collective.tensorflow_internals.variables import (
 from collective.tensorflow_internals.variables import moving_averages as averages_lib
 from collective.tensorflow_internals.variables import resource_variable_ops as resources
 from collective.train import composed_rules
-from collective.wrappers import horovod, keras
+from collective.wrappers import horovod, keras, keras_fit
 
 if hvd:
     from collective.interception import horovod_patches
@@ -106,6 +107,7 @@ NOT_REDUCED = "Gradients would be this rank's only, and lookups not grouped."
 WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the shard."
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
+OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
@@ -157,6 +159,15 @@ GRADIENTS = (
         )
     ),
     Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
+    *(
+        Patch(GraphModel, f"tf.keras.Model.{method}", replacement, OWN_LOOP)
+        for method, replacement in (
+            ("_make_train_function", keras_fit.make_function),
+            ("_make_test_function", keras_fit.make_function),
+            ("fit", keras_fit.fit),
+            ("evaluate", keras_fit.evaluate),
+        )
+    ),
     *(
         Patch(owner, f"keras.{owner.__name__}.{method}", keras.refuse_keras_3, OWN_MODEL)
         for owner, method in KERAS_3

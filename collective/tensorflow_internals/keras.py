@@ -33,7 +33,10 @@ def _module(name: str) -> Any:
 package = importlib.import_module(PACKAGE)
 backend = _module("backend")
 base_layer_utils = _module("engine.base_layer_utils")
+Callback: Any = _module("callbacks").Callback
 Model = _module("engine.training").Model
+# Models in a graph are of this class.
+GraphModel = _module("engine.training_v1").Model
 DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures
 Embedding = _module("layers").Embedding
 BatchNormalizationBase = _module("layers.normalization.batch_normalization").BatchNormalizationBase

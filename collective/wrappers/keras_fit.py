@@ -1,0 +1,253 @@
+"""Lets `fit` and `evaluate` of Keras models in a graph go the same way on all ranks.
+
+In a graph Keras loops over batches itself, in Python (Keras's `training_v1`). Each rank's loop has
+to make the same runs: as many batches in an epoch, and as many epochs. And what callbacks decide by
+(`EarlyStopping`, `ReduceLROnPlateau`) has to be a value of all ranks: the loss is, as metrics are.
+
+    rank 0: 5 batches ─┐                     ┌─ fit: 4 batches of each
+                       ├─► the ranks agree ──┤
+    rank 1: 4 batches ─┘                     └─ evaluate: 5; rank 1's last one has no records
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+
+from collective.coordination import barrier
+from collective.ops.communication import collectives, fused_reductions
+from collective.ops.communication.fused_reductions import Reduction
+from collective.ops.counting import counted
+from collective.tensorflow_internals.keras import Callback, backend, package
+
+DATASETS = (tf.data.Dataset, tf2.data.Dataset)
+# Of the batches that Keras makes of arrays.
+_BATCH = 32
+# What helps where ranks differ, by what they differ in.
+_SAME = {
+    "epochs": "Pass the same on all ranks.",
+    "records": "Ranks may have different numbers of records in tf.data datasets, not in arrays.",
+}
+
+
+def make_function(original: Callable[..., Any], model: Any) -> None:
+    """Replaces `_make_train_function` and `_make_test_function`: their loss is that of all ranks.
+
+    It is the mean over the records of the step on all ranks. Gradients are of this rank's loss, as
+    before.
+    """
+    if collectives.size() == 1:
+        return original(model)
+    plain = backend.function
+
+    def function(inputs: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(inputs, [_of_all_ranks(model, outputs[0]), *outputs[1:]], *args, **kwargs)
+
+    backend.function = function
+    try:
+        return original(model)
+    finally:
+        backend.function = plain
+
+
+def _of_all_ranks(model: Any, loss: Any) -> Any:
+    if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0:
+        return loss
+    with tf.name_scope("collective/keras_loss"):
+        records = tf.cast(tf.shape(tf.nest.flatten(model.inputs)[0])[0], tf.float32)
+        # A rank without records adds none: the mean over nothing may be no number.
+        added = tf.where_v2(records > 0, tf.cast(loss, tf.float32) * records, 0.0)
+        name = collectives.unique_name(f"collective.keras.{model.name}.loss")
+        sums = fused_reductions.of_all_ranks(name, tf.stack([added, records]), Reduction.SUM)
+        return tf.cast(tf.div_no_nan(sums[0], sums[1]), loss.dtype)
+
+
+def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `Model.fit` in a graph: all ranks make the same steps, and stop together.
+
+    An epoch has as many batches as the rank with the fewest has. The progress bar is rank 0's.
+
+    Raises:
+        ValueError: a rank doesn't know how many batches it has, or another one has other epochs.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1:
+        return original(model, *args, **kwargs)
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    name = f"fit of the Keras model '{model.name}'"
+    steps = _steps(given["x"], given["batch_size"], given["steps_per_epoch"])
+    records = None if given["steps_per_epoch"] is not None else _records(given["x"])
+    epochs = [given["initial_epoch"], given["epochs"]]
+    said = _agreed(f"the start of {name}", {"steps": steps, "records": records}, epochs=epochs)
+    _shorten(given, said)
+    if given["validation_data"] is not None:
+        given["validation_data"], given["validation_steps"] = _padded(
+            f"the validation of {name}",
+            given["validation_data"],
+            given["batch_size"],
+            given["validation_steps"],
+        )
+    if collectives.rank() != 0:
+        given["verbose"] = 0
+    given["callbacks"] = _with_agreed_stop(given["callbacks"], name)
+    return original(*call.args, **call.kwargs)
+
+
+def evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `Model.evaluate` in a graph: every record of all ranks counts once.
+
+    A rank with fewer batches than another one evaluates batches without records at the end.
+
+    Raises:
+        ValueError: a rank doesn't know how many batches it has, or has other numbers of records in
+            arrays than another one.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1:
+        return original(model, *args, **kwargs)
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    given["x"], given["steps"] = _padded(
+        f"the start of evaluate of the Keras model '{model.name}'",
+        given["x"],
+        given["batch_size"],
+        given["steps"],
+    )
+    if collectives.rank() != 0:
+        given["verbose"] = 0
+    return original(*call.args, **call.kwargs)
+
+
+def _steps(x: Any, batch_size: int | None, steps: int | None) -> int | None:
+    """Returns how many batches a loop over `x` has on this rank; None if nobody knows."""
+    if steps is not None:
+        return int(steps)
+    if isinstance(x, DATASETS):
+        known = int(backend.get_value(tf.data.experimental.cardinality(x)))
+        return known if known >= 0 else None
+    if isinstance(x, package.utils.Sequence):
+        return len(x)
+    records = _records(x)
+    return None if records is None else math.ceil(records / (batch_size or _BATCH))
+
+
+def _records(x: Any) -> int | None:
+    """Returns how many records arrays have; None if `x` isn't made of arrays."""
+    parts = tf.nest.flatten(x)
+    if not parts or not all(isinstance(part, np.ndarray) and part.ndim for part in parts):
+        return None
+    return len(parts[0])
+
+
+def _agreed(name: str, own: dict[str, int | None], **same: Any) -> list[dict[str, Any]]:
+    """Returns what every rank says.
+
+    Args:
+        name: of this meeting of the ranks.
+        own: this rank's number of batches, "steps", which is None if it doesn't know, and more.
+        same: what has to be the same on all ranks, by its name.
+    """
+    said = barrier.exchange(None, name, {**own, **same})
+    unknown = [rank for rank, each in enumerate(said) if each["steps"] is None]
+    if unknown:
+        raise ValueError(
+            f"{name}: rank {unknown[0]} doesn't know how many batches it has. All ranks have to "
+            "make the same steps: pass steps_per_epoch (evaluate: steps), or tell the dataset "
+            "its length by dataset.apply(tf.data.experimental.assert_cardinality(batches))."
+        )
+    for what in same:
+        for rank, each in enumerate(said):
+            if each[what] != said[0][what]:
+                raise ValueError(
+                    f"{name}: {what} is {said[0][what]} on rank 0, and {each[what]} on rank "
+                    f"{rank}. {_SAME[what]}"
+                )
+    return said
+
+
+def _shorten(given: dict[str, Any], said: Sequence[dict[str, Any]]) -> None:
+    """Leaves of what `fit` was given what all ranks have.
+
+    Args:
+        given: the arguments of `fit`.
+        said: every rank's number of batches, and of records in arrays.
+    """
+    x, steps = given["x"], min(each["steps"] for each in said)
+    counts = [each["records"] for each in said]
+    if None not in counts and len(set(counts)) > 1:
+        # Keras weighs a batch's loss by its records: they have to be as many on all ranks.
+        records = min(counts)
+        for what in ("x", "y", "sample_weight"):
+            given[what] = tf.nest.map_structure(
+                lambda part: part if part is None else part[:records], given[what]
+            )
+        left = counted(records, "record")
+    elif any(each["steps"] != steps for each in said):
+        if given["steps_per_epoch"] is None and isinstance(x, DATASETS):
+            given["x"] = x.take(steps)
+        else:
+            given["steps_per_epoch"] = steps
+        left = counted(steps, "batch", "batches")
+    else:
+        return
+    if collectives.rank() == 0:
+        tf.logging.warning(
+            "An epoch has %s of each rank, as many as the rank with the fewest", left
+        )
+
+
+def _padded(name: str, x: Any, batch_size: int | None, steps: int | None) -> tuple[Any, int | None]:
+    """Returns data, and the number of their batches, for an evaluation on all ranks.
+
+    Args:
+        name: of the meeting of the ranks.
+        x: a dataset, arrays, or what else Keras takes.
+        batch_size: of arrays.
+        steps: what the script says; None if it says nothing.
+    """
+    is_dataset = isinstance(x, DATASETS)
+    own = _steps(x, batch_size, steps)
+    records = None if is_dataset or steps is not None else _records(x)
+    counts = [each["steps"] for each in _agreed(name, {"steps": own}, records=records)]
+    most = max(counts)
+    if own is not None and own < most and is_dataset and steps is None:
+        empty = x.take(1).map(_without_records).repeat(most - own)
+        x = x.concatenate(empty)
+    return x, steps if steps is None else min(counts)
+
+
+def _without_records(*batch: Any) -> Any:
+    parts = tf.nest.map_structure(lambda part: part[:0], batch, expand_composites=False)
+    return parts[0] if len(parts) == 1 else parts
+
+
+class _AgreedStop(Callback):
+    """Stops all ranks after an epoch at which one wants to stop."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self._name = name
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        stops = bool(self.model.stop_training)
+        said = barrier.exchange(None, f"the end of an epoch in {self._name}", {"stops": stops})
+        self.model.stop_training = any(each["stops"] for each in said)
+
+
+def _with_agreed_stop(callbacks: Any, name: str) -> Any:
+    """Returns `callbacks` with one more, which comes last."""
+    stop = _AgreedStop(name)
+    if isinstance(callbacks, package.callbacks.CallbackList):
+        callbacks.append(stop)
+        return callbacks
+    given: Sequence[Any] = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    return [*(each for each in given if each is not None), stop]
