@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -126,6 +127,8 @@ class Checkpoints:
             )
         self._export = self._exporter(path, code)
         self._folder = tempfile.mkdtemp(prefix="collective-inference-")
+        # Also at the end of a program that doesn't close it.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._is_closed = threading.Event()
         self._given: tuple[str, int] | None = None
         self._base: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from collective.inference.server.request_metrics import CONTENT_TYPE, RequestMet
 from collective.inference.server.rest_form import PredictRequest
 from collective.ops.counting import counted
 
+_LOG = logging.getLogger("collective.serve")
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 
@@ -166,6 +168,8 @@ class ModelApplication:
             response = _refusal(refused.status, str(refused))
         except ClientDisconnect:
             response = _refusal(400, "the connection ended before the body did.")
+        except Exception:
+            _LOG.exception("a request for predictions failed")
         finally:
             self._in_flight -= 1
             self._metrics.answered(response.status_code, time.monotonic() - began)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pydantic_core
 import tensorflow.compat.v1 as tf
 
 from collective.inference.signature import Signature
@@ -48,10 +49,9 @@ class PredictRequest:
             ValueError: it isn't JSON, or not of this form.
         """
         try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise ValueError(f"the body isn't JSON: {reason}.") from None
+            parsed = pydantic_core.from_json(body)  # in a third of the time of `json`
+        except ValueError as error:
+            raise ValueError(f"the body isn't JSON: {error}.") from None
         if not isinstance(parsed, dict):
             raise ValueError("the body is a JSON object with 'instances' or 'inputs'.")
         if unknown := [key for key in parsed if key not in _KEYS]:

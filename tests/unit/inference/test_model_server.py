@@ -17,6 +17,7 @@ from model_server import PREDICT, Client, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from collective.data import Batch
+from collective.inference.served_model import ServedModel
 from collective.inference.server.application import ARROW, Limits
 from tests import saved_models
 
@@ -185,6 +186,18 @@ def test_what_the_model_refuses_is_a_clear_error(tmp_path):
         status, answer = client.predict({"instances": [1, 7]})
         assert status == 400 and "indices[1] = 7 is not in [0, 2)" in answer["error"]
         client.close()
+
+
+def test_a_failure_is_told_and_the_next_request_is_answered(server, client, monkeypatch, caplog):
+    def fail(*_):
+        raise MemoryError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServedModel, "predict", fail)
+        status, answer = client.predict({"inputs": [[1, 2]]})
+    assert status == 500 and answer == {"error": "the server has failed; its log says why."}
+    assert "planted" in caplog.text
+    assert client.predict({"inputs": [[1, 2]]}) == (200, {"outputs": [9.0]})
 
 
 def samples(port):

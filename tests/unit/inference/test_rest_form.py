@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,12 +17,21 @@ def asked(**body):
     return PredictRequest.of(json.dumps(body).encode())
 
 
+@settings(deadline=None)
 @given(arrays.arrays(st.sampled_from([np.float32, np.float64]), st.integers(1, 9)))
 def test_numbers_are_read_back_as_they_were(values):
     answer = json.loads(PredictRequest(None, None).answer({"score": values}))
     back = np.array(answer["outputs"], values.dtype)
     np.testing.assert_array_equal(back, values)
     assert (np.signbit(back) == np.signbit(values))[~np.isnan(values)].all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats() | st.integers(-(2**63), 2**64), min_size=1))
+def test_numbers_of_a_request_are_those_that_python_reads(values):
+    body = json.dumps({"inputs": values})
+    got, want = PredictRequest.of(body.encode()).columns, json.loads(body)["inputs"]
+    assert list(map(repr, got)) == list(map(repr, want))
 
 
 def test_rows_and_columns_of_one_output_and_of_several():
@@ -56,7 +65,7 @@ def test_text_and_bytes_of_outputs():
     [
         (b"", "isn't JSON"),
         (b"\xff", "isn't JSON"),
-        (b"[" * 99999, "nested too deeply"),
+        (b"[" * 99999, "isn't JSON: recursion limit"),
         (b"[1]", "a JSON object with 'instances' or 'inputs'"),
         (b"{}", "either 'instances'"),
         (b'{"inputs": 1, "instances": [1]}', "either 'instances'"),

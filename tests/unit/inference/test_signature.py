@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collective
@@ -80,6 +80,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from(sorted(RIGHT)), value=JSON)
 def test_whatever_comes_is_an_answer_or_a_named_error(context, name, value):
     try:
@@ -91,6 +92,7 @@ def test_whatever_comes_is_an_answer_or_a_named_error(context, name, value):
 LISTS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(rows=LISTS)
 def test_lists_of_any_length(context, rows):
     """As lists, and as the ids of a Batch."""

@@ -347,7 +347,7 @@ def test_compose_has_the_job_tensorboard_and_serving():
         assert services[name]["image"] == f"collective:{target}"
     assert services["tensorboard"]["image"] == "collective:cpu"
     assert services["tensorboard"]["command"][0] == "tensorboard"
-    assert any("[data,datasets,tensorboard]" in text for text in commands("cpu"))
+    assert any("[data,datasets,serve,tensorboard]" in text for text in commands("cpu"))
     gpus = services["train-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert gpus == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
 

@@ -246,7 +246,7 @@ def test_a_server_that_fails_ends_the_container(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def unneeded() -> set[str]:
-    roots = ("collective-strategy[data,datasets,tensorboard]", "horovod", "pip")
+    roots = ("collective-strategy[data,datasets,serve,tensorboard]", "horovod", "pip")
     finished = subprocess.run(
         [sys.executable, "docker/unneeded_packages.py", *roots],
         cwd=DOCKER.parent,
