@@ -151,7 +151,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="at the same time; more are told to try again (503); default: %(default)s",
     )
-    add("--threads", type=_count(1, 1024), default=8, help="that compute; default: %(default)s")
+    add(
+        "--threads",
+        type=_count(1, 1024),
+        default=len(os.sched_getaffinity(0)) + 1,
+        metavar="N",
+        help="that compute; default: one more than there are processors, %(default)s here",
+    )
     add(
         "--body-timeout",
         type=_seconds,

@@ -48,7 +48,7 @@ class Limits:
     batch_rows: int = 8192
     requests: int = 256
     body_seconds: float = 30.0
-    threads: int = 8
+    threads: int = 4
 
 
 class RefusedRequest(Exception):
