@@ -55,6 +55,21 @@ def row_wise_adagrad(rate: float, initial: float, epsilon: float) -> Reference:
     return Reference(start, row)
 
 
+def persia_adagrad(
+    rate: float, initial: float, momentum: float, epsilon: float, shared: bool = False
+) -> Reference:
+    def start(dim: int) -> State:
+        return {"accumulator": np.full(1 if shared else dim, initial)}
+
+    def row(w: np.ndarray, state: State, g: np.ndarray, step: int, present: bool) -> None:
+        w -= rate * g / np.sqrt(state["accumulator"] + epsilon)
+        squares = (g * g).mean(keepdims=True) if shared else g * g
+        state["accumulator"] *= momentum
+        state["accumulator"] += squares
+
+    return Reference(start, row)
+
+
 def adagrad_decay(rate: float, initial: float, every: int, decay: float) -> Reference:
     def start(dim: int) -> State:
         return {"accumulator": np.full(dim, initial), "accumulator_decay_power": np.zeros(1)}

@@ -21,6 +21,7 @@ disk is full.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collective.checkpoint.saving.consumers import Consumer
     from collective.checkpoint.saving.saved_code import SavedCode
     from collective.checkpoint.saving.saver_options import Saver
+    from collective.tables.table import Table
 
 __all__ = [
     "CheckpointStorageError",
@@ -41,11 +43,13 @@ __all__ = [
     "Saver",
     "WarmStart",
     "changes",
+    "dump_tables",
     "enable_increments",
     "import_checkpoint",
     "keep_best",
     "load",
     "load_code",
+    "load_tables",
     "read_table",
     "save_increment",
     "wait",
@@ -316,6 +320,81 @@ def import_checkpoint(
     return reader_choice.import_checkpoint(
         framework, path, target, names, slots, in_order=in_order, kinds=kinds, dense=dense
     )
+
+
+def dump_tables(
+    session: Any,
+    path: str | os.PathLike[str],
+    tables: Collection[str | Table] | None = None,
+    *,
+    slots: bool = True,
+    global_step: int | None = None,
+) -> str:
+    """Saves the tables of a session alone, without the network; also while it trains.
+
+    It is a checkpoint: complete or not there, of any number of ranks, for `load_tables`,
+    `read_table`, `load` and `collective checkpoint show`. A dump of the same name is replaced.
+    A job doesn't continue from it, and no Saver removes it. Variables of the network, and numbers
+    of an optimizer that belong to no row (Adam's beta powers), aren't in it. With
+    `scope(checkpoint_blocking=False)` it is written during training, and `wait` waits for it. A
+    policy that evicts rows at saves does so here, too.
+
+    Call it on every rank, between the same two runs. It is PERSIA's `dump_embedding`.
+
+        with tf.train.MonitoredTrainingSession() as session:
+            ...
+            checkpoint.dump_tables(session, 'dumps/tables')
+
+    Args:
+        session: a session in scope(), also a `MonitoredSession`.
+        path: the prefix of the checkpoint.
+        tables: which ones, by name or as they are; None: all of the graph.
+        slots: whether to save their optimizers' slots, too.
+        global_step: is added to the prefix: `<path>-<global_step>`.
+
+    Returns:
+        The prefix.
+
+    Raises:
+        RuntimeError: it is called outside of scope().
+        ValueError: the graph has no such table.
+        CheckpointStorageError: storage failed, on whichever rank.
+    """
+    from collective.checkpoint.saving import table_dump
+
+    return table_dump.dump(session, path, tables, slots, global_step)
+
+
+def load_tables(
+    session: Any,
+    path: str | os.PathLike[str],
+    tables: Collection[str | Table] | None = None,
+    *,
+    slots: bool = True,
+) -> list[str]:
+    """Takes the tables of a session, and nothing else, from a dump or a whole checkpoint.
+
+    The rows of a dynamic table are replaced, as by a restore. Call it on every rank, between the
+    same two runs. When it returns, the tables are loaded. It is PERSIA's `load_embedding`.
+
+    Args:
+        session: a session in scope(), also a `MonitoredSession`.
+        path: the prefix of a checkpoint, saved on any number of ranks.
+        tables: which ones, by name or as they are; None: all of the graph.
+        slots: whether to take their optimizers' slots, too. A dynamic table's new rows have the
+            slots' initial values otherwise.
+
+    Returns:
+        The names of the tables, sorted.
+
+    Raises:
+        RuntimeError: it is called outside of scope().
+        ValueError: the graph has no such table, or the checkpoint lacks one, or a slot of one; with
+            `scope(missing_slots='fresh')` such slots get their initial values.
+    """
+    from collective.checkpoint.saving import table_dump
+
+    return table_dump.load(session, path, tables, slots)
 
 
 def wait() -> None:

@@ -16,6 +16,7 @@ use the variable's type.
 | `LazyAdamOptimizer` | Adam for the rows of the batch |
 | `AdamWOptimizer` | Adam with decoupled weight decay |
 | `GroupLassoFtrlOptimizer` | FTRL that makes whole rows zero |
+| `PersiaAdagradOptimizer` | PERSIA's Adagrad: its accumulators may forget |
 """
 
 from collective.train.adagrad_decay import AdagradDecayOptimizer, AdagradDecayOptimizerV2
@@ -23,6 +24,7 @@ from collective.train.adam_async import AdamAsyncOptimizer
 from collective.train.adam_w import AdamWOptimizer
 from collective.train.group_lasso_ftrl import GroupLassoFtrlOptimizer
 from collective.train.lazy_adam import LazyAdamOptimizer
+from collective.train.persia_adagrad import PersiaAdagradOptimizer
 from collective.train.row_wise_adagrad import RowWiseAdagradOptimizer
 
 AdagradDecayV2Optimizer = AdagradDecayOptimizerV2
@@ -35,5 +37,6 @@ __all__ = [
     "AdamWOptimizer",
     "GroupLassoFtrlOptimizer",
     "LazyAdamOptimizer",
+    "PersiaAdagradOptimizer",
     "RowWiseAdagradOptimizer",
 ]

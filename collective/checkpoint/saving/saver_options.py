@@ -57,6 +57,24 @@ class Saver(tf.train.Saver):
             write_announcements.want(tf.get_default_graph())
 
 
+class TablesSaver(Saver):
+    """Saves tables without the rest of the model.
+
+    Its checkpoints aren't ones from which training continues, so nobody is told of them.
+
+    Args:
+        tables: tables and slots.
+        more: as for `tf.train.Saver`.
+
+    Attributes:
+        variables: the tables and slots.
+    """
+
+    def __init__(self, tables: list[Any], **more: Any):
+        self.variables = tables
+        super().__init__(tables, **more)
+
+
 def options_of(saver: Any) -> ScopeOptions:
     """Returns the options for a Saver's saves; None means any other Saver."""
     return dataclasses.replace(SCOPES.options, **getattr(saver, "_collective_options", {}))

@@ -27,7 +27,7 @@ from collective.checkpoint.saving.saver import (
     write_postponed_graph,
 )
 from collective.checkpoint.saving.saver_hook import blocks
-from collective.checkpoint.saving.saver_options import options_of
+from collective.checkpoint.saving.saver_options import TablesSaver, options_of
 from collective.checkpoint.saving.snapshot import REPLICATED, PartSnapshot
 from collective.coordination import barrier
 from collective.ops.communication import collectives
@@ -249,7 +249,8 @@ class ShardedSave:
 
     def _succeeded(self) -> None:
         self.retention.apply(self.saver)
-        note_last_checkpoint(self.prefix, is_saved=True)
+        if not isinstance(self.saver, TablesSaver):
+            note_last_checkpoint(self.prefix, is_saved=True)
         if self.publication.state is not None:
             _save_code(self.saver, self.prefix)
 

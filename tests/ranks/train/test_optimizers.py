@@ -25,6 +25,14 @@ CASES = {
         lambda: train.RowWiseAdagradOptimizer(0.3),
         numpy_optimizers.row_wise_adagrad(0.3, 0.1, 0.0),
     ),
+    "persia_adagrad": (
+        lambda: train.PersiaAdagradOptimizer(0.3, 0.2, 0.6),
+        numpy_optimizers.persia_adagrad(0.3, 0.2, 0.6, 1e-10),
+    ),
+    "persia_adagrad_shared_by_rows": (
+        lambda: train.PersiaAdagradOptimizer(0.3, 0.2, 0.6, vectorwise_shared=True),
+        numpy_optimizers.persia_adagrad(0.3, 0.2, 0.6, 1e-10, shared=True),
+    ),
     "adagrad_decay": (
         lambda: train.AdagradDecayOptimizer(
             0.3, step(), accumulator_decay_step=2, accumulator_decay_rate=0.5

@@ -39,6 +39,18 @@ CASES: dict[str, tuple[Callable[[], Any], Reference] | tuple[Any, Reference, Ref
         lambda: train.RowWiseAdagradOptimizer(lambda: 0.3, 0.0, epsilon=1e-2),
         numpy_optimizers.row_wise_adagrad(0.3, 0.0, 1e-2),
     ),
+    "persia_adagrad": (
+        lambda: train.PersiaAdagradOptimizer(),
+        numpy_optimizers.persia_adagrad(0.01, 0.01, 1.0, 1e-10),
+    ),
+    "persia_adagrad_that_forgets": (
+        lambda: train.PersiaAdagradOptimizer(lambda: 0.3, 0.2, lambda: 0.6, 1e-2),
+        numpy_optimizers.persia_adagrad(0.3, 0.2, 0.6, 1e-2),
+    ),
+    "persia_adagrad_shared_by_rows": (
+        lambda: train.PersiaAdagradOptimizer(0.3, 0.2, 0.6, 1e-2, vectorwise_shared=True),
+        numpy_optimizers.persia_adagrad(0.3, 0.2, 0.6, 1e-2, shared=True),
+    ),
     "adagrad_decay": (
         lambda: train.AdagradDecayOptimizer(
             0.3,
@@ -179,6 +191,9 @@ def test_variables_of_any_shape(name: str, shape: list[int]):
         (lambda: train.RowWiseAdagradOptimizer(0.1, -0.1), "initial_accumulator_value must be"),
         (lambda: train.RowWiseAdagradOptimizer(0.1, 0.0), "epsilon must be"),
         (lambda: train.RowWiseAdagradOptimizer(0.1, use_locking=True), "use_locking=True is not"),
+        (lambda: train.PersiaAdagradOptimizer(0.1, -0.1), "initial_accumulator_value must be"),
+        (lambda: train.PersiaAdagradOptimizer(0.1, 0.0, epsilon=0.0), "epsilon must be"),
+        (lambda: train.PersiaAdagradOptimizer(g_square_momentum=1.1), "g_square_momentum must be"),
         (lambda: train.AdamAsyncOptimizer(0.1, use_locking=True), "use_locking=True is not"),
         (lambda: train.AdamWOptimizer(0.1, use_locking=True), "use_locking=True is not"),
         (lambda: train.LazyAdamOptimizer(0.1, use_locking=True), "use_locking=True is not"),
