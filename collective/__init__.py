@@ -42,7 +42,7 @@ Public names, in short:
     collective.serving               follows the versions of an exported model
     collective.train, collective.trainer  optimizers; the units of a Trainer's periods
     collective.options               the options of scope(), typed
-    collective.launch                starts ranks: collective launch
+    collective.launch, collective.testing  starts ranks: collective launch; tests on ranks
 
 See also: help(collective.CollectiveStrategy) documents every option and error of the scopes;
 `collective launch --help all` is the launcher's manual; docs/ covers the whole life of a model.
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from collective import feature_column as feature_column
     from collective import features as features
     from collective import serving as serving
+    from collective import testing as testing
     from collective import train as train
     from collective import trainer as trainer
     from collective.compat.deeprec_options import (
@@ -177,7 +178,17 @@ _MODULES = {
     "load": "trainer.loaded_model",
 }
 _SUBMODULES = frozenset(
-    {"checkpoint", "data", "estimator", "feature_column", "features", "serving", "train", "trainer"}
+    {
+        "checkpoint",
+        "data",
+        "estimator",
+        "feature_column",
+        "features",
+        "serving",
+        "testing",
+        "train",
+        "trainer",
+    }
 )
 
 

@@ -33,6 +33,7 @@ PUBLIC_MODULES = (
     "collective.launch",
     "collective.options",
     "collective.serving",
+    "collective.testing",
     "collective.train",
     "collective.trainer",
 )
@@ -71,6 +72,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/clusters.md",
             "docker/README.md",
             "docs/guides/metrics.md",
+            "docs/guides/testing.md",
             "docs/guides/performance.md",
             "docs/guides/gpus.md",
             "docs/troubleshooting.md",

@@ -29,6 +29,7 @@ LAYERS = (
     ("job",),
     ("launch",),
     ("build_horovod", "horovod_source"),
+    ("testing",),
     ("ops",),
     ("strategies",),
     ("scope",),
