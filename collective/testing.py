@@ -218,9 +218,8 @@ def _report(
     failed: Mapping[int, str],
     output: str,
 ) -> str:
-    what = f"{_name(function)} on ranks 0 to {ranks - 1}" if ranks > 1 else _name(function)
     how = f"took more than {timeout:g} s" if code is None else f"ended with exit code {code}"
-    lines = [f"{what}: the job {how}."]
+    lines = [f"{_name(function)} with -np {ranks}: the job {how}."]
     for rank, text in failed.items():
         lines += [f"--- rank {rank} ---", text.rstrip()]
     shown = output if len(output) <= _MOST_OUTPUT else f"…{output[-_MOST_OUTPUT:]}"
