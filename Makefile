@@ -1,7 +1,7 @@
 # `make train` and `make test` work from a bare clone: `setup` makes .venv, and only what of it is out of date.
 
 NP ?= 2
-VENV := .venv
+VENV ?= .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
