@@ -268,7 +268,9 @@ def _json(value: Any) -> Response:
 
 def _refusal(status: int, message: str) -> Response:
     headers = {"content-type": JSON}
-    if status in (408, 413):  # the rest of the body isn't read
+    if status == 408:
+        # Of a body that is too large, uvicorn drops the rest as it comes. A connection that is
+        # closed with bytes to read is reset, and its client may never see the answer.
         headers["connection"] = "close"
     if status == 503:
         headers["retry-after"] = "1"
