@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,8 +69,7 @@ def remove(prefix):
 
 def contents():
     return {
-        path: None if os.path.isdir(path) else open(path, "rb").read()
-        for path in glob.glob("**", recursive=True, include_hidden=True)
+        str(path): None if path.is_dir() else path.read_bytes() for path in Path(".").rglob("*")
     }
 
 

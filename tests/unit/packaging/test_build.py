@@ -33,7 +33,7 @@ def test_a_build_without_tensorflow_ends_and_says_how_to_have_one(tmp_path: Path
 
 def test_a_python_without_a_tensorflow_is_told_so(tmp_path: Path):
     """Else pip says that there is no matching distribution of TensorFlow, and not why."""
-    newer = f"import sys; sys.version_info = (3, 14, 1)\n{WITHOUT_TENSORFLOW}"
+    newer = f"import setuptools, sys; sys.version_info = (3, 14, 1)\n{WITHOUT_TENSORFLOW}"
     command = [sys.executable, "-c", newer, "egg_info", "--egg-base", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 1

@@ -143,7 +143,7 @@ def test_lists_are_read_as_on_github():
 
 def test_numbers_and_options_stay_in_one_piece_and_names_break():
     text = "`run --hosts 2`\n\n|a|b|\n|-|-|\n|11.25|`a.long_name.of_some_length` `--network x`|"
-    body = docs_pages.read("docs/a.md", text, [], {}).body
+    body = docs_pages.read("docs/a.md", text, [], {}).body.replace("<wbr></wbr>", "<wbr />")
     assert '<td class="whole">11.25</td>' in body
     assert "<code>a.<wbr />long_<wbr />name.<wbr />of_<wbr />some_<wbr />length</code>" in body
     assert '<code><span class="whole">--network</span> x</code>' in body
@@ -155,7 +155,7 @@ def test_a_column_of_tests_folds_away():
     body = docs_pages.read("docs/a.md", text, [], {}).body
     assert body.count("<th>") == 2
     cell = body[body.index("<td>equal") : body.rindex("</td>")]
-    cell = re.sub(r"<wbr />|\n", "", cell)
+    cell = re.sub(r"<wbr />|<wbr></wbr>|\n", "", cell)
     assert cell == (
         "<td>equal<details><summary>tests</summary><p>test_a::test_b, test_c::test_d</p></details>"
     )
