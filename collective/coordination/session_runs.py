@@ -70,6 +70,7 @@ def run(
     if is_plain and context.counted.counter is None:
         if PREEMPTION.is_told:
             _stop_plain_run(context, leaves, feed_dict)
+        note_run(session)
         return original(session, fetches, feed_dict, options, run_metadata)
     rewritten = context.extended.extension.rewrite_fetches(fetches)
     if rewritten is None and context.reads.wholes:

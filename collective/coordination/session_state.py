@@ -11,6 +11,8 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.prepared_run import PreparedRun
 from collective.errors import Preempted
 
+_VARIABLES = tf.GraphKeys.GLOBAL_VARIABLES
+
 
 class BackgroundWork(Protocol):
     """Is work on a session's state that goes on during its runs (writing a checkpoint's files)."""
@@ -119,18 +121,31 @@ def state_of_session(session: Any) -> SessionState:
     return state
 
 
-_last_run: list[weakref.ref[Any]] = []
+# The sessions in which this process has run something, the last one last.
+_run: list[weakref.ref[Any]] = []
 
 
 def note_run(session: Any) -> None:
     """Notes that this process runs something in a session."""
-    _last_run[:] = [weakref.ref(session)]
+    if _run and _run[-1]() is session:
+        return
+    others = [ref for ref in _run if _is_open(ref()) and ref() is not session]
+    _run[:] = [*others, weakref.ref(session)]
 
 
 def last_open_session() -> Any:
-    """Returns the session in which this process last ran something; None if it is closed."""
-    session = _last_run[0]() if _last_run else None
-    return None if session is None or state_of_session(session).is_closed else session
+    """Returns the open session with variables in which this process last ran something, if any.
+
+    The session in which ranks exchange messages has none.
+    """
+    for session in (ref() for ref in reversed(_run)):
+        if _is_open(session) and session.graph.get_collection(_VARIABLES):
+            return session
+    return None
+
+
+def _is_open(session: Any) -> bool:
+    return session is not None and not state_of_session(session).is_closed
 
 
 def is_end(error: BaseException) -> bool:

@@ -355,6 +355,8 @@ def _of_open_session(folder: str) -> Iterator[str | None]:
         savers = tf.get_collection(tf.GraphKeys.SAVERS)  # as a finalized graph has one
         whole = savers[0] if savers else tf.train.Saver()
     path = os.path.join(temporary, "model.ckpt")
+    if collectives.rank() == 0:
+        tf.io.gfile.makedirs(temporary)
     try:
         with saver.without_notes():
             prefix = whole.save(session, path, write_meta_graph=False, write_state=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
@@ -77,8 +78,10 @@ class ServedTable(composite_tensor.CompositeTensor):
     def __init__(
         self, name: str, rows: int | None, dim: int, dtype: tf.DType, parts: Sequence[Any]
     ):
-        # Variables have them, too.
-        self.name, self.op = f"{name}:0", types.SimpleNamespace(name=name)
+        # Variables have them, too; tf.get_variable shows where a name was taken before.
+        made_at = traceback.extract_stack()[:-1]
+        self.name = f"{name}:0"
+        self.op = types.SimpleNamespace(name=name, traceback=made_at)
         self.rows, self.dim, self.dtype, self.parts = rows, dim, dtype, list(parts)
 
     @property

@@ -157,9 +157,43 @@ def test_without_a_checkpoint_the_open_session_is_exported(
     assert [served(path, {"p": [4]})["step"] for path in paths] == [1, 2]
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("with_table", [True, False])
+def test_the_open_session_is_the_scripts_own(strategy, folder, with_table, monkeypatch):
+    """Not the library's, in which ranks meet, nor one that is closed or has no variables."""
+    monkeypatch.setattr(saver, "_last_checkpoint", [])
+
+    def build():
+        w = tf.get_variable("w", [1], initializer=tf.ones_initializer())
+        if with_table:
+            with strategy.embedding_scope():
+                inputs, outputs = one_table()
+            return inputs, {"w": w + 0 * tf.reduce_sum(outputs["rows"])}
+        return {"p": tf.placeholder(tf.int64, [None], name="p")}, {"w": w + 0}
+
+    folder = os.path.join(folder, "not", "there", "yet")
+    export = functools.partial(strategy.export_saved_model, folder, None)
+    with strategy.scope(), tf.Graph().as_default():
+        inputs, outputs = build()
+        train = tf.train.GradientDescentOptimizer(0.25).minimize(tf.reduce_mean(outputs["w"]))
+        with tf.train.MonitoredTrainingSession() as session:
+            session.run(train, {inputs["p"]: [4]})
+            with tf.Graph().as_default(), tf.Session() as closed:
+                closed.run(tf.constant(1))
+            with tf.Graph().as_default(), tf.Session() as other:
+                barrier.exchange(None, "paths", {})
+                paths = []
+                for _ in range(2):  # The first export runs sessions of its own.
+                    other.run(tf.constant(1))
+                    paths.append(export(signature(strategy, build)))
+    assert sorted(left_in(folder)) == sorted(map(os.path.basename, paths))
+    assert [served(path, {"p": [4]})["w"].tolist() for path in paths] == [[0.75], [0.75]]
+
+
 @pytest.mark.parametrize(
     "wrong, kind, words",
     [
+        (lambda: one_table() and one_table(), ValueError, ("t already exists", "AUTO_REUSE")),
         (lambda: one_table(6), ValueError, ("'t'", "[6, 2]", "[5, 2]")),
         (lambda: an_output(tf.get_variable("other", [5, 2])), ValueError, ("'other'", "it has t")),
         (lambda: an_output(tf.get_variable("b", [3])), ValueError, ("lacks b",)),
