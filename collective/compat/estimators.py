@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.compat.framework import say_once
-from collective.compat.names.estimator import INCREMENTS
+from collective.compat.names.estimator import DNN_DTYPE, INCREMENTS
 from collective.estimator import estimator as collective_estimator
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
@@ -58,6 +58,8 @@ def _ready_made(name: str) -> Any:
     original = getattr(api, name)
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if DNN_DTYPE.keyword in kwargs and name in DNN_DTYPE.theirs:
+            DNN_DTYPE.use()
         if cls is not made or not SCOPES.is_open:
             return object.__new__(cls)
         alone = original(*args, **kwargs)

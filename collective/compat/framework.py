@@ -164,8 +164,8 @@ def no_effect(theirs: str, note: str, ours: str = "") -> Name:
     return Name(theirs, "no effect", ours, note)
 
 
-def refused(theirs: str, note: str) -> Name:
-    return Name(theirs, "refused", "", note)
+def refused(theirs: str, note: str, since: str = FIRST_VERSION) -> Name:
+    return Name(theirs, "refused", "", note, since=since)
 
 
 def find(path: str) -> Any:

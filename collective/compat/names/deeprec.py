@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 from collective.compat.names.contrib import CONTRIB, MOVED
-from collective.compat.names.estimator import ESTIMATORS, INCREMENTS
+from collective.compat.names.estimator import DNN_DTYPE, ESTIMATORS, INCREMENTS
 
 _HERE = "collective.compat.deeprec_functions"
 _STRATEGY = "tensorflow.python.distribute.group_embedding_collective_strategy"
@@ -273,6 +273,7 @@ DEEPREC = Framework(
             for unit in ("secs", "steps")
         ),
         INCREMENTS,
+        DNN_DTYPE,
         works(
             "tf.estimator.RunConfig",
             "collective.RunConfig",

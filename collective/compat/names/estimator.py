@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collective.compat.framework import Name, no_effect, same_numbers, works
+from collective.compat.framework import Name, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.estimators"
 _READY_MADE = (
@@ -18,6 +18,12 @@ _READY_MADE = (
 INCREMENTS = no_effect(
     "tf.estimator.Estimator.export_saved_model(save_incr_model=)",
     "an exported model is whole, and is exported again to change.",
+)
+# An argument of DeepRec's ready-made Estimator.
+DNN_DTYPE = refused(
+    "tf.estimator.DNNLinearCombinedClassifier(dnn_dtype=)",
+    "leave it out, and make the Estimator in scope(mixed_precision='bfloat16').",
+    since="0.2.0",
 )
 ESTIMATORS: tuple[Name, ...] = (
     same_numbers("tf.estimator.Estimator", f"{_HERE}.Estimator", "in scope() that of all ranks"),

@@ -167,6 +167,13 @@ else:
     def local_steps():
         """In `steps_of_two_batches`, outside of the scope of the others."""
 
+    def _dense_layers():
+        tf.estimator.DNNLinearCombinedClassifier(dnn_dtype=tf.bfloat16)
+
+    @instead_of("tf.estimator.DNNLinearCombinedClassifier(dnn_dtype=)", use=_dense_layers)
+    def mixed_precision():
+        """In `layers_in_bfloat16`, outside of the scope of the others."""
+
     @instead_of("tf.graph_optimizer.enable_sample_awared_graph_compression")
     def a_users_features_for_each_item():
         check(ran(tf.repeat([[1.0], [2.0]], [1, 2], axis=0)), [[1], [2], [2]])
@@ -389,6 +396,23 @@ def steps_of_two_batches(strategy):
             check(seen, [1.0, 0.5, 0.5, 0.0])
 
 
+def layers_in_bfloat16(strategy):
+    """Trains a ready-made Estimator of DeepRec's example, whose layers round to 8 bits."""
+    column = tf.feature_column.numeric_column("x")
+
+    def data():
+        x = [[1.0], [2.0], [3.0], [4.0]]
+        return tf.data.Dataset.from_tensors(({"x": x}, [[0], [1], [0], [1]])).repeat(2 * SIZE)
+
+    with strategy.scope(mixed_precision="bfloat16", plan="quiet"):
+        made = tf.estimator.DNNLinearCombinedClassifier(
+            f"{sys.argv[1]}/bfloat16", [column], dnn_feature_columns=[column], dnn_hidden_units=[4]
+        )
+        made.train(data, max_steps=2)
+        assert made.get_variable_value("global_step") == 2
+        assert made.get_variable_value("dnn/logits/kernel").dtype == np.float32
+
+
 def found(theirs):
     """Returns the object of a name, from its module."""
     short = {"tf": "tensorflow", "sok": "sparse_operation_kit", "hb": "hybridbackend.tensorflow"}
@@ -412,7 +436,9 @@ def main():
             recipe()
         for theirs in names:
             print("tried", theirs, flush=True)
-    steps_of_two_batches(strategy)
+    if sys.argv[2] == "deeprec":
+        steps_of_two_batches(strategy)
+        layers_in_bfloat16(strategy)
 
 
 if __name__ == "__main__":

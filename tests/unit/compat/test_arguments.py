@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import types
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_dimensions_of_blocks_are_refused():
     lookup = NAMES["tf.nn.fused_embedding_lookup_sparse"].resolve()
     with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="blocknums=…"):
         lookup(tf.ones([3, 2]), tf.sparse.from_dense([[1]]), blocknums=[1])
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_type_of_dense_layers_is_refused(monkeypatch, is_open):
+    """DeepRec's example of an Estimator gives it; TensorFlow would name the keyword alone."""
+    monkeypatch.setattr(estimators, "SCOPES", types.SimpleNamespace(is_open=is_open))
+    with pytest.raises(NotImplementedError, match=r"dnn_dtype=\) is not .*mixed_precision="):
+        estimators.DNNLinearCombinedClassifier(dnn_dtype=tf.bfloat16)
 
 
 def test_an_exported_model_is_whole(said, monkeypatch):
