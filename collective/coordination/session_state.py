@@ -138,7 +138,8 @@ def last_open_session() -> Any:
 
     The session in which ranks exchange messages has none.
     """
-    for session in (ref() for ref in reversed(_run)):
+    for ref in reversed(_run):
+        session: Any = ref()
         if _is_open(session) and session.graph.get_collection(_VARIABLES):
             return session
     return None
