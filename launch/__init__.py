@@ -23,6 +23,9 @@ How many ranks
   starts one CPU rank. If there are GPUs, -np can't be larger than their number; --device cpu hides
   them (one CPU rank unless -np says more) and allows any number. A GPU split into MIG instances
   counts once unless CUDA_VISIBLE_DEVICES names the instances.
+  On a host with several processors (NUMA nodes), a rank with a GPU uses the cores near that GPU, as
+  NVIDIA's driver tells them, and so the memory there; --bind none lets it use all cores. --dry-run
+  shows the cores. CPU ranks aren't bound.
 
 Several hosts
   On each host: --nnodes M --node-rank I --master-addr H, as with torchrun. From one host:
@@ -92,7 +95,8 @@ Environment, given to each rank; the launcher's value always wins
 
 Environment, given to each rank; the user's value wins
   OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS
-                           its share of the cores that affinity and cgroup quota allow, at least 1
+                           its share of the cores that affinity and cgroup quota allow, and of
+                           those near its GPU, at least 1
   HOROVOD_CYCLE_TIME       milliseconds between two of Horovod's checks for something to send: 0.1
                            if ranks exchange through it (on GPUs, or with
                            COLLECTIVE_CARRIER=horovod), 5 if shared memory is used, too

@@ -57,6 +57,7 @@ from collective.launch.planning.devices import (
     driver_gpus,
     visible_gpus,
 )
+from collective.launch.planning.gpu_cores import bound_cores, cores_near
 from collective.launch.planning.machine import available_cores
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes.standard_streams import open_standard_streams
@@ -317,6 +318,9 @@ def make_plan(
             gpus = visible_gpus(environment, driver_gpus())
         shared = environment.get(SHARED) == "1"
         devices = choose_devices(ranks, options.device, gpus, cores, shared)
+    bound: dict[str, frozenset[int]] = {}
+    if options.bind == "auto":
+        bound = bound_cores(devices, frozenset(os.sched_getaffinity(0)), cores_near)
     min_ranks = least_ranks(options, len(devices))
     terminal = os.isatty(2)
     return LaunchPlan(
@@ -324,6 +328,7 @@ def make_plan(
         devices=devices,
         launcher_environment=dict(environment),
         cores=cores,
+        bound=bound,
         terminal=terminal,
         columns=(os.get_terminal_size(2).columns or None) if terminal else None,
         grace=grace,

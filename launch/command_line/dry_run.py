@@ -8,6 +8,7 @@ from dataclasses import replace
 from collective.job.hosts import Host
 from collective.launch.command_line.host_options import HostList, HostOptions
 from collective.launch.planning.environment import rank_environment
+from collective.launch.planning.gpu_cores import described
 from collective.launch.planning.plan import LaunchPlan
 
 _PORT = "<a free port>"
@@ -52,7 +53,10 @@ def describe(
     ]
     for rank, environment in zip(plan.local_ranks, environments):
         device = plan.devices[rank]
-        lines.append(f"rank {rank}       on {'the CPU' if device is None else f'GPU {device}'}:")
+        cores = plan.cores_of(rank)
+        where = "the CPU" if device is None else f"GPU {device}"
+        bound = f", cores {described(cores)}" if cores is not None else ""
+        lines.append(f"rank {rank}       on {where}{bound}:")
         lines += [f"  {name}={environment[name]}" for name in per_rank]
     return "\n".join(lines)
 

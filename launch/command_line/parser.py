@@ -17,6 +17,7 @@ from collective.launch.command_line.host_options import add_host_options
 from collective.launch.command_line.rank_command import FRAMEWORKS
 from collective.launch.command_line.short_help import short_help
 from collective.launch.manifests.options import ManifestOptions, add_options
+from collective.launch.planning.gpu_cores import CHOICES
 from collective.launch.planning.plan import LONGEST_PAUSE
 from collective.version import __version__
 
@@ -46,6 +47,7 @@ class LauncherOptions(ManifestOptions):
     host_timeout: float | None
     secret_file: str | None
     device: str
+    bind: str
     log_dir: str | None
     tee: str
     grace: float | None
@@ -111,6 +113,12 @@ def launcher_parser(prog: str) -> Parser:
         choices=("auto", "cpu", "gpu"),
         default="auto",
         help="cpu: hide the GPUs; gpu: require them",
+    )
+    add(
+        "--bind",
+        choices=CHOICES,
+        default="auto",
+        help="auto: a rank with a GPU uses the cores and the memory near it; none: all cores",
     )
     add(
         "--log-dir",

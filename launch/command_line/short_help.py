@@ -12,6 +12,7 @@ Starts the ranks of a job, forwards their output, and ends them together.
 Ranks
   -np N, -n N           how many here; auto (default): one per visible GPU, else one; gpu; cpu
   --device WHAT         cpu: hide the GPUs; gpu: require them; auto (default)
+  --bind none           let ranks use all cores; auto (default): those near a rank's GPU
   --as FRAMEWORK        run an unchanged script of deeprec, hybridbackend, horovod or sok
   --embedding-scope auto  with --as: make tables of the script's embeddings, without changes to it
   --no-python           run a program that isn't a Python script

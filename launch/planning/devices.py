@@ -20,11 +20,13 @@ the launcher gives each another NCCL_HOSTID.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
 from collective.job.errors import UsageError
+from collective.launch.planning.nvml import open_nvml
 
 NO_GPUS: tuple[str, ...] = ()
 SHARED = "COLLECTIVE_TEST_SHARED_GPU"
@@ -126,12 +128,10 @@ def _is_device(entry: str, driver_uuids: tuple[str, ...]) -> bool:
 
 def driver_gpus() -> tuple[str, ...]:
     """Returns the UUIDs of the GPUs that NVIDIA's driver reports; none if there is no driver."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() == 0:
+    with contextlib.suppress(AttributeError):
+        nvml = open_nvml()
+        if nvml is not None:
             return _nvml_uuids(nvml)
-    except (OSError, AttributeError):
-        pass
     return _proc_uuids(Path("/proc/driver/nvidia/gpus"))
 
 

@@ -92,7 +92,7 @@ def rank_environment(
     if not inherited.get(HASH_SEED):
         inherited.pop(HASH_SEED, None)  # to Python an empty value is the same as none
     return {
-        **_tuning(plan),
+        **_tuning(plan, rank),
         **inherited,
         **_identity(plan, rank, board),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
@@ -176,8 +176,8 @@ def _attempt(plan: LaunchPlan, milestones: str) -> dict[str, str]:
     }
 
 
-def _tuning(plan: LaunchPlan) -> dict[str, str]:
-    threads = str(max(1, plan.cores // max(1, len(plan.local_ranks))))
+def _tuning(plan: LaunchPlan, rank: int) -> dict[str, str]:
+    threads = str(_threads(plan, rank))
     return {
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,
@@ -195,6 +195,15 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **(_compiled_for_gpus() if plan.on_gpus else {}),
     }
+
+
+def _threads(plan: LaunchPlan, rank: int) -> int:
+    """Returns a rank's share of the cores, and of those that it is bound to."""
+    share, cores = plan.cores // max(1, len(plan.local_ranks)), plan.cores_of(rank)
+    if cores is not None:
+        sharing = sum(plan.cores_of(other) == cores for other in plan.local_ranks)
+        share = min(share, len(cores) // sharing)
+    return max(1, share)
 
 
 def _compiled_for_gpus() -> dict[str, str]:

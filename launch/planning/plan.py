@@ -6,7 +6,7 @@ import functools
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from collective.job.errors import UsageError
 from collective.job.gloo_address import LOOPBACK, addresses_of_name, check_host_name, library
@@ -48,6 +48,8 @@ class LaunchPlan:
         no_restart_after: patterns of lines after which a failed job isn't started again.
         leave_out_host_after: patterns of lines after which it is started again without the host.
         starts_hosts: whether this launcher starts those of all hosts, and so can leave one out.
+        bound: the cores to which ranks of this host are bound, by their device; see
+            `gpu_cores.bound_cores`.
         metrics_port: where rank 0 serves metrics; None leaves it to the environment.
     """
 
@@ -79,6 +81,7 @@ class LaunchPlan:
     no_restart_after: tuple[str, ...] = ()
     leave_out_host_after: tuple[str, ...] = ()
     starts_hosts: bool = False
+    bound: Mapping[str, frozenset[int]] = field(default_factory=dict)
     metrics_port: str | None = None
 
     @property
@@ -96,6 +99,10 @@ class LaunchPlan:
         if not self.hosts:
             return range(self.size)
         return ranks_of_node(self.hosts, self.node) if self.node >= 0 else range(0)
+
+    def cores_of(self, rank: int) -> frozenset[int] | None:
+        """Returns the cores that a rank of this host is bound to; None if it isn't."""
+        return self.bound.get(self.devices[rank] or "")
 
     @property
     def on_gpus(self) -> bool:

@@ -88,7 +88,8 @@ class LocalRanks:
                 milestones=self.milestones.path,
                 script_files=f"/proc/{os.getpid()}/fd/{self._script_files}",
             )
-            specs.append(RankSpec(plan.command, environment, stdout[1], stderr[1]))
+            cores = plan.cores_of(rank)
+            specs.append(RankSpec(plan.command, environment, stdout[1], stderr[1], cores))
         self.supervisor: Supervisor | None = None
         if specs:
             self.supervisor = Supervisor(

@@ -18,6 +18,7 @@ before the launcher starts a thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -36,12 +37,17 @@ KILL_PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Describes a rank to start. The descriptors are the writing ends of its pipes."""
+    """Describes a rank to start. The descriptors are the writing ends of its pipes.
+
+    Attributes:
+        cores: those that it may use; None: all that the launcher may use.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     stdout: int
     stderr: int
+    cores: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,9 @@ class _SupervisorLoop:
                 if signum != signal.SIGHUP or not self._nohup:
                     signal.signal(signum, signal.SIG_DFL)
             process_tree.die_with_parent(supervisor)
+            if spec.cores is not None:
+                with contextlib.suppress(OSError):  # A core may have been taken away meanwhile.
+                    os.sched_setaffinity(0, spec.cores)
 
         try:
             process = subprocess.Popen(

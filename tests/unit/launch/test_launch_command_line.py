@@ -100,6 +100,7 @@ def test_options_and_their_defaults():
         "host_timeout": None,
         "secret_file": None,
         "device": "auto",
+        "bind": "auto",
         "log_dir": None,
         "tee": "all",
         "grace": None,

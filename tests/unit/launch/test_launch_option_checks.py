@@ -31,6 +31,7 @@ OPTIONS = {
     "--host-timeout": ("5", ONE, set()),
     "--secret-file": ("file", {*ONE, "list"}, set()),
     "--device": ("cpu", set(), set()),
+    "--bind": ("none", set(), set()),
     "--log-dir": ("logs", set(), set()),
     "--tee": ("0", set(), set()),
     "--verbose": (None, set(), set()),
