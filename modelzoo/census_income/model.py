@@ -42,7 +42,11 @@ class Network:
         embedded = [
             tf.nn.embedding_lookup(table, batch["ids"][column]) for column, table in tables.items()
         ]
-        values = tf.concat([*embedded, batch["numeric"]], axis=1)
+        return self.logits([*embedded, batch["numeric"]])
+
+    def logits(self, parts: list) -> tf.Tensor:
+        """Builds the logits [B] of embeddings and numbers, [B, n] each."""
+        values = tf.concat(parts, axis=1)
         for number, (kernel, bias) in enumerate(self._layers):
             values = tf.nn.bias_add(tf.matmul(values, kernel), bias)
             if number < len(HIDDEN_UNITS):
