@@ -102,7 +102,8 @@ def check_scope(what: str) -> None:
     if not SCOPES.is_open:
         raise ValueError(
             f"{what} makes a dynamic table, which needs strategy.scope(): with strategy.scope(), "
-            "tf.Graph().as_default(): …"
+            "tf.Graph().as_default(): …. For a script of another framework that has no scope: "
+            "collective launch --as … --embedding-scope auto"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 import pytest
 
+from collective.embedding_variable import get_embedding_variable
 from collective.options import EmbeddingOptions, ScopeOptions
 from collective.scope import ScopeStack
 
@@ -185,3 +186,10 @@ def test_a_first_scope_that_can_not_open_leaves_none_open(stack: ScopeStack):
     with pytest.raises(OSError, match="no patches"):
         stack.enter({})
     assert not stack.is_open
+
+
+def test_a_dynamic_table_outside_of_scope_says_how_to_open_one() -> None:
+    with pytest.raises(ValueError, match="'user'") as error:
+        get_embedding_variable("user", 4)
+    for way in ("with strategy.scope()", "--as … --embedding-scope auto"):
+        assert way in str(error.value)
