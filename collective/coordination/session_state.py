@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
+from collections.abc import Iterator
 from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
@@ -121,32 +123,38 @@ def state_of_session(session: Any) -> SessionState:
     return state
 
 
-# The sessions in which this process has run something, the last one last.
-_run: list[weakref.ref[Any]] = []
+# The script's session with variables in which this process last ran something.
+_last_run: list[weakref.ref[Any]] = []
+_own_sessions: list[str] = []
 
 
 def note_run(session: Any) -> None:
-    """Notes that this process runs something in a session."""
-    if _run and _run[-1]() is session:
+    """Notes that this process runs something in a session.
+
+    One without variables, in which ranks exchange messages, for instance, isn't noted.
+    """
+    if _own_sessions or (_last_run and _last_run[0]() is session):
         return
-    others = [ref for ref in _run if _is_open(ref()) and ref() is not session]
-    _run[:] = [*others, weakref.ref(session)]
+    if session.graph.get_collection(_VARIABLES):
+        _last_run[:] = [weakref.ref(session)]
+
+
+@contextlib.contextmanager
+def in_own_session(why: str) -> Iterator[None]:
+    """Says that what runs inside runs in a session of the library's, not of the script's."""
+    _own_sessions.append(why)
+    try:
+        yield
+    finally:
+        _own_sessions.pop()
 
 
 def last_open_session() -> Any:
-    """Returns the open session with variables in which this process last ran something, if any.
-
-    The session in which ranks exchange messages has none.
+    """Returns the script's session with variables in which this process last ran something; None
+    if it is closed.
     """
-    for ref in reversed(_run):
-        session: Any = ref()
-        if _is_open(session) and session.graph.get_collection(_VARIABLES):
-            return session
-    return None
-
-
-def _is_open(session: Any) -> bool:
-    return session is not None and not state_of_session(session).is_closed
+    session: Any = _last_run[0]() if _last_run else None
+    return None if session is None or state_of_session(session).is_closed else session
 
 
 def is_end(error: BaseException) -> bool:

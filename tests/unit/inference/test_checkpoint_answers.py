@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.training import monitored_session
 
 import collective
 from collective.checkpoint.files import chain
@@ -66,7 +67,8 @@ def training(tmp_path):
         _, loss = build(strategy, tf.constant([3], tf.int64))
         step = tf.train.get_or_create_global_step()
         train = tf.train.AdagradOptimizer(RATE).minimize(loss, global_step=step)
-        with tf.train.MonitoredTrainingSession(
+        # Another test of this process may have imported tf.train once more, by another path.
+        with monitored_session.MonitoredTrainingSession(
             checkpoint_dir=folder, save_checkpoint_steps=3, save_incremental_checkpoint_steps=1
         ) as session:
             yield folder, lambda: session.run(train)
