@@ -1,5 +1,4 @@
-"""Counts how far this rank has trained, and tells the launcher; and from which checkpoint it would
-resume.
+"""Tells the launcher how far this rank has trained, and from which checkpoint it would resume.
 
 See `collective.job.milestones`.
 """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterator
 from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
@@ -46,6 +44,7 @@ class SessionState:
             to run.
         has_left: whether this rank has closed it or is about to; it runs nothing more.
         is_closed: whether this rank has closed it.
+        is_librarys: whether the library has made it, and not the script.
         number: which of the sessions that all ranks share it is; None before they do.
         begun_iterators: the names of the iterators of which batches were taken that are counted
             (`collective.coordination.batch_counter`).
@@ -78,6 +77,7 @@ class SessionState:
     is_stopping: bool = False
     has_left: bool = False
     is_closed: bool = False
+    is_librarys: bool = False
     number: int | None = None
     begun_iterators: set[str] = dataclasses.field(default_factory=set)
     void_iterators: set[str] = dataclasses.field(default_factory=set)
@@ -125,7 +125,6 @@ def state_of_session(session: Any) -> SessionState:
 
 # The script's session with variables in which this process last ran something.
 _last_run: list[weakref.ref[Any]] = []
-_own_sessions: list[str] = []
 
 
 def note_run(session: Any) -> None:
@@ -133,20 +132,10 @@ def note_run(session: Any) -> None:
 
     One without variables, in which ranks exchange messages, for instance, isn't noted.
     """
-    if _own_sessions or (_last_run and _last_run[0]() is session):
+    if _last_run and _last_run[0]() is session:
         return
-    if session.graph.get_collection(_VARIABLES):
+    if session.graph.get_collection(_VARIABLES) and not state_of_session(session).is_librarys:
         _last_run[:] = [weakref.ref(session)]
-
-
-@contextlib.contextmanager
-def in_own_session(why: str) -> Iterator[None]:
-    """Says that what runs inside runs in a session of the library's, not of the script's."""
-    _own_sessions.append(why)
-    try:
-        yield
-    finally:
-        _own_sessions.pop()
 
 
 def last_open_session() -> Any:

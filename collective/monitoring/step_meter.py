@@ -41,10 +41,8 @@ class StepMeter:
         self._count = self._counted = 0  # how many runs there were; by the last measurement
         self._is_due = False
         self._agreed = 0.0  # rank 0's clock at the last measurement
-        self._since = (
-            0,
-            time.perf_counter(),
-        )  # the run from whose end on the rate is taken, and when
+        # The run from whose end on the rate is taken, and when it ended.
+        self._since = 0, time.perf_counter()
 
     def watch(
         self,

@@ -21,11 +21,7 @@ from collective.checkpoint.reading import consolidate
 from collective.checkpoint.saving import background, saver
 from collective.coordination import barrier
 from collective.coordination.barrier import Steps
-from collective.coordination.session_state import (
-    in_own_session,
-    last_open_session,
-    state_of_session,
-)
+from collective.coordination.session_state import last_open_session, state_of_session
 from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
@@ -322,8 +318,8 @@ def _build_saved_model(
 ) -> None:
     """Builds a graph by `make_signatures`, and writes it as a SavedModel."""
     builder = tf.saved_model.Builder(path)
-    own = in_own_session("export")
-    with own, tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
+    with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
+        state_of_session(session).is_librarys = True
         served.bind(graph)
         signatures = make_signatures()
         builder.add_meta_graph_and_variables(

@@ -33,6 +33,7 @@ _BATCH = 32
 _SAME = {
     "epochs": "Pass the same on all ranks.",
     "records": "Ranks may have different numbers of records in tf.data datasets, not in arrays.",
+    "batches": "Ranks may have different numbers of batches in tf.data datasets without steps.",
 }
 
 
@@ -60,7 +61,7 @@ def _of_all_ranks(model: Any, loss: Any) -> Any:
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0:
         return loss
     with tf.name_scope("collective/keras_loss"):
-        records = tf.cast(tf.shape(tf.nest.flatten(model.inputs)[0])[0], tf.float32)
+        records = tf.cast(tf.shape(tf.nest.flatten(model.outputs)[0])[0], tf.float32)
         # A rank without records adds none: the mean over nothing may be no number.
         added = tf.where_v2(records > 0, tf.cast(loss, tf.float32) * records, 0.0)
         name = collectives.unique_name(f"collective.keras.{model.name}.loss")
@@ -79,24 +80,26 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """
     if collectives.size() == 1:
         return original(model, *args, **kwargs)
-    call = inspect.signature(original).bind(model, *args, **kwargs)
-    call.apply_defaults()
+    call = _bound(original, model, args, kwargs)
     given = call.arguments
     name = f"fit of the Keras model '{model.name}'"
-    steps = _steps(given["x"], given["batch_size"], given["steps_per_epoch"])
-    records = None if given["steps_per_epoch"] is not None else _records(given["x"])
-    epochs = [given["initial_epoch"], given["epochs"]]
-    said = _agreed(f"the start of {name}", {"steps": steps, "records": records}, epochs=epochs)
-    _shorten(given, said)
+
+    def described() -> dict[str, Any]:
+        steps = given["steps_per_epoch"]
+        return {
+            "steps": _steps(given["x"], given["batch_size"], steps),
+            "records": None if steps is not None else _records(given["x"]),
+            "epochs": [given["initial_epoch"], given["epochs"]],
+        }
+
+    _shorten(given, _agreed(f"the start of {name}", described, same=["epochs"]))
     if given["validation_data"] is not None:
-        given["validation_data"], given["validation_steps"] = _padded(
+        given["validation_data"] = _padded(
             f"the validation of {name}",
             given["validation_data"],
             given["batch_size"],
             given["validation_steps"],
         )
-    if collectives.rank() != 0:
-        given["verbose"] = 0
     given["callbacks"] = _with_agreed_stop(given["callbacks"], name)
     return original(*call.args, **call.kwargs)
 
@@ -107,24 +110,28 @@ def evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     A rank with fewer batches than another one evaluates batches without records at the end.
 
     Raises:
-        ValueError: a rank doesn't know how many batches it has, or has other numbers of records in
-            arrays than another one.
+        ValueError: a rank doesn't know how many batches it has; or has another number of them than
+            another rank, and not in a dataset.
         RankError: another rank does something else.
     """
     if collectives.size() == 1:
         return original(model, *args, **kwargs)
+    call = _bound(original, model, args, kwargs)
+    given = call.arguments
+    name = f"the start of evaluate of the Keras model '{model.name}'"
+    given["x"] = _padded(name, given["x"], given["batch_size"], given["steps"])
+    return original(*call.args, **call.kwargs)
+
+
+def _bound(
+    original: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    """Returns all arguments of a call, by which only rank 0 shows progress."""
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
-    given = call.arguments
-    given["x"], given["steps"] = _padded(
-        f"the start of evaluate of the Keras model '{model.name}'",
-        given["x"],
-        given["batch_size"],
-        given["steps"],
-    )
     if collectives.rank() != 0:
-        given["verbose"] = 0
-    return original(*call.args, **call.kwargs)
+        call.arguments["verbose"] = 0
+    return call
 
 
 def _steps(x: Any, batch_size: int | None, steps: int | None) -> int | None:
@@ -148,15 +155,18 @@ def _records(x: Any) -> int | None:
     return len(parts[0])
 
 
-def _agreed(name: str, own: dict[str, int | None], **same: Any) -> list[dict[str, Any]]:
-    """Returns what every rank says.
+def _agreed(
+    name: str, describe: Callable[[], dict[str, Any]], same: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns what every rank says; an error on one rank is an error on all.
 
     Args:
         name: of this meeting of the ranks.
-        own: this rank's number of batches, "steps", which is None if it doesn't know, and more.
-        same: what has to be the same on all ranks, by its name.
+        describe: returns what this rank says: its number of batches, "steps", which is None if it
+            doesn't know, and more.
+        same: the names of what has to be the same on all ranks.
     """
-    said = barrier.exchange(None, name, {**own, **same})
+    said = barrier.run_on_all_ranks(None, name, describe)
     unknown = [rank for rank, each in enumerate(said) if each["steps"] is None]
     if unknown:
         raise ValueError(
@@ -205,8 +215,8 @@ def _shorten(given: dict[str, Any], said: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _padded(name: str, x: Any, batch_size: int | None, steps: int | None) -> tuple[Any, int | None]:
-    """Returns data, and the number of their batches, for an evaluation on all ranks.
+def _padded(name: str, x: Any, batch_size: int | None, steps: int | None) -> Any:
+    """Returns the data of an evaluation on all ranks, which takes as many batches on each.
 
     Args:
         name: of the meeting of the ranks.
@@ -214,15 +224,18 @@ def _padded(name: str, x: Any, batch_size: int | None, steps: int | None) -> tup
         batch_size: of arrays.
         steps: what the script says; None if it says nothing.
     """
-    is_dataset = isinstance(x, DATASETS)
-    own = _steps(x, batch_size, steps)
-    records = None if is_dataset or steps is not None else _records(x)
-    counts = [each["steps"] for each in _agreed(name, {"steps": own}, records=records)]
-    most = max(counts)
-    if own is not None and own < most and is_dataset and steps is None:
-        empty = x.take(1).map(_without_records).repeat(most - own)
-        x = x.concatenate(empty)
-    return x, steps if steps is None else min(counts)
+    can_pad = isinstance(x, DATASETS) and steps is None
+
+    def described() -> dict[str, Any]:
+        known = _steps(x, batch_size, steps)
+        records = None if steps is not None else _records(x)
+        return {"steps": known, "records": records, "batches": None if can_pad else known}
+
+    said = _agreed(name, described, same=["records", "batches"])
+    own, most = said[collectives.rank()]["steps"], max(each["steps"] for each in said)
+    if own == most:
+        return x
+    return x.concatenate(x.take(1).map(_without_records).repeat(most - own))
 
 
 def _without_records(*batch: Any) -> Any:

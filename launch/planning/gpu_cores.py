@@ -1,4 +1,4 @@
-"""Which cores are near each rank's GPU, and so which cores the rank may use (--bind).
+"""Finds the cores near each rank's GPU, to which the rank is bound (--bind).
 
 A host with several processors has several NUMA nodes: a GPU hangs on one of them, and memory of
 another node is slower to reach, for the processor and for copies to the GPU. NVIDIA's driver tells

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective import RankError
 from tests.ranks import grouped, reference
 
 pytestmark = pytest.mark.ranks(1, 3)
@@ -128,6 +129,16 @@ def test_callbacks_see_the_loss_of_all_ranks_and_stop_together(strategy, rank, s
     assert all(str(mine) == str(everyones[0]) for mine in everyones)
 
 
+class Failing(tf2.keras.utils.Sequence):
+    """Is data that don't even know their length."""
+
+    def __len__(self):
+        return 1 // 0
+
+    def __getitem__(self, number):
+        raise AssertionError(number)
+
+
 @pytest.mark.ranks(2)
 def test_what_ranks_could_not_do_alike_is_refused(strategy, rank, size):
     if size == 1:
@@ -140,6 +151,11 @@ def test_what_ranks_could_not_do_alike_is_refused(strategy, rank, size):
             model.fit(data, epochs=1 + rank, verbose=0)
         model.fit(data, steps_per_epoch=2 + rank, verbose=0)
         assert model.evaluate(data.repeat(), steps=2, verbose=0)
+        with pytest.raises(ValueError, match="batches is 2 on rank 0, and 3 on rank 1"):
+            model.evaluate(data.repeat(), steps=2 + rank, verbose=0)
+        with pytest.raises(ZeroDivisionError if rank == 1 else RankError, match="division|Zero"):
+            model.fit(Failing() if rank == 1 else data, verbose=0)
+        model.fit(data, steps_per_epoch=2, verbose=0)  # Training goes on.
 
 
 def test_only_rank_0_has_a_progress_bar(strategy, rank, size, capsys):

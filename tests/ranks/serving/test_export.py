@@ -135,6 +135,12 @@ def test_without_a_checkpoint_the_open_session_is_exported(
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             one_table()
+        tf.train.get_or_create_global_step()
+        older = tf.Session()  # It stays open, and is never what is exported.
+        older.run(tf.global_variables_initializer())
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            one_table()
         step = tf.train.get_or_create_global_step()
         more = tf.assign_add(step, 1)
 
@@ -153,6 +159,7 @@ def test_without_a_checkpoint_the_open_session_is_exported(
             assert saver.last_checkpoint() is None
         with pytest.raises(ValueError if rank == 0 else RankError, match="no checkpoint to export"):
             export(signature(strategy, build))
+    older.close()
     assert sorted(left_in(folder)) == sorted(map(os.path.basename, paths))
     assert [served(path, {"p": [4]})["step"] for path in paths] == [1, 2]
 
