@@ -41,13 +41,13 @@ class DataSource:
     """Describes data as far as a position depends on it.
 
     Attributes:
-        batch_size: records of a global batch.
+        batch_size: records of a global batch; None: unknown.
         records: of an epoch; None: unknown.
         seed: of their order; None: unknown, or they aren't shuffled.
-        digest: 63 bits of the rest.
+        digest: 63 bits of the rest; of streams how many there are.
     """
 
-    batch_size: int
+    batch_size: int | None
     records: int | None
     seed: int | None
     digest: int
@@ -65,7 +65,7 @@ class DataPosition:
 
     Attributes:
         name: of the dataset.
-        batch_size: the records of a global batch.
+        batch_size: the records of a global batch; None: unknown.
         handle: the name by which functions find the variable.
 
     Args:
@@ -158,9 +158,9 @@ class DataPosition:
                 ") than those of this job (",
                 _text(tf.constant(self._source.values(), tf.int64)),
                 "). The digest is of files or, for a tf.data pipeline, its operations and their "
-                "constants. Give the data as they were; or let resumable(..., on_change=restart) "
-                "begin them again, or on_change=continue go on after as many batches of the new "
-                "data.",
+                "constants; for a stream, the number of its loaders. Give the data as they were; "
+                "or let resumable(..., on_change=restart) begin them again, or on_change=continue "
+                "go on after as many batches of the new data.",
             ]
         )
 
@@ -193,8 +193,8 @@ class DataPositions:
     by_handle: dict[str, DataPosition] = dataclasses.field(default_factory=dict)
 
     @property
-    def batch_sizes(self) -> list[int]:
-        """Returns how many records a global batch of each dataset has."""
+    def batch_sizes(self) -> list[int | None]:
+        """Returns how many records a global batch of each dataset has; None: unknown."""
         return [position.batch_size for position in self.by_handle.values()]
 
     def counted_run(

@@ -166,17 +166,30 @@ def _check_options(
             f"resumable(batch_size={batch_size!r}): a global batch needs at least one record for "
             f"each rank, and there {'is' if ranks == 1 else 'are'} {ranks}."
         )
+    check_position_options("resumable", name, start, on_change)
+    if records is not None and batch is not None:
+        raise ValueError("resumable(batch=…): this dataset makes its batches itself; leave it out.")
+
+
+def check_position_options(function: str, name: str, start: int, on_change: str) -> None:
+    """Refuses options of a position that are invalid.
+
+    Args:
+        function: names the function that has them.
+        name, start, on_change: see `resumable`.
+
+    Raises:
+        ValueError: one of them is.
+    """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ValueError(
-            f"resumable(name={name!r}): it begins the names of variables, of letters, digits and "
+            f"{function}(name={name!r}): it begins the names of variables, of letters, digits and "
             "_ . - /"
         )
     if not (is_whole(start) and start >= 0):
-        raise ValueError(f"resumable(start={start!r}): it is a whole number of batches, from 0.")
+        raise ValueError(f"{function}(start={start!r}): it is a whole number of batches, from 0.")
     if on_change not in ON_CHANGE:
-        raise ValueError(f"resumable(on_change={on_change!r}): it is one of {ON_CHANGE}.")
-    if records is not None and batch is not None:
-        raise ValueError("resumable(batch=…): this dataset makes its batches itself; leave it out.")
+        raise ValueError(f"{function}(on_change={on_change!r}): it is one of {ON_CHANGE}.")
 
 
 def _check_records(dataset: Any) -> None:

@@ -118,6 +118,11 @@ def _check_dataset(function: DataFunction, dataset: Any) -> None:
 def _check_batch(batch: int) -> None:
     """Refuses a resumable dataset whose global batches have another size."""
     sizes = graph_state.of(tf.get_default_graph(), DataPositions).batch_sizes
+    if None in sizes:
+        raise ValueError(
+            f"global_batch_size is {batch}, but the stream of training doesn't say how many "
+            f"samples its batches have: collective.data.stream(batch_size={batch})."
+        )
     if set(sizes) != {batch}:
         raise ValueError(
             f"global_batch_size is {batch}, but the resumable dataset of training has batches of "

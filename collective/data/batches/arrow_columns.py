@@ -97,8 +97,17 @@ def _numbers(what: str, array: Any) -> np.ndarray:
 # ---- Bytes
 
 
-def to_bytes(columns: Mapping[str, Any], meta: bytes) -> bytes:
-    """Returns a stream with one record batch.
+def to_bytes(batch: Any) -> bytes:
+    """Returns a stream with one record batch."""
+    pyarrow = arrow.module()
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def record_batch(columns: Mapping[str, Any], meta: bytes) -> Any:
+    """Returns a record batch.
 
     Args:
         columns: arrays, or `RaggedIds`, by name.
@@ -112,10 +121,7 @@ def to_bytes(columns: Mapping[str, Any], meta: bytes) -> bytes:
         about = {_SHAPE: json.dumps(shape).encode()} if shape else None
         fields.append(pyarrow.field(name, array.type, nullable=False, metadata=about))
     schema = pyarrow.schema(fields, {_FORMAT: _VERSION, _META: meta})
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, schema) as stream:
-        stream.write_batch(pyarrow.record_batch(arrays, schema=schema))
-    return bytes(sink.getvalue())
+    return pyarrow.record_batch(arrays, schema=schema)
 
 
 def _arrow_of(value: Any) -> tuple[Any, tuple[int, ...]]:
@@ -145,31 +151,56 @@ def from_bytes(data: Any) -> tuple[dict[str, Any], bytes]:
         raise TypeError(f"a batch is read from bytes, not {type(data).__name__}.") from None
     try:
         batch = _only_batch(pyarrow, buffer)
+    except (pyarrow.ArrowException, OSError, EOFError, KeyError, UnicodeError) as error:
+        raise _not_a_batch(error) from None
+    return from_record_batch(batch)
+
+
+def from_record_batch(batch: Any) -> tuple[dict[str, Any], bytes]:
+    """Returns columns, as `ragged` and `dense` take them or reshaped arrays, and the meta bytes.
+
+    Raises:
+        TypeError: it is no record batch.
+        ValueError: it isn't one of `record_batch`.
+    """
+    pyarrow = arrow.module()
+    if not isinstance(batch, pyarrow.RecordBatch):
+        raise TypeError(f"a batch is read from a RecordBatch, not {type(batch).__name__}.")
+    try:
+        _check_version(pyarrow, batch.schema)
+        batch.validate(full=True)
         columns = {
             field.name: _column(field, array) for field, array in zip(batch.schema, batch.columns)
         }
     except (pyarrow.ArrowException, OSError, EOFError, KeyError, UnicodeError) as error:
-        text = " ".join(str(error).split())
-        raise ValueError(f"these aren't the bytes of a Batch, or not all of them: {text}") from None
+        raise _not_a_batch(error) from None
     if len(columns) != len(batch.columns):
         raise ValueError("these aren't the bytes of a Batch: a column occurs twice.")
     return columns, batch.schema.metadata.get(_META, b"")
 
 
+def _not_a_batch(error: Exception) -> ValueError:
+    text = " ".join(str(error).split())
+    return ValueError(f"these aren't the bytes of a Batch, or not all of them: {text}")
+
+
+def _check_version(pyarrow: Any, schema: Any) -> None:
+    version = (schema.metadata or {}).get(_FORMAT)
+    if version != _VERSION:
+        raise pyarrow.ArrowInvalid(
+            "the schema has no 'collective.batch'"
+            if version is None
+            else f"they are of version {version.decode(errors='replace')}, and this reads 1"
+        )
+
+
 def _only_batch(pyarrow: Any, buffer: Any) -> Any:
     source = pyarrow.BufferReader(buffer)
     with pyarrow.ipc.open_stream(source) as stream:
-        version = (stream.schema.metadata or {}).get(_FORMAT)
-        if version != _VERSION:
-            raise pyarrow.ArrowInvalid(
-                "the schema has no 'collective.batch'"
-                if version is None
-                else f"they are of version {version.decode(errors='replace')}, and this reads 1"
-            )
+        _check_version(pyarrow, stream.schema)
         batches = list(stream)
     if len(batches) != 1 or source.tell() != buffer.size or not _ends(buffer):
         raise pyarrow.ArrowInvalid("there isn't one record batch up to the end")
-    batches[0].validate(full=True)
     return batches[0]
 
 

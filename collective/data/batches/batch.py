@@ -189,8 +189,16 @@ class Batch:
         Raises:
             ImportError: pyarrow isn't installed.
         """
+        return arrow_columns.to_bytes(self.to_arrow())
+
+    def to_arrow(self) -> Any:
+        """Returns the batch as a `pyarrow.RecordBatch`, with columns 'ids/user', 'dense/age', ….
+
+        Raises:
+            ImportError: pyarrow isn't installed.
+        """
         arrays = [(f"{role}/{name}", value) for role, name, value in self._columns()]
-        return arrow_columns.to_bytes(dict(arrays), self.meta)
+        return arrow_columns.record_batch(dict(arrays), self.meta)
 
     @classmethod
     def from_bytes(cls, data: Any, *, finite: bool = False) -> Batch:
@@ -204,7 +212,24 @@ class Batch:
             ImportError: pyarrow isn't installed.
             TypeError, ValueError: `data` isn't the bytes of a whole batch.
         """
-        columns, meta = arrow_columns.from_bytes(data)
+        return cls._of_record_batch(*arrow_columns.from_bytes(data), finite=finite)
+
+    @classmethod
+    def from_arrow(cls, data: Any, *, finite: bool = False) -> Batch:
+        """Returns the batch whose `to_arrow` is `data`. Its arrays are views of its memory.
+
+        Args:
+            data: a `pyarrow.RecordBatch`.
+            finite: as for `Batch`.
+
+        Raises:
+            ImportError: pyarrow isn't installed.
+            TypeError, ValueError: `data` isn't such a record batch.
+        """
+        return cls._of_record_batch(*arrow_columns.from_record_batch(data), finite=finite)
+
+    @classmethod
+    def _of_record_batch(cls, columns: dict[str, Any], meta: bytes, *, finite: bool) -> Batch:
         parts: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
         for column, value in columns.items():
             role, _, name = column.partition("/")

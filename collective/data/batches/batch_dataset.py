@@ -74,9 +74,6 @@ def _signature(parts: Parts) -> dict[str, str]:
 
 def dataset(batches: Iterable[Any] | Callable[[], Iterable[Any]], like: Any) -> Any:
     """Makes a dataset of batches; see `Batch.dataset`."""
-    import tensorflow.compat.v1 as tf
-    import tensorflow.compat.v2 as tf2
-
     read = batches if callable(batches) else lambda: batches
     if not callable(batches) and iter(batches) is batches:
         raise TypeError(
@@ -87,10 +84,26 @@ def dataset(batches: Iterable[Any] | Callable[[], Iterable[Any]], like: Any) -> 
         like = next(iter(read()), None)
     if like is None:
         raise ValueError("Batch.dataset(…): there are no batches; like=… says what they would be.")
+    return generated(read, like)
+
+
+def generated(
+    read: Callable[..., Iterable[Any]], like: Any, arguments: tuple[Any, ...] = ()
+) -> Any:
+    """Makes a dataset of the batches that a function returns.
+
+    Args:
+        read: called for each iteration.
+        like: a batch with the names, types and shapes of all.
+        arguments: tensors, whose values `read` gets.
+    """
+    import tensorflow.compat.v1 as tf
+    import tensorflow.compat.v2 as tf2
+
     model = like.arrays()
 
-    def flat() -> Iterator[tuple[np.ndarray, ...]]:
-        for number, batch in enumerate(read()):
+    def flat(*values: Any) -> Iterator[tuple[np.ndarray, ...]]:
+        for number, batch in enumerate(read(*values)):
             if not hasattr(batch, "arrays"):
                 raise ValueError(f"batch {number} is no Batch, but {type(batch).__name__}.")
             arrays = batch.arrays()
@@ -118,4 +131,6 @@ def dataset(batches: Iterable[Any] | Callable[[], Iterable[Any]], like: Any) -> 
             element[role] = {name: next(left) for name in model[role]}
         return element
 
-    return tf2.data.Dataset.from_generator(flat, output_signature=tuple(types)).map(whole)
+    return tf2.data.Dataset.from_generator(
+        flat, args=arguments or None, output_signature=tuple(types)
+    ).map(whole)

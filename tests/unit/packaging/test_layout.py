@@ -226,6 +226,7 @@ SHORT_MODULES = {
     "collective.checkpoint.files.bundle_writer": "only imports make bundles of bare numbers",
     "collective.coordination.hash_seed": "is about Python, not about meetings",
     "collective.data.permutation": "is a published algorithm",
+    "collective.data.streams.stream_order": "is a pure function with a truth of its own",
     "collective.estimator.prediction": "gathers predictions; the Estimator trains and evaluates",
     "collective.gradients.part_functions": "alone looks into functions",
     "collective.inference.server.request_metrics": "is about Prometheus, not about answers",
