@@ -45,7 +45,16 @@ Job files
   --set hyperparameters.lr=0.1 (the value is YAML). Paths are relative to the current folder.
   --dry-run prints the resolved job, which is itself a job file. docs/guides/jobs.md has all keys.
 
+Loaders
+  --data-loaders K SCRIPT starts K more processes on this host, before the ranks. They make the
+  batches that collective.data.stream takes, by collective.data.serve_stream. A loader that fails is
+  started again, after 0.5, 1, 2 ... 30 seconds; one that exits with 0 isn't. All get TERM when the
+  last rank has ended, and KILL after the grace. Lines of loader 1 begin with "[loader 1] ";
+  --log-dir keeps them in FOLDER/loader.1. They see no GPU. On several hosts, start loaders
+  yourself, and give the ranks and them COLLECTIVE_LOADERS and the secret.
+
 Environment, read
+  COLLECTIVE_LOADERS       where loaders listen that this launcher doesn't start: h1:7000,h2:7000
   COLLECTIVE_SECRET, COLLECTIVE_SECRET_FILE
                            the secret of a job of several hosts, or a file with it
   PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NPROC_PER_NODE, NODE_RANK,
@@ -84,6 +93,9 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_TEST_MODE     1 with --test-mode
   COLLECTIVE_HYPERPARAMETERS, COLLECTIVE_JOB_FILE
                            of a job file, in JSON: its hyperparameters, and all else that is in it
+  COLLECTIVE_LOADERS, COLLECTIVE_STREAM_KEY
+                           where the job's loaders listen, and the key by which they and the ranks
+                           know each other; with COLLECTIVE_SECRET, a key that is made of it
   COLLECTIVE_METRICS_PORT  PORT or ADDRESS:PORT of --metrics-port, else the user's
   PYTHONPATH               first a folder with a sitecustomize that makes several ranks refuse to
                            train apart; it removes itself from the path, and runs the next one

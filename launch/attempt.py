@@ -105,7 +105,9 @@ class Attempt:
         self._stall_detector = StallDetector(
             plan.size, plan.stall_timeout, time.monotonic(), plan.on_gpus
         )
-        self._console = Console(plan, self._local.pipes, self._local.logs, self._signals.wake)
+        self._console = Console(
+            plan, self._local.pipes, self._local.logs, self._signals.wake, self._local.loaders
+        )
         words = announcement(plan)
         if words:
             self._say(words)
@@ -255,6 +257,8 @@ class Attempt:
         for event in events:
             if event.kind == "exited":
                 self._on_local_exit(event)
+            elif event.kind == "loader":
+                self._say(_end_of_loader(event))
             elif event.kind == "undead":
                 self._say(f"process {event.pid} can't be killed")
             elif event.kind == "broken":
@@ -419,6 +423,13 @@ class Attempt:
 
     def _say(self, text: str) -> None:
         self._console.say(f"collective launch: {text}")
+
+
+def _end_of_loader(event: SupervisorEvent) -> str:
+    """Returns the line about a loader that ended while ranks work."""
+    next_start = f"it starts again in {event.text} s" if event.text else "it isn't started again"
+    manner = RankExit(event.rank, event.pid, event.code, event.time).manner()
+    return f"loader {event.rank} ended with {manner}: {next_start}"
 
 
 # With more ranks per core than this, the user should know why the job is slow.

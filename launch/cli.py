@@ -29,6 +29,7 @@ from collective.launch.command_line.option_checks import (
     check_purpose,
     check_used,
     least_ranks,
+    loader_count,
 )
 from collective.launch.command_line.parser import (
     DEFAULT_CHECK_SECONDS,
@@ -45,6 +46,8 @@ from collective.launch.command_line.parser import (
 )
 from collective.launch.command_line.rank_command import (
     as_framework,
+    loader_command,
+    loader_words,
     misplaced_option,
     rank_command,
     script_of,
@@ -231,6 +234,7 @@ def emitted(options: LauncherOptions) -> str:
         options.env = [*map("=".join, options.job.environment.items()), *(options.env or ())]
         if options.job_name is None:
             options.job_name = options.job.label
+    loaders = loader_count(options)
     job = cluster_job(
         options,
         options.words,
@@ -241,6 +245,8 @@ def emitted(options: LauncherOptions) -> str:
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
         stall_timeout=options.stall_timeout,
         search=options.job.search() if options.job else None,
+        loaders=loaders,
+        loader_words=loader_words(options.data_loaders[1]) if options.data_loaders else (),
     )
     each: Mode = "one" if job.replicas == 1 else "each"
     check_used(options, {}, "list" if options.emit == "mpijob" else each)
@@ -345,6 +351,8 @@ def make_plan(
         independent=options.independent,
         test_mode=options.test_mode,
         metrics_port=options.metrics_port,
+        loaders=loader_count(options),
+        loader_command=loader_command(options.data_loaders[1]) if options.data_loaders else (),
         no_restart_after=tuple(options.no_restart_after or ()),
         leave_out_host_after=tuple(options.leave_out_host_after or ()),
     )

@@ -15,6 +15,7 @@ from collective.launch.attempt import Attempt
 from collective.launch.other_hosts.remote_hosts import LOST, RemoteHosts
 from collective.launch.planning.devices import driver_gpus, visible_gpus
 from collective.launch.planning.plan import LaunchPlan
+from collective.launch.processes.loader_ports import LoaderPorts
 from collective.launch.processes.signals import SignalPipe, stop_signals
 from collective.launch.restarts import (
     HostsLeftOut,
@@ -64,7 +65,14 @@ class Job:
         return code
 
     def _run_attempts(self) -> int:
-        plan, signals, remote = self._plan, self._signals, self._remote
+        ports = LoaderPorts(self._plan.loaders)
+        try:
+            return self._run_with(ports.plan_with_them(self._plan))
+        finally:
+            ports.close()
+
+    def _run_with(self, plan: LaunchPlan) -> int:
+        signals, remote = self._signals, self._remote
         policy = RestartPolicy(lambda: visible_gpus(plan.launcher_environment, driver_gpus()))
         while True:
             attempt = Attempt(plan, signals, policy, remote)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from collective.job import streams
 from collective.job.hosts import Host
 from collective.launch.command_line.host_options import HostList, HostOptions
 from collective.launch.planning.environment import rank_environment
@@ -13,6 +14,8 @@ from collective.launch.planning.plan import LaunchPlan
 
 _PORT = "<a free port>"
 _ADDRESS = "127.0.0.1:<port>/<token>"
+_LOADER = "127.0.0.1:<a free port>"
+_KEY = "<made of the secret>"
 _MEMORY = "<memory of the launcher>"
 
 
@@ -22,10 +25,14 @@ def describe(
     """Lists command, output and devices, and each variable that a rank's environment gets."""
     if hosts is not None:
         plan = _with_hosts(plan, hosts)
+    plan = replace(plan, loader_addresses=(_LOADER,) * plan.loaders, stream_key=_KEY)
     environments = [
         rank_environment(plan, rank, _PORT, _MEMORY, _MEMORY, _MEMORY, _ADDRESS)
         for rank in plan.local_ranks
     ]
+    for environment in environments:
+        if streams.KEY in environment:
+            environment[streams.KEY] = _KEY
     changed = {
         name
         for environment in environments
@@ -44,6 +51,7 @@ def describe(
         *_hosts(hosts),
         *_listed(listed),
         f"command      {shlex.join(plan.command)}",
+        *_loaders(plan),
         f"cores        {plan.cores}",
         f"output       {_output(plan)}",
         f"stall        {f'after {plan.stall_timeout:g} s' if plan.stall_timeout else 'never'}",
@@ -88,6 +96,12 @@ def _listed(listed: HostList | None) -> list[str]:
         return []
     names = [name if ranks is None else f"{name} with {ranks}" for name, ranks in listed.hosts]
     return [f"hosts        {', '.join(names)}, started from here. On this one:"]
+
+
+def _loaders(plan: LaunchPlan) -> list[str]:
+    if not plan.loaders:
+        return []
+    return [f"loaders      {plan.loaders}, each: {shlex.join(plan.loader_command)}"]
 
 
 def _restarts(plan: LaunchPlan) -> list[str]:

@@ -96,6 +96,12 @@ def check_used(options: argparse.Namespace, environment: Mapping[str, str], mode
             "--elastic is for jobs of one host: leave it out, or start the job again on the hosts "
             "that are left"
         )
+    if mode != "one" and options.data_loaders is not None and options.emit is None:
+        raise UsageError(
+            f"--data-loaders {' '.join(options.data_loaders)} is for jobs of one host: start "
+            "loaders by themselves, and give ranks and loaders their addresses by "
+            "COLLECTIVE_LOADERS=h1:7000,h2:7000, as the manifests of --emit do"
+        )
     if mode != "one" or host_count_is_given(options, environment):
         return ""
     given = [option for name, option in _MEETING.items() if getattr(options, name) is not None]
@@ -125,6 +131,8 @@ def check_limits(options: argparse.Namespace) -> None:
             "its own, and only one could serve them there: leave it out, and let the script give "
             "COLLECTIVE_METRICS_PORT a port for each rank before it opens scope()"
         )
+    if options.data_loaders is not None:
+        loader_count(options)
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
     if options.grace is not None and not 0 <= options.grace < math.inf:
@@ -141,6 +149,23 @@ def check_limits(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--restart-pause {pause:g} is about restarts: give --max-restarts, too, 1 or more"
         )
+
+
+def loader_count(options: argparse.Namespace) -> int:
+    """Returns how many loaders --data-loaders asks for; 0 without it.
+
+    Raises:
+        UsageError: its first value isn't a number from 1.
+    """
+    if options.data_loaders is None:
+        return 0
+    count, script = options.data_loaders
+    if not (count.isdecimal() and int(count) >= 1):
+        raise UsageError(
+            f"--data-loaders {count} {script}: give how many, 1 or more, and the script that they "
+            "run: --data-loaders 2 loader.py"
+        )
+    return int(count)
 
 
 def check_patterns_of_lines(options: argparse.Namespace) -> None:

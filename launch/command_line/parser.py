@@ -62,6 +62,7 @@ class LauncherOptions(ManifestOptions):
     independent: bool
     test_mode: bool
     metrics_port: str | None
+    data_loaders: list[str] | None
     framework: str | None
     embedding_scope: str
     dry_run: bool
@@ -158,6 +159,13 @@ def launcher_parser(prog: str) -> Parser:
         metavar="PORT",
         help="serve the job's metrics to Prometheus there, on rank 0's host; 0: at any free port; "
         "ADDRESS:PORT: on that network interface only",
+    )
+    add(
+        "--data-loaders",
+        nargs=2,
+        metavar=("K", "SCRIPT"),
+        help="also start K processes that run SCRIPT, which makes batches for the ranks and calls "
+        "collective.data.serve_stream; SCRIPT may be a quoted text with arguments",
     )
     add(
         "--as",
@@ -275,10 +283,10 @@ def split_command(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str
 
     The command begins with the first word that is neither an option nor an option's value.
     """
-    options_with_value: set[str] = set()
+    values: dict[str, int] = {}  # how many words follow each option
     for action in launcher_parser(PROGRAM)._actions:
-        if action.nargs != 0:
-            options_with_value.update(action.option_strings)
+        count = 1 if action.nargs is None else int(action.nargs)
+        values.update(dict.fromkeys(action.option_strings, count))
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -286,7 +294,7 @@ def split_command(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str
             return arguments[:position], arguments[position + 1 :]
         if word == "-m" or not word.startswith("-"):
             break
-        position += 2 if word in options_with_value else 1
+        position += 1 + values.get(word, 0)
     return arguments[:position], arguments[position:]
 
 

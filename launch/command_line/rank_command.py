@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
 import warnings
@@ -45,6 +46,39 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
         return (sys.executable if own else words[0], *words[1:])
     _check_program(words, "")
     return (sys.executable, *words)
+
+
+def loader_command(script: str) -> tuple[str, ...]:
+    """Returns the command line of a loader.
+
+    Args:
+        script: the second value of --data-loaders: a script, or a text with arguments.
+
+    Raises:
+        UsageError: it is no such text, or the script doesn't exist.
+    """
+    words = loader_words(script)
+    try:
+        return rank_command(words)
+    except UsageError as error:
+        raise UsageError(f"--data-loaders: {error}") from None
+
+
+def loader_words(script: str) -> list[str]:
+    """Returns the words of the second value of --data-loaders, without a bare interpreter.
+
+    Raises:
+        UsageError: it can't be split into words, or has none.
+    """
+    try:
+        words = [script] if os.path.exists(script) else shlex.split(script)
+    except ValueError as error:
+        raise UsageError(f"--data-loaders: {script!r}: {error}") from None
+    if words[:1] in (["python"], ["python3"]):
+        words = words[1:]
+    if not words:
+        raise UsageError(f"--data-loaders: {script!r} has no script")
+    return words
 
 
 def misplaced_option(words: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ _PLACES = (
     "entrypoint",
     "slots",
     "hosts",
+    "data_loaders",
     "seed",
     "hyperparameters",
     "environment",
@@ -167,6 +168,8 @@ def _resolved(file: JobFile) -> dict[str, Any]:
         value = file.get(place)
         if isinstance(value, Length):
             value = value.plain()
+        elif place == "data_loaders":
+            value = value.model_dump()
         elif place == "log_policies":
             value = [policy.model_dump(exclude_unset=True) for policy in value]
         elif place == "hyperparameters":
@@ -200,6 +203,10 @@ def _words(path: str, file: JobFile, replicas: int | None, emits: str | None) ->
         words += ["-np", str(slots)]
     if hosts:
         words += ["-H", ",".join(hosts)]
+    if file.has("data_loaders"):
+        script = file.data_loaders.script
+        text = script if isinstance(script, str) else shlex.join(script)
+        words += ["--data-loaders", str(file.data_loaders.count), text]
     if file.max_restarts:
         words += ["--max-restarts", str(file.max_restarts)]
     if file.is_given("metrics.port"):

@@ -203,6 +203,18 @@ class LogPolicy(StrictModel):
         return value
 
 
+class DataLoaders(StrictModel):
+    """Says which processes make the batches of `collective.data.stream`: `--data-loaders`.
+
+    Attributes:
+        count: how many there are, each with a stream.
+        script: what each runs, as `loader.py --flag`, or a list of words.
+    """
+
+    count: Count = 1
+    script: Words
+
+
 class Resources(StrictModel):
     """Is Determined's place of the job's `slots`."""
 
@@ -253,6 +265,7 @@ class JobFile(StrictModel):
             words.
         slots: how many ranks there are, on all hosts: `-np`.
         hosts: where they are, with how many ranks: `[h1:8, h2:8]`.
+        data_loaders: processes that make batches for the ranks.
         seed: `RunConfig(tf_random_seed=…)` of a Trainer.
         hyperparameters: `collective.job_info().hyperparameters`; those of a Trainer.
         environment: environment variables of the ranks.
@@ -270,6 +283,7 @@ class JobFile(StrictModel):
     entrypoint: Words
     slots: Slots = "auto"
     hosts: list[str] = []
+    data_loaders: DataLoaders = DataLoaders.model_construct(set())
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     hyperparameters: dict[str, Any] = {}
     environment: dict[str, Any] = {}

@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from collective.job import streams
 from collective.job.errors import UsageError
-from collective.launch.manifests.options import ManifestOptions, split_options, without_ranks
+from collective.launch.manifests.options import (
+    ManifestOptions,
+    split_options,
+    without_loaders,
+    without_ranks,
+)
 from collective.launch.planning.environment import RESERVED
 
+LOADER_PORT = 29600
 # The time from the end of --grace, when the launcher kills what is left, to the end of its report.
 _REPORT_SECONDS = 15
 _MOST_NAME = 40  # a pod's name has the job's, its number and a few random letters: 63 in all
@@ -39,15 +46,22 @@ _SCHEDULERS_OPTIONS = {
 # The options that have no effect on a kind of manifest, and why.
 _UNUSED = {
     "mpijob": {
+        "data_loaders": "loaders in pods of their own need the job's secret, which its launcher "
+        "keeps: --emit trainjob has them",
         "secret": "the launcher makes a secret by itself, and hands it over by ssh",
         "own_runtime": "a TrainJob's runtime",
     },
     "slurm": {
+        "data_loaders": "start them by srun, and give ranks and loaders COLLECTIVE_LOADERS by "
+        "--env",
         "image": "a job of Slurm runs in the environment that sbatch is called in",
         "volume": "a job of Slurm sees the hosts' own folders",
         "volume_size": "a job of Slurm sees the hosts' own folders",
         "secret": "the batch file makes a secret by itself",
         "own_runtime": "a TrainJob's runtime",
+    },
+    "optimizationjob": {
+        "data_loaders": "each trial needs loaders of its own",
     },
     "compose": {
         "volume_size": "a volume of docker has no size",
@@ -117,6 +131,8 @@ class ClusterJob:
             never.
         own_runtime: whether a TrainJob brings its own runtime.
         search: what an OptimizationJob searches.
+        loaders: how many loaders there are.
+        loader_words: the words of a loader's command, without the interpreter.
     """
 
     name: str
@@ -135,6 +151,8 @@ class ClusterJob:
     stall_timeout: float = 600.0
     own_runtime: bool = False
     search: Search | None = None
+    loaders: int = 0
+    loader_words: tuple[str, ...] = ()
 
     @property
     def cores(self) -> int:
@@ -158,6 +176,8 @@ def cluster_job(
     time_to_save: float,
     stall_timeout: float,
     search: Search | None = None,
+    loaders: int = 0,
+    loader_words: Sequence[str] = (),
 ) -> ClusterJob:
     """Makes a cluster job from the options.
 
@@ -168,6 +188,7 @@ def cluster_job(
         ranks: the value of -np: a number, "auto", "gpu" or "cpu".
         device: the value of --device.
         max_restarts, time_to_save, stall_timeout, search: as in `ClusterJob`.
+        loaders, loader_words: likewise.
 
     Raises:
         UsageError: the options contradict each other, or a scheduler would refuse them.
@@ -193,12 +214,14 @@ def cluster_job(
         memory=_mebibytes(options.memory_per_replica),
         volume=_volume(options, name),
         secret=_secret(options.secret, name),
-        environment=_environment(options.env or ()),
+        environment={**_loaders(options, name, loaders), **_environment(options.env or ())},
         max_restarts=max_restarts,
         time_to_save=time_to_save,
         stall_timeout=stall_timeout,
         own_runtime=bool(options.own_runtime),
         search=search,
+        loaders=loaders,
+        loader_words=tuple(loader_words),
     )
 
 
@@ -207,11 +230,21 @@ def _arguments(
 ) -> tuple[str, ...]:
     """Returns the command line after the launcher's name, on the hosts."""
     _, words = split_options(launcher_words)
+    words = without_loaders(words)  # they have containers of their own
     if options.emit == "mpijob":
         words = without_ranks(words)  # the host file has the number; -np would mean all ranks
     # A script that looks like an option was given after a "--".
     unclear = command[0].startswith("-") and command[0] != "-m"
     return (*words, *(["--"] if unclear else []), *command)
+
+
+def _loaders(options: ManifestOptions, name: str, count: int) -> dict[str, str]:
+    """Returns the variable that says where the loaders listen; nothing without loaders."""
+    if not count:
+        return {}
+    pattern = "loader-{}" if options.emit == "compose" else f"{name}-loader-{{}}.{name}-loader"
+    addresses = [f"{pattern.format(number)}:{LOADER_PORT}" for number in range(count)]
+    return {streams.LOADERS: ",".join(addresses)}
 
 
 def _check_use(options: ManifestOptions) -> None:

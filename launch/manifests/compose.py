@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from collective.launch.manifests.cluster_job import ClusterJob
+from collective.launch.manifests.loader_pods import loader_services
 from collective.launch.manifests.yaml_text import Document, literal, yaml_text
 
 _PORT = 29500
@@ -19,9 +20,12 @@ def compose_text(job: ClusterJob) -> str:
         "  export COLLECTIVE_SECRET=$(openssl rand -hex 32)",
         "  docker compose --file THIS_FILE up",
     ]
+    if job.loaders:
+        comment.append("The loaders end by: docker compose --file THIS_FILE down")
+    hosts = {_host(number): _service(job, number) for number in range(job.replicas)}
     document = {
         "name": job.name,
-        "services": {_host(number): _service(job, number) for number in range(job.replicas)},
+        "services": {**hosts, **loader_services(job)},
         "volumes": {job.volume.name: {}},
     }
     return yaml_text(comment, document)

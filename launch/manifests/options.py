@@ -130,6 +130,19 @@ def split_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
     return {name: value for name, value in given.items() if value is not None}, tuple(others)
 
 
+def without_loaders(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the launcher's options without --data-loaders and its two values.
+
+    Args:
+        words: the options as given, without the manifest options.
+    """
+    others = list(words)
+    while "--data-loaders" in others:
+        position = others.index("--data-loaders")
+        del others[position : position + 3]
+    return tuple(others)
+
+
 def without_ranks(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the launcher's options without -np.
 

@@ -6,7 +6,7 @@ The image's user is number 1000: `fsGroup` lets it write to the volume, and read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collective.launch.manifests.cluster_job import ClusterJob, Volume
@@ -45,7 +45,12 @@ def volume_comment(job: ClusterJob) -> list[str]:
 
 def arguments(job: ClusterJob) -> list[str]:
     """Returns the launcher's arguments, escaped so that Kubernetes leaves them unchanged."""
-    return [literal(word) for word in job.arguments]
+    return literal_words(job.arguments)
+
+
+def literal_words(words: Sequence[str]) -> list[str]:
+    """Returns words, escaped so that Kubernetes leaves them unchanged."""
+    return [literal(word) for word in words]
 
 
 def environment(job: ClusterJob, **more: str) -> list[Document]:

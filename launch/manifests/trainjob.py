@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from collective.launch.manifests.cluster_job import ClusterJob
+from collective.launch.manifests.loader_pods import loader_comment, loader_documents
 from collective.launch.manifests.pod import (
     COMMAND,
     arguments,
@@ -37,7 +38,18 @@ def trainjob_text(job: ClusterJob) -> str:
         "metadata": {"name": job.name},
         "spec": trainjob_spec(job),
     }
-    return yaml_text(secret_comment(job), *what_it_needs(job), trainjob)
+    comment = [*secret_comment(job), *loader_comment(job)]
+    loaders = loader_documents(job, _secret_mount(), _secret_volume(job))
+    return yaml_text(comment, *what_it_needs(job), *loaders, trainjob)
+
+
+def _secret_volume(job: ClusterJob) -> Document:
+    # Readable by the group: the container's user isn't the owner.
+    return {"name": "secret", "secret": {"secretName": job.secret, "defaultMode": 0o440}}
+
+
+def _secret_mount() -> Document:
+    return {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True}
 
 
 def secret_comment(job: ClusterJob) -> list[str]:
@@ -64,13 +76,10 @@ def trainjob_spec(job: ClusterJob, *variables: Document) -> Document:
     """
     own = {"kind": "TrainingRuntime", "name": job.name}
     settings = pod_settings(job)
-    # Readable by the group: the container's user isn't the owner.
-    secret = {"secretName": job.secret, "defaultMode": 0o440}
-    mount = {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True}
     pod: dict[str, Any] = {
         **settings,
-        "volumes": [*settings["volumes"], {"name": "secret", "secret": secret}],
-        "containers": [{"name": _NODE, "volumeMounts": [*volume_mounts(job), mount]}],
+        "volumes": [*settings["volumes"], _secret_volume(job)],
+        "containers": [{"name": _NODE, "volumeMounts": [*volume_mounts(job), _secret_mount()]}],
     }
     patch = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {

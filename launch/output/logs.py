@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,18 +44,37 @@ def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | N
     """
     if plan.log_dir is None:
         return {rank: (None, None) for rank in plan.local_ranks}
+    return _open(plan, [f"rank.{rank}" for rank in plan.local_ranks], plan.local_ranks)
+
+
+def _open(
+    plan: LaunchPlan, folders: Sequence[str], numbers: Sequence[int]
+) -> dict[int, tuple[BinaryIO | None, BinaryIO | None]]:
+    """Opens two files in each folder of --log-dir; raises UsageError where they can't be."""
+    assert plan.log_dir is not None
     logs: dict[int, tuple[BinaryIO | None, BinaryIO | None]] = {}
     try:
-        for rank in plan.local_ranks:
-            folder = Path(plan.log_dir, f"rank.{rank}")
+        for name, number in zip(folders, numbers):
+            folder = Path(plan.log_dir, name)
             folder.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a reader who follows the file sees the output as the rank writes it.
             # A restart appends to the files.
-            stdout, stderr = (_opened(folder / name, plan) for name in STREAM_NAMES)
-            logs[rank] = stdout, stderr
+            stdout, stderr = (_opened(folder / each, plan) for each in STREAM_NAMES)
+            logs[number] = stdout, stderr
     except OSError as error:
         raise _unwritable(plan.log_dir, error) from None
     return logs
+
+
+def open_loader_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | None]]:
+    """Opens the files that store stdout and stderr of each loader, FOLDER/loader.N/stdout.
+
+    Raises:
+        UsageError: they can't be written.
+    """
+    if plan.log_dir is None:
+        return dict.fromkeys(range(plan.loaders), (None, None))
+    return _open(plan, [f"loader.{number}" for number in range(plan.loaders)], range(plan.loaders))
 
 
 def _opened(path: Path, plan: LaunchPlan) -> BinaryIO:

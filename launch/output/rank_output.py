@@ -39,6 +39,10 @@ _LONGEST_LINE = 16 << 20
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 
 
+Descriptors = tuple[int, int]
+Logs = tuple[BinaryIO | None, BinaryIO | None]
+
+
 class Console:
     """Owns the launcher's ends of the ranks' pipes, and the screens that show them.
 
@@ -54,8 +58,9 @@ class Console:
         pipes: Mapping[int, tuple[int, int]],
         logs: Mapping[int, tuple[BinaryIO | None, BinaryIO | None]],
         notify: Callable[[], None],
+        loaders: Mapping[int, tuple[Descriptors, Logs]] | None = None,
     ) -> None:
-        """Makes two streams for each rank.
+        """Makes two streams for each rank, and for each loader.
 
         Args:
             plan: says which ranks are shown.
@@ -63,6 +68,7 @@ class Console:
                 other hosts' ranks comes through `take`.
             logs: the files that store the output.
             notify: called from a thread when there is room for more output, or no reader left.
+            loaders: the same ends and files of each loader.
         """
         self._screens = _screens(notify)
         self.patterns = LogPatterns(plan.no_restart_after, plan.leave_out_host_after)
@@ -71,6 +77,7 @@ class Console:
             on_cpu = {rank: plan.devices[rank] is None for rank in sorted(plan.shown_ranks)}
             self._digest = JobDigest(self.say, on_cpu)
         self._streams: list[tuple[RankStream, RankStream]] = []
+        self._of_loaders: list[tuple[RankStream, RankStream]] = []
         for rank in range(plan.size):
             prefix = line_prefix(plan, rank)
             pipe, log = pipes.get(rank, (None, None)), logs.get(rank, (None, None))
@@ -89,6 +96,15 @@ class Console:
                 for stream in streams:
                     stream.search(self.patterns.of_stream(rank))
             self._streams.append(streams)
+        for number, (pipe, log) in (loaders or {}).items():
+            shown = self._screens if plan.shown_ranks else (None, None)
+            prefix = f"[loader {number}] "
+            self._of_loaders.append(
+                (
+                    RankStream(pipe[0], prefix, shown[0], log[0]),
+                    RankStream(pipe[1], prefix, shown[1], log[1]),
+                )
+            )
         self._watched: set[RankStream] = set()
 
     def say(self, text: str) -> None:
@@ -197,7 +213,8 @@ class Console:
         return None
 
     def _all_streams(self) -> list[RankStream]:
-        return [stream for streams in self._streams for stream in streams]
+        every = [*self._streams, *self._of_loaders]
+        return [stream for streams in every for stream in streams]
 
     def _flushed(self) -> list[RankStream]:
         """Returns the streams whose partial lines are shown after a while."""

@@ -20,6 +20,7 @@ from collective.job import (
     progress_board,
     secret,
     startup_hook,
+    streams,
     training_apart,
 )
 from collective.job import milestones as milestone_board
@@ -28,7 +29,7 @@ from collective.launch.planning.plan import LaunchPlan
 
 # Variables that the launcher sets for a rank, or a scheduler for the launcher.
 RESERVED = re.compile(
-    r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
+    r"PET_.*|COLLECTIVE_(SECRET(_FILE)?|LOADER|STREAM_KEY)|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
 )
 HASH_SEED = "PYTHONHASHSEED"
@@ -54,8 +55,51 @@ _OUTER_NAMES = frozenset(
         "HOROVOD_RENDEZVOUS_ADDR",
         "HOROVOD_RENDEZVOUS_PORT",
         secret.VARIABLE,  # only launchers need it
+        streams.LOADER,
     }
 )
+
+
+def loader_environment(plan: LaunchPlan, number: int) -> dict[str, str]:
+    """Returns the whole environment of a loader.
+
+    Args:
+        plan: the job's plan.
+        number: the loader's number, which is that of its stream.
+    """
+    return {
+        # A batch that is made again is the same.
+        HASH_SEED: "0",
+        "PYTHONUNBUFFERED": "1",
+        **_inherited(plan),
+        "COLLECTIVE_LAUNCHED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        streams.LOADER: str(number),
+        **_streams(plan),
+    }
+
+
+def _streams(plan: LaunchPlan) -> dict[str, str]:
+    """Returns what ranks and loaders need to know of each other."""
+    if plan.loaders:
+        return {streams.LOADERS: ",".join(plan.loader_addresses), streams.KEY: plan.stream_key}
+    job_secret = plan.launcher_environment.get(secret.VARIABLE)
+    if not job_secret:
+        return {}
+    # The secret stays with the launchers. Ranks get what loaders elsewhere make of it, too.
+    return {streams.KEY: streams.derived_key(job_secret.encode("utf-8", "surrogateescape"))}
+
+
+def _inherited(plan: LaunchPlan) -> dict[str, str]:
+    """Returns the launcher's variables, without those of an outer job."""
+    inherited = {
+        name: value
+        for name, value in plan.launcher_environment.items()
+        if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
+    }
+    if not inherited.get(HASH_SEED):
+        inherited.pop(HASH_SEED, None)  # to Python an empty value is the same as none
+    return inherited
 
 
 def line_prefix(plan: LaunchPlan, rank: int) -> str:
@@ -84,13 +128,7 @@ def rank_environment(
         script_files: the path of the record of the script's files.
         rendezvous_address: the address of the rendezvous for Horovod.
     """
-    inherited = {
-        name: value
-        for name, value in plan.launcher_environment.items()
-        if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
-    }
-    if not inherited.get(HASH_SEED):
-        inherited.pop(HASH_SEED, None)  # to Python an empty value is the same as none
+    inherited = _inherited(plan)
     return {
         **_tuning(plan, rank),
         **inherited,
@@ -100,6 +138,7 @@ def rank_environment(
         **_attempt(plan, milestones),
         **({info.TEST_MODE: "1"} if plan.test_mode else {}),
         **({metrics_address.VARIABLE: plan.metrics_port} if plan.metrics_port else {}),
+        **_streams(plan),
         file_record.VARIABLE: script_files,
         **_terminal(plan, inherited),
         **_preload(plan, inherited),

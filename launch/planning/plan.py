@@ -51,6 +51,10 @@ class LaunchPlan:
         bound: the cores to which ranks of this host are bound, by their device; see
             `gpu_cores.bound_cores`.
         metrics_port: where rank 0 serves metrics; None leaves it to the environment.
+        loaders: how many loaders are started on this host.
+        loader_command: the command line of every loader.
+        loader_addresses: where they listen, once that is decided.
+        stream_key: by which ranks and loaders know each other.
     """
 
     command: tuple[str, ...]
@@ -83,6 +87,10 @@ class LaunchPlan:
     starts_hosts: bool = False
     bound: Mapping[str, frozenset[int]] = field(default_factory=dict)
     metrics_port: str | None = None
+    loaders: int = 0
+    loader_command: tuple[str, ...] = ()
+    loader_addresses: tuple[str, ...] = ()
+    stream_key: str = ""
 
     @property
     def size(self) -> int:

@@ -13,8 +13,8 @@ from collective.job.key_value_store import Entry, KeyValueStore, scope_members
 from collective.job.milestones import LauncherMilestones
 from collective.job.nameless_memory import nameless_file
 from collective.job.progress_board import LauncherBoard
-from collective.launch.output.logs import open_logs
-from collective.launch.planning.environment import rank_environment
+from collective.launch.output.logs import open_loader_logs, open_logs
+from collective.launch.planning.environment import loader_environment, rank_environment
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes import process_tree
 from collective.launch.processes.signals import SignalPipe
@@ -41,6 +41,7 @@ class LocalRanks:
         rendezvous: the rendezvous of these ranks.
         pipes: the reading ends of each rank's stdout and stderr.
         logs: the files that store the output.
+        loaders: the reading ends and the files of each loader.
         supervisor: the parent process of the ranks, None without ranks.
     """
 
@@ -61,7 +62,7 @@ class LocalRanks:
             UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         self.ranks = plan.local_ranks
-        _check_open_files(len(self.ranks))
+        _check_open_files(len(self.ranks) + plan.loaders)
         self.logs = open_logs(plan)
         # A shell that exec'ed the launcher may have had children. They are now the launcher's
         # children, but don't belong to this job.
@@ -72,6 +73,7 @@ class LocalRanks:
             self.milestones = LauncherMilestones(plan.size)
             self._script_files = nameless_file("collective.script_files")
             pipes = {rank: (os.pipe(), os.pipe()) for rank in self.ranks}
+            of_loaders = [(os.pipe(), os.pipe()) for _ in range(plan.loaders)]
         except OSError as error:
             raise UsageError(
                 f"the memory by which {plan.size} ranks report their progress is not available: "
@@ -90,14 +92,22 @@ class LocalRanks:
             )
             cores = plan.cores_of(rank)
             specs.append(RankSpec(plan.command, environment, stdout[1], stderr[1], cores))
+        loaders = [
+            RankSpec(plan.loader_command, loader_environment(plan, number), out[1], err[1])
+            for number, (out, err) in enumerate(of_loaders)
+        ]
         self.supervisor: Supervisor | None = None
         if specs:
             self.supervisor = Supervisor(
-                specs, plan.grace, signals.stop_signals, has_stdin=plan.size == 1
+                specs, plan.grace, signals.stop_signals, plan.size == 1, loaders
             )
-        for stdout, stderr in pipes.values():
+        for stdout, stderr in [*pipes.values(), *of_loaders]:
             os.close(stdout[1])
             os.close(stderr[1])
+        logs = open_loader_logs(plan)
+        self.loaders = {
+            number: ((out[0], err[0]), logs[number]) for number, (out, err) in enumerate(of_loaders)
+        }
         self.pipes = {rank: (stdout[0], stderr[0]) for rank, (stdout, stderr) in pipes.items()}
         # Threads may start only now that the supervisor is forked.
         self.rendezvous.serve()

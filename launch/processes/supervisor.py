@@ -33,6 +33,8 @@ from collective.launch.processes import process_tree
 # How many seconds to keep killing a process that doesn't die, e.g. because it waits for a dead
 # network drive.
 KILL_PATIENCE = 10.0
+# Seconds before a loader starts again; twice as long each time, unless it has lasted.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LASTING = 0.5, 30.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class SupervisorEvent:
         kind: one of
             "started" (rank, pid);
             "exited" (rank, pid, code, time);
+            "loader" (rank is its number; pid, code, time, text): a loader ended while ranks work,
+            and starts again after `text` seconds, or not at all if that is "";
             "undead" (pid): the process survived even KILL;
             "done": nothing is left;
             "broken" (text): the supervisor itself failed.
@@ -99,6 +103,7 @@ class Supervisor:
         grace: float,
         stop_signals: Sequence[signal.Signals],
         has_stdin: bool,
+        loaders: Sequence[RankSpec] = (),
     ) -> None:
         """Forks the supervisor, which starts the ranks at once, in their order.
 
@@ -107,6 +112,7 @@ class Supervisor:
             grace: seconds between TERM and KILL for processes that the ranks leave.
             stop_signals: the signals that tell the launcher to stop.
             has_stdin: whether the ranks inherit the launcher's stdin.
+            loaders: the loaders to start before them, and again while they work.
         """
         process_tree.adopt_orphans()
         commands, self._commands = os.pipe()
@@ -117,7 +123,8 @@ class Supervisor:
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGCHLD))
         self.pid = os.fork()
         if self.pid == 0:
-            _run_supervisor(ranks, commands, events, grace, stop_signals, has_stdin)
+            loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals, has_stdin, loaders)
+            _run_supervisor(loop)
         signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
         os.close(commands)
         os.close(events)
@@ -153,18 +160,10 @@ class Supervisor:
         return [SupervisorEvent.decode(line) for line in lines]
 
 
-def _run_supervisor(
-    ranks: Sequence[RankSpec],
-    commands: int,
-    events: int,
-    grace: float,
-    stop_signals: Sequence[signal.Signals],
-    has_stdin: bool,
-) -> NoReturn:
+def _run_supervisor(loop: _SupervisorLoop) -> NoReturn:
     """Runs the forked process to its end: it never returns into the launcher's code."""
     code = 1
     try:
-        loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals, has_stdin)
         try:
             loop.run()
             code = 0
@@ -174,6 +173,33 @@ def _run_supervisor(
     finally:
         process_tree.kill_descendants(KILL_PATIENCE)
         os._exit(code)
+
+
+class LoaderRestart:
+    """Decides when a loader that has ended starts again.
+
+    Attributes:
+        due: when (monotonic time); None if it runs, or doesn't start again.
+    """
+
+    def __init__(self) -> None:
+        self.due: float | None = None
+        self._began = 0.0
+        self._pause = _FIRST_PAUSE
+
+    def begin(self, now: float) -> None:
+        """Notes a start."""
+        self.due, self._began = None, now
+
+    def after(self, code: int, now: float) -> float | None:
+        """Returns the pause before the next start; None for none, if it is done: exit code 0."""
+        if code == 0:
+            return None
+        if now - self._began > _LASTING:
+            self._pause = _FIRST_PAUSE
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        self.due = now + pause
+        return pause
 
 
 class _SupervisorLoop:
@@ -187,8 +213,14 @@ class _SupervisorLoop:
         grace: float,
         stop_signals: Sequence[signal.Signals],
         has_stdin: bool,
+        loaders: Sequence[RankSpec],
     ) -> None:
         self._ranks = ranks
+        self._loaders = loaders
+        self._running_loaders: dict[int, int] = {}  # pid -> number
+        self._restarts: dict[int, LoaderRestart] = {
+            number: LoaderRestart() for number in range(len(loaders))
+        }
         self._has_stdin = has_stdin
         self._stop_signals = stop_signals
         self._commands = commands
@@ -200,6 +232,8 @@ class _SupervisorLoop:
 
     def run(self) -> None:
         self._detach()
+        for number in range(len(self._loaders)):
+            self._start_loader(number)
         for rank, spec in enumerate(self._ranks):
             self._start(rank, spec)
         self._release_standard_streams()
@@ -219,7 +253,7 @@ class _SupervisorLoop:
         for descriptor in (self._wakeup, wakeup):
             os.set_blocking(descriptor, False)
         needed = {0, self._commands, self._events, self._wakeup, wakeup}
-        for spec in self._ranks:
+        for spec in (*self._ranks, *self._loaders):
             needed.update((spec.stdout, spec.stderr))
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and int(name) not in needed:
@@ -233,6 +267,33 @@ class _SupervisorLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _start(self, rank: int, spec: RankSpec) -> None:
+        code, pid = self._spawn(spec, self._has_stdin)
+        if pid:
+            self._running[pid] = rank
+            self.report(SupervisorEvent("started", rank, pid))
+        else:
+            self.report(SupervisorEvent("exited", rank, 0, code, time.time()))
+        for descriptor in (spec.stdout, spec.stderr):
+            _close(descriptor)
+
+    def _start_loader(self, number: int) -> None:
+        """Starts a loader; its pipes stay open for the next start."""
+        self._restarts[number].begin(time.monotonic())
+        code, pid = self._spawn(self._loaders[number], has_stdin=False)
+        if pid:
+            self._running_loaders[pid] = number
+        else:
+            self.report(SupervisorEvent("loader", number, 0, code, time.time()))
+
+    def _loader_ended(self, number: int, pid: int, code: int) -> None:
+        if not self._running or self._kill_at is not None:
+            return  # the job is over
+        pause = self._restarts[number].after(code, time.monotonic())
+        text = "" if pause is None else f"{pause:g}"
+        self.report(SupervisorEvent("loader", number, pid, code, time.time(), text))
+
+    def _spawn(self, spec: RankSpec, has_stdin: bool) -> tuple[int, int]:
+        """Starts a process. Returns 0 and its pid, or an exit code and 0 if it can't be started."""
         supervisor = os.getpid()
 
         def prepare() -> None:
@@ -250,7 +311,7 @@ class _SupervisorLoop:
             process = subprocess.Popen(
                 spec.command,
                 env=spec.environment,
-                stdin=None if self._has_stdin else subprocess.DEVNULL,
+                stdin=None if has_stdin else subprocess.DEVNULL,
                 stdout=spec.stdout,
                 stderr=spec.stderr,
                 start_new_session=True,
@@ -259,14 +320,9 @@ class _SupervisorLoop:
         except OSError as error:
             message = f"{spec.command[0]} can't be started: {error.strerror}\n"
             os.write(spec.stderr, message.encode())
-            code = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell does
-            self.report(SupervisorEvent("exited", rank, 0, code, time.time()))
-        else:
-            process.returncode = 0  # `_reap` waits for the process, not the destructor
-            self._running[process.pid] = rank
-            self.report(SupervisorEvent("started", rank, process.pid))
-        for descriptor in (spec.stdout, spec.stderr):
-            _close(descriptor)
+            return (127 if isinstance(error, FileNotFoundError) else 126), 0  # as a shell does
+        process.returncode = 0  # `_reap` waits for the process, not the destructor
+        return 0, process.pid
 
     def _release_standard_streams(self) -> None:
         """Closes these streams, so that a reader of the launcher's output sees its end."""
@@ -279,6 +335,8 @@ class _SupervisorLoop:
             rank = self._running.pop(pid, None)
             if rank is not None:
                 self.report(SupervisorEvent("exited", rank, pid, code, time.time()))
+            elif pid in self._running_loaders:
+                self._loader_ended(self._running_loaders.pop(pid), pid, code)
 
     def _end_leftovers(self) -> bool:
         """Ends the processes that the ranks left; returns whether that is done."""
@@ -297,8 +355,8 @@ class _SupervisorLoop:
         return True
 
     def _wait(self) -> None:
-        """Waits for a child to end, for a command, or until the leftovers' grace period is over."""
-        timeout = None
+        """Waits for a child to end, a command, a loader's turn, or the end of the grace period."""
+        timeout = self._start_due_loaders()
         if not self._running and self._kill_at is not None:
             timeout = max(0.0, self._kill_at - time.monotonic())
         ready, _, _ = select.select([self._commands, self._wakeup], [], [], timeout)
@@ -309,6 +367,17 @@ class _SupervisorLoop:
             self._launcher_lives = bool(words)
             for word in words:
                 self._pass_on(int(word))
+
+    def _start_due_loaders(self) -> float | None:
+        """Starts the loaders whose pause is over; returns the seconds to the next one's end."""
+        if not self._running or self._kill_at is not None:
+            return None
+        now = time.monotonic()
+        for number, restart in self._restarts.items():
+            if restart.due is not None and restart.due <= now:
+                self._start_loader(number)
+        left = [each.due - now for each in self._restarts.values() if each.due is not None]
+        return max(0.0, min(left)) if left else None
 
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGKILL:

@@ -115,6 +115,7 @@ def test_options_and_their_defaults():
         "independent": False,
         "test_mode": False,
         "metrics_port": None,
+        "data_loaders": None,
         "framework": None,
         "embedding_scope": "script",
         "dry_run": False,

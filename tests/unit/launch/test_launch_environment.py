@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.planning.environment import STARTUP_HOOK, rank_environment
+from collective.job.streams import stream_key
+from collective.launch.planning.environment import (
+    STARTUP_HOOK,
+    loader_environment,
+    rank_environment,
+)
 from collective.launch.planning.plan import LaunchPlan
 
 
@@ -175,3 +180,37 @@ def test_ranks_that_are_independent_may_train_apart():
     assert environment["COLLECTIVE_INDEPENDENT"] == "1" and "PYTHONPATH" not in environment
     assert "PYTHONPATH" not in environment_of(0, {"COLLECTIVE_INDEPENDENT": "1"})
     assert environment_of(0, {"COLLECTIVE_INDEPENDENT": "0"})["PYTHONPATH"] == STARTUP_HOOK
+
+
+def test_loaders_and_ranks_know_each_other():
+    outer = {"PMI_RANK": "1", "COLLECTIVE_SECRET": "s" * 20, "COLLECTIVE_LOADER": "5", "HOME": "/h"}
+    found = {
+        "loaders": 2,
+        "loader_addresses": ("127.0.0.1:1", "127.0.0.1:2"),
+        "stream_key": "a key",
+    }
+    plan = LaunchPlan(("python",), (None, None), outer, 8, **found)
+    assert loader_environment(plan, 1) == {
+        "HOME": "/h",
+        "COLLECTIVE_LAUNCHED": "1",
+        "COLLECTIVE_LOADER": "1",
+        "COLLECTIVE_LOADERS": "127.0.0.1:1,127.0.0.1:2",
+        "COLLECTIVE_STREAM_KEY": "a key",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment = environment_of(0, outer, **found)
+    assert environment["COLLECTIVE_LOADERS"] == "127.0.0.1:1,127.0.0.1:2"
+    assert environment["COLLECTIVE_STREAM_KEY"] == "a key"
+    assert "COLLECTIVE_LOADER" not in environment
+
+
+def test_ranks_get_a_key_of_the_secret_but_not_the_secret():
+    """A loader elsewhere that has the secret derives the same key."""
+    outer = {"COLLECTIVE_SECRET": "s" * 20, "COLLECTIVE_LOADERS": "h:1"}
+    environment = environment_of(0, outer)
+    assert environment["COLLECTIVE_STREAM_KEY"].encode() == stream_key(outer)
+    assert environment["COLLECTIVE_LOADERS"] == "h:1"
+    assert not any("s" * 20 in value for value in environment.values())
+    assert "COLLECTIVE_STREAM_KEY" not in environment_of(0, {})

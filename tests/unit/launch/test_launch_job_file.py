@@ -58,6 +58,7 @@ metrics:
   reporting_period: {seconds: 1.5}
   step_zero_validation: true
 searcher: {name: single, metric: auc, smaller_is_better: false}
+data_loaders: {count: 2, script: loader.py --rows 'a b'}
 max_restarts: 2
 log_policies:
 - {pattern: out of memory, action: cancel_retries}
@@ -100,6 +101,7 @@ def test_each_key_is_an_option_a_variable_or_an_argument():
     assert (options.ranks, options.hosts, options.max_restarts) == ("3", "h1:2,h2:1", 2)
     assert options.no_restart_after == ["out of memory"]
     assert options.metrics_port == "127.0.0.1:9400"
+    assert options.data_loaders == ["2", "loader.py --rows 'a b'"]
     assert options.leave_out_host_after == ["-dashed"]
     assert options.command == ("train.py", "--title", "two words")
     variables = environment_of(options)
@@ -293,6 +295,10 @@ REFUSED = {
     "a port": (
         "metrics: {port: 70000}",
         "line 2: metrics.port: it should be a port from 0 to 65535, or ADDRESS:PORT, not 70000",
+    ),
+    "no loaders": (
+        "data_loaders: {count: 0, script: l.py}",
+        "line 2: data_loaders.count: it should be greater than or equal to 1, not 0",
     ),
     "no port": ("metrics: {port: [1]}", "metrics.port: it should be a port from 0 to 65535"),
     "a search": (

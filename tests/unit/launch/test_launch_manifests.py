@@ -693,3 +693,59 @@ def test_a_line_that_could_break_out_of_a_name_is_refused():
         emit("slurm", "--job-name", "a\n#SBATCH --x", "train.py")
     with pytest.raises(UsageError, match="--image"):
         emit("compose", "--image", "a\nb", "train.py")
+
+
+# Loaders.
+
+LOADERS = ("--data-loaders", "2", "loader.py --rows '$(A) b'", "--job-name", "ads")
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "compose"])
+def test_loaders_have_containers_and_the_ranks_know_them(kind: str):
+    """Each has an address that the ranks have, its number, and the secret."""
+    if kind == "compose":
+        document = compose(*LOADERS, "-np", "2", "train.py")
+        assert not list(complaints(document, schemas("compose.yaml")))
+        services = document["services"]
+        assert services["host-0"]["command"] == ["-np", "2", "train.py"]
+        listed = services["host-0"]["environment"]["COLLECTIVE_LOADERS"]
+        assert listed == "loader-0:29600,loader-1:29600"
+        for number in range(2):
+            loader = services[f"loader-{number}"]
+            assert loader["hostname"] == f"loader-{number}"
+            command = [compose_expands(word) for word in loader["command"]]
+            assert command == ["loader.py", "--rows", "$(A) b"]
+            assert loader["environment"]["COLLECTIVE_LOADERS"] == listed
+            assert loader["environment"]["COLLECTIVE_LOADER"] == str(number)
+        return
+    found = documents("trainjob", *LOADERS, "-np", "2", "--env", "A=1", "train.py")
+    known = schemas("kubernetes.yaml")
+    for one in found.values():
+        assert not list(complaints(one, known[one["kind"]]))
+    trainer = found["TrainJob"]["spec"]["trainer"]
+    assert trainer["args"] == ["-np", "2", "train.py"]
+    listed = {"name": "COLLECTIVE_LOADERS"}
+    listed["value"] = "ads-loader-0.ads-loader:29600,ads-loader-1.ads-loader:29600"
+    assert listed in trainer["env"]
+    job, service = found["Job"], found["Service"]
+    assert service["metadata"]["name"] == job["metadata"]["name"] == "ads-loader"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "ads-loader"}
+    assert (job["spec"]["completions"], job["spec"]["completionMode"]) == (2, "Indexed")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (pod["subdomain"], container["ports"]) == ("ads-loader", [{"containerPort": 29600}])
+    command = [kubernetes_expands(word, {"A": "1"}) for word in container["command"]]
+    assert command == ["python", "loader.py", "--rows", "$(A) b"]
+    assert listed in container["env"] and {"name": "A", "value": "1"} in container["env"]
+    (secret,) = [v for v in pod["volumes"] if "secret" in v]
+    assert secret["secret"]["secretName"] == "ads-secret"
+    variables = [each["name"] for each in container["env"]]
+    assert {"COLLECTIVE_LOADER", "COLLECTIVE_SECRET_FILE"} <= set(variables)
+    text = emit("trainjob", *LOADERS, "train.py")
+    assert "kubectl delete job/ads-loader service/ads-loader" in text
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "slurm"])
+def test_a_scheduler_without_containers_for_loaders_refuses_them(kind: str):
+    with pytest.raises(UsageError, match=f"--data-loaders is of no use with --emit {kind}"):
+        emit(kind, "--data-loaders", "1", "loader.py", "train.py")

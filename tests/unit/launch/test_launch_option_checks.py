@@ -39,6 +39,7 @@ OPTIONS = {
     "--independent": (None, set(), set()),
     "--test-mode": (None, set(), set()),
     "--metrics-port": ("9400", set(), set()),
+    "--data-loaders": (None, {"each", "list"}, set()),
     "--as": ("horovod", set(), set()),
     "--grace": ("5", set(), set()),
     "--preempt-signal": ("USR1", set(), set()),
@@ -88,6 +89,8 @@ def test_an_option_is_used_or_refused_by_name(run, mode, option):
     value, refused, noted = {**OPTIONS, **WITH_RESTARTS}[option]
     restarts = RESTARTS if option in WITH_RESTARTS else ()
     words = [option] if value is None else [option, value]
+    if option == "--data-loaders":
+        words = [option, "2", "s.py"]
     code, stderr = run("-np", "2", *MODES[mode], *restarts, *words)
     assert code == (2 if mode in refused else 0), stderr
     assert (option in stderr) == (mode in refused | noted), stderr
