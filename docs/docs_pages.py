@@ -62,6 +62,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/tables.md",
             "docs/guides/data.md",
             "docs/guides/features.md",
+            "docs/guides/streams.md",
             "docs/guides/checkpoints.md",
             "docs/guides/estimator.md",
             "docs/guides/trainer.md",

@@ -80,7 +80,7 @@ def serve_stream(
         key = streams.stream_key(os.environ)
         with LoaderServer(named, place, key, number, count, window, ahead) as server:
             print(
-                f"loader: serves stream {number} of {count}, {', '.join(map(repr, named))}, at "
+                f"this loader serves stream {number} of {count}, {', '.join(map(repr, named))}, at "
                 f"{server.address}",
                 file=sys.stderr,
                 flush=True,

@@ -383,4 +383,4 @@ def test_a_loader_loads_no_tensorflow_and_ends_by_a_signal(environment):
     out, err = process.communicate(timeout=20)
     assert len(found) == 3
     assert (process.returncode, out) == (0, "over\n")
-    assert err == f"loader: serves stream 0 of 1, 'data', at {address}\n"
+    assert err == f"this loader serves stream 0 of 1, 'data', at {address}\n"
