@@ -142,8 +142,9 @@ def _build(
         ids = inputs.ids
     else:
         ids = gates.after_checks(checks, inputs.ids)
+    straight = _pools_from_tables(layout, inputs, group, kinds, wire)
     # 1
-    request = _request(group, layout, inputs, ids, kinds, counted, hosts)
+    request = _request(group, layout, inputs, ids, kinds, counted, hosts, straight)
     pooling = _pooling(group, layout, inputs, request)
     # 2 to 4
     answered = answers and not hosts and answered_exchange.is_possible(kinds, counted, wire)
@@ -163,11 +164,17 @@ def _build(
         kind = RowsInTwoLevels if hierarchy.keeps_order() else TwoLevelExchange
         two_levels = hosts and kind(hosts, layout.sections, kinds, counted, zero, wire)
         exchanged = _in_turn(
-            layout, request, kinds, counted, (name, rows_name), zero, wire, two_levels
+            layout, request, kinds, counted, (name, rows_name), zero, wire, two_levels, straight
         )
     # 5
     outputs = embedding_bag.pool(
-        exchanged.rows, request.positions, *pooling, request.counts, exchanged.early
+        exchanged.rows,
+        request.positions,
+        *pooling,
+        request.counts,
+        exchanged.early,
+        [layout.tables[section.table].handle for section in layout.sections] if straight else [],
+        request.own_ids,
     )
     return Group(
         name,
@@ -184,6 +191,29 @@ def _build(
         answered=answered,
         two_levels=hosts is not None,
         between_hosts=hierarchy.explanation(),
+    )
+
+
+def _pools_from_tables(
+    layout: GroupLayout,
+    inputs: GroupInputs,
+    group: Sequence[Lookup],
+    kinds: Sequence[int],
+    wire: key_exchange.Wire,
+) -> bool:
+    """Tells whether step 5 reads the tables themselves, without the rows of step 3.
+
+    One rank has all rows, and its ids are the rows' numbers. The gradients of weights and of
+    clipped rows need the rows as they were.
+    """
+    return (
+        collectives.size() == 1
+        and dispatch.launch_kernels()
+        and wire == key_exchange.Wire(tf.float32, tf.float32)
+        and all(kind == embedding_bag.STATIC for kind in kinds)
+        and not any(section.pooled for section in layout.sections)
+        and all(weights is None for weights in inputs.weights)
+        and not any(lookup.max_norm for lookup in group)
     )
 
 
@@ -206,6 +236,7 @@ def _in_turn(
     zero: Any,
     wire: key_exchange.Wire,
     two_levels: TwoLevelExchange | None,
+    unread: bool,
 ) -> _Exchanged:
     """Exchanges keys and rows, all keys before any row."""
     ranks, (keys_name, rows_name) = collectives.size(), names
@@ -230,6 +261,7 @@ def _in_turn(
         [table.shard_shape for table in layout.tables],
         counted,
         response.headers,
+        unread,
     )
     # 4
     rows = (
@@ -249,6 +281,7 @@ def _request(
     kinds: Sequence[int],
     counted: Sequence[bool],
     hosts: hierarchy.Hosts | None,
+    own_ids: bool,
 ) -> embedding_bag.Request:
     samples, own_samples, weights, own_weights, members = [], [], [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
@@ -274,6 +307,7 @@ def _request(
         1 if hosts is None else hosts.number,
         own_samples,
         own_weights,
+        own_ids,
     )
 
 

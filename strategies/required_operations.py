@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication.fused_reductions import FusedValue, JoinedSums
+from collective.ops.exchange import embedding_bag_gradients
 from collective.strategies.grouped_exchange import Group
 
 Feeds = list[tuple[tf.Tensor, np.ndarray]]
@@ -66,10 +67,9 @@ class _Walk:
             *([each.flat] for each in reduced),
         ]
         self._member_by_input = {x.op: i for i, each in enumerate(self._inputs) for x in each}
-        # Every operation that pools, forward or backward, has the group's positions as its second
-        # input.
+        # Every operation that pools, forward or backward, has the group's positions as inputs.
         self._member_by_output = {
-            (group.pool.inputs[1].name, i): number for number, (group, i, _) in enumerate(members)
+            (_positions(group.pool), i): number for number, (group, i, _) in enumerate(members)
         }
         self._member_by_result = {
             each.result.op: len(members) + i for i, each in enumerate(reduced)
@@ -125,15 +125,20 @@ class _Walk:
 
     def _go_on_from(self, op: tf.Operation) -> None:
         self._need(self._member_by_result.get(op))
-        if self._member_by_output and op.type == "CollectivePoolGradient":
+        if self._member_by_output and op.type in embedding_bag_gradients.GRADIENTS:
             for i in op.get_attr("members"):
-                self._need(self._member_by_output.get((op.inputs[1].name, i)))
+                self._need(self._member_by_output.get((_positions(op), i)))
         produced = [x for x in op.inputs if x.name not in self._fed]
         for x in produced:
             if self._member_by_output and x.op.type == "CollectivePool":
-                self._need(self._member_by_output.get((x.op.inputs[1].name, x.value_index)))
+                self._need(self._member_by_output.get((_positions(x.op), x.value_index)))
         for producer in [*(x.op for x in produced), *op.control_inputs]:
             self._push(producer)
+
+
+def _positions(op: tf.Operation) -> str:
+    """Returns the name of the first positions of an operation that pools."""
+    return str(embedding_bag_gradients.pooled_inputs(op).positions[0].name)
 
 
 def _nothing(x: tf.Tensor) -> tuple[tf.Tensor, np.ndarray]:

@@ -93,6 +93,7 @@ class Request(NamedTuple):
             that sum is 0.
         own_samples, own_weights: samples and weights of the members that the rank itself pools, as
             given, in the memory where `pool` takes them.
+        own_ids: the ids of all members in that memory, if that was wanted.
         counts: empty on a CPU. On a GPU [N · S], how many bags of each section come back from each
             rank; there, positions count the rows of `flat`, whatever their sections. And [M], how
             many samples each member has, 0 if the request has none of its samples. Both are in the
@@ -107,6 +108,7 @@ class Request(NamedTuple):
     scales: list[tf.Tensor]
     own_samples: list[tf.Tensor]
     own_weights: list[tf.Tensor]
+    own_ids: Sequence[tf.Tensor] = ()
     counts: Sequence[tf.Tensor] = ()
 
 
@@ -185,6 +187,7 @@ def request(
     hosts: int = 1,
     own_samples: Sequence[tf.Tensor | None] = (),
     own_weights: Sequence[tf.Tensor] = (),
+    own_ids: bool = False,
 ) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where their rows will be.
 
@@ -201,6 +204,7 @@ def request(
             pools it itself (by `pool`); else None. Only operations that launch kernels need them:
             they say how many samples there are, and are copied to the device with everything else.
         own_weights: for any of these, [K] float32.
+        own_ids: whether `ids` are results, too, for `pool`; only of operations that launch kernels.
     """
     own = {m: x for m, x in enumerate(own_samples) if x is not None}
     given = (list(own.values()), list(own_weights)) if launch_kernels() else ([], [])
@@ -220,6 +224,7 @@ def request(
             **({"counted": [counted[s.table] for s in sections]} if any(counted) else {}),
             **({"hosts": hosts} if hosts > 1 else {}),
             **({"own": list(own)} if own and launch_kernels() else {}),
+            **({"uploaded_ids": True} if own_ids else {}),
         )
     )
     if launch_kernels():
@@ -279,6 +284,7 @@ def gather(
     shapes: Sequence[Any],
     counted: Sequence[bool] = (),
     headers: Sequence[tf.Tensor] = (),
+    unread: bool = False,
 ) -> tf.Tensor:
     """Returns for each rank and section one row per bag: [E] float32.
 
@@ -294,6 +300,8 @@ def gather(
         shapes: for each table the shape of its shard, as far as it is known.
         counted: as for `respond`.
         headers: the headers of the response.
+        unread: nobody reads the rows, since `pool` takes them from `handles` itself; they are [0],
+            and only stand for what their gradient is of. Only for operations that launch kernels.
     """
     return operations().collective_gather_rows(
         handles,
@@ -304,6 +312,7 @@ def gather(
         max_norms=[s.max_norm for s in sections],
         shapes=shapes,
         **layout_attributes(sections, kinds, ranks, counted),
+        **({"unread": True} if unread else {}),
     )
 
 
@@ -315,6 +324,8 @@ def pool(
     members: Sequence[BagMember],
     counts: Sequence[tf.Tensor] = (),
     early: Sequence[tf.Tensor] = (),
+    handles: Sequence[tf.Tensor] = (),
+    ids: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
     """Returns for each member [K, D] float32, or [last sample + 1, D] if it has a combiner.
 
@@ -328,6 +339,10 @@ def pool(
         members: M of them; members of one section may share rows, members of two sections may not.
         counts: the counts of the request.
         early: a variant, the members that were pooled while rows still arrived; or none.
+        handles: for each section the handle of its table, all of whose rows this rank has: they are
+            read there, and `rows` aren't. Only for members without weights and norms, and for
+            operations that launch kernels.
+        ids: with `handles`, for each member the rows of its table, as `request` returned them.
     """
     return list(
         operations().collective_pool(
@@ -337,6 +352,8 @@ def pool(
             weights,
             list(counts),
             list(early),
+            list(handles),
+            list(ids),
             **lookup_attributes(members),
         )
     )

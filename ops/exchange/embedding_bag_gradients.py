@@ -14,7 +14,7 @@ from collective.ops.exchange.shard_gradients import gradient_scale, mark_distinc
 from collective.ops.graph import graph_state
 
 _LAYOUT = ("ranks", "section_tables", "kinds", "dims", "pooled", "weighted")
-_LOOKUPS = ("sections", "dims", "combiners", "weighted", "max_norms")
+LOOKUPS = ("sections", "dims", "combiners", "weighted", "max_norms")
 
 for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
     tf.no_gradient(_name)
@@ -164,33 +164,43 @@ def _is_zero(gradient: Any) -> bool:
     return value is not None and not np.any(value)
 
 
-class _Pooled(NamedTuple):
-    """Holds the inputs of a CollectivePool or CollectivePoolGradient.
+class PooledInputs(NamedTuple):
+    """Holds the inputs of an operation that pools, forward or backward.
 
-    `counts` has one tensor on a GPU, none on a CPU. `early`, which only a pool has, holds what was
-    pooled while rows still arrived; it may be empty.
+    `rows` is None for an update, which has other inputs, too. `counts` has two tensors on a GPU,
+    none on a CPU. `early`, which only a pool has, holds what was pooled while rows still arrived;
+    it may be empty. So may `handles` and `ids`, of tables that a pool reads itself.
     """
 
-    rows: tf.Tensor
+    rows: tf.Tensor | None
     positions: list[tf.Tensor]
     samples: list[tf.Tensor]
     weights: list[tf.Tensor]
     gradients: list[tf.Tensor]
     counts: list[tf.Tensor]
     early: list[tf.Tensor]
+    handles: list[tf.Tensor]
+    ids: list[tf.Tensor]
 
 
-def _inputs(op: tf.Operation) -> _Pooled:
-    inputs, starts = list(op.inputs), [1]
-    for name in ("M", "P", "W"):
-        starts.append(starts[-1] + op.get_attr(name))
-    early = [x for x in inputs if x.dtype == tf.variant]
-    end = len(inputs) - len(early)
-    starts.append(end - op.get_attr("C"))
-    positions, samples, weights, gradients, counts = (
-        inputs[first:last] for first, last in zip(starts, [*starts[1:], end])
-    )
-    return _Pooled(inputs[0], positions, samples, weights, gradients, counts, early)
+# The attributes with the sizes of the lists of inputs, in their order; 1: the rows.
+_LISTS = {
+    "CollectivePool": "1MPWCEHI",
+    "CollectivePoolGradient": "1MPWGC",
+    "CollectiveSparsePoolUpdate": "TSNRTMPWGC",
+}
+# Operations that sum the gradients of what was pooled.
+GRADIENTS = ("CollectivePoolGradient", "CollectiveSparsePoolUpdate")
+
+
+def pooled_inputs(op: tf.Operation) -> PooledInputs:
+    """Returns the inputs of a CollectivePool, or of an operation of `GRADIENTS`."""
+    inputs, parts = list(op.inputs), {}
+    for name in _LISTS[op.type]:
+        size = 1 if name == "1" else op.get_attr(name)
+        parts[name], inputs = inputs[:size], inputs[size:]
+    (rows,) = parts.get("1", [None])
+    return PooledInputs(rows, *(parts.get(name, []) for name in "MPWGCEHI"))
 
 
 def _pool_gradient(
@@ -200,17 +210,22 @@ def _pool_gradient(
 
     `op` is the pool, or its gradient.
     """
-    _, positions, samples, weights, _, counts, _ = _inputs(op)
-    pool_gradient = operations_given(counts).collective_pool_gradient(
-        rows,
-        positions,
-        samples,
-        weights,
-        [tf.convert_to_tensor(g) for g in gradients],
-        counts,
-        members=members,
-        **_attributes(op, *_LOOKUPS),
-    )
+    _, positions, samples, weights, _, counts, *_, handles, _ = pooled_inputs(op)
+    # Tables aren't updated before the pool has read them: a lookup that is fetched together with
+    # its own update returns the value before.
+    read = [op] if handles and op.graph is tf.get_default_graph() else []
+    with tf.control_dependencies(read):
+        pool_gradient = operations_given(counts).collective_pool_gradient(
+            rows,
+            positions,
+            samples,
+            weights,
+            [tf.convert_to_tensor(g) for g in gradients],
+            counts,
+            members=members,
+            without_rows=bool(handles),
+            **_attributes(op, *LOOKUPS),
+        )
     # Describes the exchange of gradients.
     op = pool_gradient.flat.op
     graph_state.of(op.graph, PooledMembers).by_gradient[op] = tuple(members)
@@ -250,9 +265,9 @@ def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any)
             "yourself"
         )
     of_flat = tf.convert_to_tensor(of_flat)
-    _, positions, samples, weights, gradients, counts, _ = _inputs(op)
+    _, positions, samples, weights, gradients, counts, *_ = pooled_inputs(op)
     pooled = operations_given(counts).collective_pool(
-        of_flat, positions, samples, weights, counts, [], **_attributes(op, *_LOOKUPS)
+        of_flat, positions, samples, weights, counts, [], [], [], **_attributes(op, *LOOKUPS)
     )
     pool_gradient = _pool_gradient(op, of_flat, members, gradients)
     return [

@@ -49,6 +49,18 @@ __device__ __forceinline__ void sum_turn(const Group& group, int turn, const Ran
   }
 }
 
+// Divides the sums of kFlight samples, from that of lane `turn` on, by their divisors; those with
+// the divisor 0 become 0.
+__device__ __forceinline__ void divide(float divisor, int turn, int lanes,
+                                       float (&sums)[kFlight][kWidth]) {
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    const float by = __shfl_sync(kAllLanes, divisor, turn + f, lanes);
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums[f][e] = by == 0 ? 0 : sums[f][e] / by;
+  }
+}
+
 // Pools the samples of a tile. Each lane looks a sample of its group up, with its first id; then
 // kFlight samples are in flight at once. Where samples have one id, as they often do, a group has
 // one for each lane: what leads to their rows is waited for once. Where they have more, and there
@@ -67,6 +79,8 @@ __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, 
   if (!is_there) own.end = own.begin;
   const float divisor = kPlain ? divisor_of(lookup, own.end - own.begin)
                                : divisor_of(lookup, ids, own.begin, own.end);
+  // Sums of at most one row, unweighted, stay what they are: divisions take long.
+  const bool divides = !kPlain || __any_sync(kAllLanes, divisor > 1);
   Found head = {0, 1};
   if (own.begin < own.end) head = find(own.begin);
 #pragma unroll 1
@@ -81,12 +95,12 @@ __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, 
       const Span span(base + group.lane, lookup.dim);
       float sums[kFlight][kWidth];
       sum_turn<kPlain>(group, turn, range, head, span, lookup.dim, find, sums);
+      if (divides) divide(divisor, turn, lanes, sums);
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
-        const float by = __shfl_sync(kAllLanes, divisor, turn + f, lanes);
         Pack<kWidth> pooled;
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) pooled.elements[e] = by == 0 ? 0 : sums[f][e] / by;
+        for (int e = 0; e < kWidth; ++e) pooled.elements[e] = sums[f][e];
         if (begin + f * groups >= lookup.end) continue;
         put<kPlain>(lookup.out + (begin - lookup.first + f * groups) * lookup.dim * kFloatBytes,
                     span, pooled);

@@ -68,6 +68,7 @@ class DeviceOperations:
         self,
         *inputs: Any,
         own: Sequence[int] = (),
+        uploaded_ids: bool = False,
         ranks: int,
         member_sections: Sequence[int],
         combiners: Sequence[int],
@@ -78,7 +79,7 @@ class DeviceOperations:
     ) -> tuple[Any, ...]:
         """Builds a request with a compiled operation. The last output is `counts`: [N · S] of bags
         and [M] of samples; here `kinds` are by section. `own_samples` belong to members `own`; they
-        and `own_weights` are outputs, too, in the memory of rows.
+        and `own_weights` are outputs, too, in the memory of rows, and so are the ids, if wanted.
 
         It has no counts of keys and no levels of hosts, which tables on GPUs don't have either.
         """
@@ -88,6 +89,7 @@ class DeviceOperations:
             [compiled_launches.ASK, distinct.SOURCE, partition.SOURCE, *bags],
             *inputs,
             C=2,
+            I=len(member_sections) if uploaded_ids else 0,
             own=list(own),
             ranks=ranks,
             member_sections=member_sections,
@@ -183,6 +185,23 @@ class DeviceOperations:
         sources = [*_SUMS, update.SOURCE, *_pooling(attributes)]
         attributes.update(bounds=list(bounds), on_device=True)
         return self._built("collective_sparse_reduce_update", sources, *inputs, **attributes)
+
+    def collective_sparse_pool_update(
+        self, *inputs: Any, bounds: Sequence[float] = (), **attributes: Any
+    ) -> tf.Operation:
+        """Updates rows by the sums of the gradients of lookups that one rank pooled, of tables
+        whose rows it has. The sums are never written.
+
+        Args:
+            inputs: tables, slots, numbers, used: as for `collective_sparse_update`, a table a
+                section; local_rows: for each [K] int64, its rows that came back; positions,
+                samples, weights, gradients, counts: the inputs of `collective_pool_gradient`.
+            bounds: as for `collective_sparse_update`.
+            attributes: `rule`; the lookups, `members`, and `scale`.
+        """
+        sources = [pool.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE, update.SOURCE]
+        attributes.update(bounds=list(bounds))
+        return self._built("collective_sparse_pool_update", sources, *inputs, **attributes)
 
     def collective_write_rows(
         self, resource: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor

@@ -3,7 +3,14 @@
 #include "targets.cuh"
 #include "rules.cuh"
 
-constexpr int kFlight = 2;
+// Rows that a group of lanes has in flight, and segments that it sums. Of a long segment, whose
+// parts it sums as sum_rows_long does, it has the one row: the sum doesn't depend on the kernel.
+template <bool kLong>
+struct Flight {
+  static constexpr int kRows = kLong ? 1 : 2, kSums = kLong ? 4 : 2;
+};
+template <bool kLong>
+using ShareOf = Share<Flight<kLong>::kSums>;
 
 // Blocks of a multiprocessor: what registers allow without a spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -93,51 +100,65 @@ __device__ __forceinline__ bool are_whole(const Target& target) {
   return target.dim % kWidth == 0 && addresses % kAccessBytes == 0;
 }
 
+// The gradients of a group's rows: sums, times `scale`.
 template <bool kLong>
-__device__ __forceinline__ void sum_gradients(const Share<kFlight>& share, const Span& span,
-                                              float scale, float (&sums)[kFlight][kWidth]) {
+__device__ __forceinline__ void sum_gradients(
+    const ShareOf<kLong>& share, const Span& span, float scale,
+    float (&gradients)[Flight<kLong>::kRows][kWidth]) {
+  float sums[Flight<kLong>::kSums][kWidth];
   if (kLong) {
     sum_long(share, span, sums);
   } else {
     sum_segments(share, span, sums);
   }
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
+  for (int f = 0; f < Flight<kLong>::kRows; ++f) {
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums[f][e] *= scale;
+    for (int e = 0; e < kWidth; ++e) gradients[f][e] = sums[f][e] * scale;
   }
 }
 
 template <bool kLong, bool kWhole, class Rule>
-__device__ __forceinline__ void update_spans(const Rule& rule, const Share<kFlight>& share,
-                                             float scale, const Bound& bound) {
+__device__ __forceinline__ void update_spans(const Rule& rule, const ShareOf<kLong>& share,
+                                             const i64 (&rows)[Flight<kLong>::kRows], float scale,
+                                             const Bound& bound) {
+  constexpr int kRows = Flight<kLong>::kRows;
   const Target& target = *share.target;
 #pragma unroll 1
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
     const Span span(base + share.group.lane, target.dim);
     // Before the sums: what they wait for is a chain of four.
-    Held<Rule, kFlight, kWhole> held(target, share.row, span);
-    float sums[kFlight][kWidth];
-    sum_gradients<kLong>(share, span, scale, sums);
+    Held<Rule, kRows, kWhole> held(target, rows, span);
+    float gradients[kRows][kWidth];
+    sum_gradients<kLong>(share, span, scale, gradients);
     held.update([&](int, float w, float g, float* slots) { return rule(w, g, slots); }, target,
-                share.row, span, sums, bound);
+                rows, span, gradients, bound);
   }
 }
 
+template <bool kLong>
+__device__ __forceinline__ void take_rows(const ShareOf<kLong>& share,
+                                          i64 (&rows)[Flight<kLong>::kRows]) {
+#pragma unroll
+  for (int f = 0; f < Flight<kLong>::kRows; ++f) rows[f] = share.row[f];
+}
+
 template <bool kLong, class Rule>
-__device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFlight>& share,
+__device__ __forceinline__ void update_rows(const Rule& rule, const ShareOf<kLong>& share,
                                             float scale, const Bound& bound) {
   const Target& target = *share.target;
+  i64 rows[Flight<kLong>::kRows];
+  take_rows<kLong>(share, rows);
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    if (target.touched != 0 && share.group.lane == 0 && share.row[f] >= 0) {
-      reinterpret_cast<unsigned char*>(target.touched)[share.row[f]] = 1;
+  for (int f = 0; f < Flight<kLong>::kRows; ++f) {
+    if (target.touched != 0 && share.group.lane == 0 && rows[f] >= 0) {
+      reinterpret_cast<unsigned char*>(target.touched)[rows[f]] = 1;
     }
   }
   if (are_whole<Rule>(target)) {
-    update_spans<kLong, true>(rule, share, scale, bound);
+    update_spans<kLong, true>(rule, share, rows, scale, bound);
   } else {
-    update_spans<kLong, false>(rule, share, scale, bound);
+    update_spans<kLong, false>(rule, share, rows, scale, bound);
   }
 }
 
@@ -145,27 +166,30 @@ __device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFligh
 // row that the group's lanes don't cover in one turn.
 template <bool kLong, bool kWhole>
 __device__ __forceinline__ void update_row_wise_spans(const RowWiseAdagrad& rule,
-                                                      const Share<kFlight>& share, float scale,
+                                                      const ShareOf<kLong>& share, float scale,
                                                       const Bound& bound) {
+  constexpr int kRows = Flight<kLong>::kRows;
   const Target& target = *share.target;
+  i64 rows[kRows];
+  take_rows<kLong>(share, rows);
   float* const slots = reinterpret_cast<float*>(target.slots[0]);
-  float accumulated[kFlight], sums[kFlight][kWidth], squares[kFlight] = {};
+  float accumulated[kRows], gradients[kRows][kWidth], squares[kRows] = {};
   // Before the sums, as above.
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f)
-    accumulated[f] = read_one_where(share.row[f] >= 0, slots + share.row[f]);
-  Held<RowWiseAdagrad, kFlight, kWhole> held(target, share.row, Span(share.group.lane, target.dim));
+  for (int f = 0; f < kRows; ++f)
+    accumulated[f] = read_one_where(rows[f] >= 0, slots + rows[f]);
+  Held<RowWiseAdagrad, kRows, kWhole> held(target, rows, Span(share.group.lane, target.dim));
 #pragma unroll 1
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
-    sum_gradients<kLong>(share, Span(base + share.group.lane, target.dim), scale, sums);
+    sum_gradients<kLong>(share, Span(base + share.group.lane, target.dim), scale, gradients);
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
+    for (int f = 0; f < kRows; ++f) {
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) squares[f] += sums[f][e] * sums[f][e];
+      for (int e = 0; e < kWidth; ++e) squares[f] += gradients[f][e] * gradients[f][e];
     }
   }
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
+  for (int f = 0; f < kRows; ++f) {
 #pragma unroll 1
     for (int lanes = share.group.lanes / 2; lanes > 0; lanes /= 2)
       squares[f] += __shfl_xor_sync(kAllLanes, squares[f], lanes);
@@ -173,22 +197,22 @@ __device__ __forceinline__ void update_row_wise_spans(const RowWiseAdagrad& rule
   }
   __syncwarp();  // All lanes have read.
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    if (share.group.lane == 0 && share.row[f] >= 0) slots[share.row[f]] = accumulated[f];
+  for (int f = 0; f < kRows; ++f) {
+    if (share.group.lane == 0 && rows[f] >= 0) slots[rows[f]] = accumulated[f];
   }
 #pragma unroll 1
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
     const Span span(base + share.group.lane, target.dim);
-    if (base > 0) held = {target, share.row, span};
-    if (accesses_of(target) > share.group.lanes) sum_gradients<kLong>(share, span, scale, sums);
+    if (base > 0) held = {target, rows, span};
+    if (accesses_of(target) > share.group.lanes) sum_gradients<kLong>(share, span, scale, gradients);
     held.update([&](int f, float w, float g, float*) { return rule(w, g, accumulated[f]); }, target,
-                share.row, span, sums, bound);
+                rows, span, gradients, bound);
   }
 }
 
 template <bool kLong>
 __device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
-                                                const Share<kFlight>& share, float scale,
+                                                const ShareOf<kLong>& share, float scale,
                                                 const Bound& bound) {
   if (are_whole<RowWiseAdagrad>(*share.target)) {
     update_row_wise_spans<kLong, true>(rule, share, scale, bound);
@@ -202,7 +226,7 @@ __device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
       update_##name(WORK_PARAMETERS, float scale, const float* __restrict__ options,        \
                     const float* __restrict__ bounds) {                                     \
     const Rule rule(options);                                                               \
-    for_segments<kFlight, false>(WORK, SOURCE, [=](const Share<kFlight>& share) {           \
+    for_segments<Flight<false>::kSums, false>(WORK, SOURCE, [=](const ShareOf<false>& share) {           \
       rows<false>(rule, share, scale, Bound(bounds, share.target - targets));               \
     });                                                                                     \
   }                                                                                         \
@@ -210,7 +234,7 @@ __device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
       update_##name##_long(WORK_PARAMETERS, float scale, const float* __restrict__ options, \
                            const float* __restrict__ bounds) {                              \
     const Rule rule(options);                                                               \
-    for_longs<kFlight>(WORK, SOURCE, [=](const Share<kFlight>& share) {                     \
+    for_longs<Flight<true>::kSums>(WORK, SOURCE, [=](const ShareOf<true>& share) {                     \
       rows<true>(rule, share, scale, Bound(bounds, share.target - targets));                \
     });                                                                                     \
   }

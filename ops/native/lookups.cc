@@ -75,8 +75,8 @@ Status ReadMembersOfGradients(OpKernelConstruction* context, size_t members, std
   return OkStatus();
 }
 
-Status LookupInputs::Read(OpKernelContext* context) {
-  TF_RETURN_IF_ERROR(context->input("rows", &flat));
+Status LookupInputs::Read(OpKernelContext* context, bool with_rows) {
+  if (with_rows) TF_RETURN_IF_ERROR(context->input("rows", &flat));
   TF_RETURN_IF_ERROR(context->input_list("positions", &positions));
   TF_RETURN_IF_ERROR(context->input_list("samples", &samples));
   return context->input_list("weights", &weights);

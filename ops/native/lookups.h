@@ -32,10 +32,12 @@ struct LookupScratch {
 };
 
 struct LookupInputs {
-  const tensorflow::Tensor* flat = nullptr;
+  const tensorflow::Tensor* flat = nullptr;  // Null: rows are not read.
   tensorflow::OpInputList positions, samples, weights;
 
-  tensorflow::Status Read(tensorflow::OpKernelContext* context);
+  // Args:
+  //   with_rows: there is an input `rows` that is read.
+  tensorflow::Status Read(tensorflow::OpKernelContext* context, bool with_rows = true);
 };
 
 // For each bag (the ids of one sample): the divisor of the sum of its rows, its sample, and where

@@ -31,6 +31,7 @@
 #include "answered_rows.cc"
 #include "gpu/pool.cc"
 #include "gpu/pool_gradient.cc"
+#include "gpu/pool_update.cc"
 #include "gpu/pooling.cc"
 #include "gpu/reduce.cc"
 #include "gpu/reduce_update.cc"

@@ -120,7 +120,9 @@ Status PoolGradientShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("M", &members));
   TF_RETURN_IF_ERROR(c->GetAttr("P", &pooled));
   TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
-  c->set_output(0, c->input(0));
+  bool without_rows;
+  TF_RETURN_IF_ERROR(c->GetAttr("without_rows", &without_rows));
+  c->set_output(0, without_rows ? c->Vector(c->UnknownDim()) : c->input(0));
   for (int w = 0; w < weights; ++w) c->set_output(1 + w, c->input(1 + members + pooled + w));
   return OkStatus();
 }
@@ -173,12 +175,14 @@ REGISTER_OP("CollectiveAsk")
     .Output("bag_scales: P * float")
     .Output("uploaded_samples: L * int64")  // The same as own_samples, in the memory of rows.
     .Output("uploaded_weights: V * float")
+    .Output("uploaded_ids: I * int64")  // All of them, in the memory of rows; or none.
     .Output("counts: C * int32")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
     .Attr("L: int >= 0 = 0")
     .Attr("V: int >= 0 = 0")
+    .Attr("I: int >= 0 = 0")
     // 1: also the counts, by which positions are numbers of rows; 2: and how many samples each
     // member has.
     .Attr("C: int >= 0 = 0")
@@ -338,6 +342,7 @@ REGISTER_OP("CollectiveGatherRows")
     .Attr("counted: list(bool) = []")
     .Attr("max_norms: list(float)")
     .Attr("shapes: list(shape)")
+    .Attr("unread: bool = false")  // Nobody reads the rows: there are none.
     .SetIsStateful()  // it reads variables: never folded, never merged with another
     .SetShapeFn(Flat);
 
@@ -393,7 +398,9 @@ REGISTER_OP("CollectiveSpreadRows")
 
 // On a CPU, positions are elements of `rows`. On a GPU they are numbers of rows, and `counts` has
 // one tensor, on the host: [N · S], how many rows came from each rank for each section. `early` has
-// what CollectiveSharedAlltoallRows has pooled already, of the same members.
+// what CollectiveSharedAlltoallRows has pooled already, of the same members. `handles`, on a GPU of
+// a single rank: rows are those of the tables of the sections with these handles, each member's
+// with the numbers `ids`; `rows` is not read.
 REGISTER_OP("CollectivePool")
     .Input("rows: float")
     .Input("positions: M * int32")
@@ -401,12 +408,16 @@ REGISTER_OP("CollectivePool")
     .Input("weights: W * float")
     .Input("counts: C * int32")
     .Input("early: E * variant")
+    .Input("handles: H * resource")
+    .Input("ids: I * int64")
     .Output("pooled: M * float")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
     .Attr("C: int >= 0 = 0")
     .Attr("E: int >= 0 = 0")
+    .Attr("H: int >= 0 = 0")
+    .Attr("I: int >= 0 = 0")
     .Attr("sections: list(int)")
     .Attr("dims: list(int)")
     .Attr("combiners: list(int)")
@@ -434,6 +445,7 @@ REGISTER_OP("CollectivePoolGradient")
     .Attr("weighted: list(bool)")
     .Attr("max_norms: list(float)")
     .Attr("members: list(int)")
+    .Attr("without_rows: bool = false")  // `rows` is not read, and may be empty.
     .SetShapeFn(PoolGradientShapes);
 
 }  // namespace

@@ -98,6 +98,42 @@ REGISTER_OP("CollectiveSparseReduceUpdate")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
+// Sums gradients as CollectivePoolGradient does, and updates by the sums tables whose rows one rank
+// has, all of them; the sums are never written. `local_rows`: of each section of the request, which
+// rows of its table came back, each at most once. What belongs to the update is as for
+// CollectiveSparseUpdate, of the tables of all sections; the rest as for CollectivePoolGradient.
+REGISTER_OP("CollectiveSparsePoolUpdate")
+    .Input("tables: T * resource")
+    .Input("slots: S * resource")
+    .Input("numbers: N * float")
+    .Input("used: R * int64")
+    .Input("local_rows: T * int64")
+    .Input("positions: M * int32")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Input("gradients: G * float")
+    .Input("counts: C * int32")
+    .Attr("rule: string")
+    .Attr("bounds: list(float) = []")
+    .Attr("scale: float = 1.0")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("N: int >= 1")
+    .Attr("R: int >= 0")
+    .Attr("M: int >= 1")
+    .Attr("P: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("G: int >= 1")
+    .Attr("C: int >= 0 = 0")
+    .Attr("sections: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(int)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .Attr("members: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 // Gives K rows of a variable [V, ...] the values [K, ...], on a GPU. Each row is at most once in
 // `indices`, and those outside of the variable are left out.
 REGISTER_OP("CollectiveWriteRows")

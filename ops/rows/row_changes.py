@@ -25,6 +25,7 @@ _numbers = itertools.count(1)
 SELF_ANNOUNCING = frozenset(
     {
         "CollectiveSparseUpdate",
+        "CollectiveSparsePoolUpdate",
         "CollectiveSparseReduceUpdate",
         "CollectiveFindRows",
         "CollectiveAdmitRows",

@@ -5,6 +5,11 @@ In host memory, the operation that sums the gradients of tables updates their ro
     CollectiveReduceRows ──sums──► CollectiveSparseUpdate, one for each table
     CollectiveSparseReduceUpdate: both, table by table, so that no sum leaves the cache
 
+Where one rank has all rows of tables on a GPU, it sums gradients of lookups only once:
+
+    CollectivePoolGradient ──rows' gradients──► CollectiveSparseReduceUpdate
+    CollectiveSparsePoolUpdate: both, so that no gradient of a row is written
+
 Inside `fusing`, an update by a sum waits for the others. At the end, one operation computes the sum
 and all updates by it, if nothing else uses the sum: not if a gradient is clipped or shown, for
 example. If the sum is used later, it is computed once more there. The results are the same, bit for
@@ -28,6 +33,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
 from collective.ops.exchange.dispatch import operations
+from collective.ops.exchange.embedding_bag_gradients import LOOKUPS, pooled_inputs
 from collective.ops.graph import graph_analysis, host_inputs
 
 _LAYOUT = ("T", "ranks", "section_tables", "kinds", "dims", "pooled", "weighted", "counted")
@@ -221,6 +227,27 @@ def _is_fusible(op: tf.Operation, pending: Sequence[_Pending]) -> bool:
     return not _is_used(op) and not _wait_for_each_other(pending)
 
 
+def _pool_gradient_of(op: tf.Operation, tables: Sequence[int]) -> tf.Operation | None:
+    """Returns the CollectivePoolGradient that can update `tables` in place of a sum `op`.
+
+    That is so if one rank has all rows, each of which came back once, and if each has a gradient,
+    which nobody else needs.
+    """
+    if op.get_attr("ranks") > 1 or any(op.get_attr("kinds")) or any(op.get_attr("pooled")):
+        return None
+    if op.get_attr("section_tables") != sorted(tables) or not op.get_attr("H"):
+        return None
+    gradient = op.inputs[0]
+    while gradient.op.type == "Identity" and _waits_only_for(gradient.op, gradient.op.inputs[0].op):
+        gradient = gradient.op.inputs[0]
+    made = gradient.op
+    if made.type != "CollectivePoolGradient" or made._get_control_flow_context() is not None:
+        return None
+    if any(made.get_attr("max_norms")) or made.get_attr("G") < made.get_attr("M"):
+        return None
+    return None if _is_used(made, but=op) else made
+
+
 def _wait_for_each_other(pending: Sequence[_Pending]) -> bool:
     """Tells whether an update waits for another. Nothing older than the first can do so."""
     done = {x.done for x in pending}
@@ -239,13 +266,13 @@ def _wait_for_each_other(pending: Sequence[_Pending]) -> bool:
     return bool(done & graph_analysis.walk(starts, stop=lambda x: x._id < first))
 
 
-def _is_used(op: tf.Operation) -> bool:
-    """Tells whether anything is computed from an operation's outputs, or waits for it."""
+def _is_used(op: tf.Operation, but: tf.Operation | None = None) -> bool:
+    """Tells whether anything but `but` is computed from an operation's outputs, or waits for it."""
     stack, seen = [op], {op}
     while stack:
         reached = stack.pop()
         users = {user for x in reached.outputs for user in x.consumers()}
-        for user in users.union(reached._control_outputs) - seen:
+        for user in users.union(reached._control_outputs) - seen - {but}:
             if user.type not in ("Identity", "NoOp"):
                 return True
             seen.add(user)
@@ -254,8 +281,11 @@ def _is_used(op: tf.Operation) -> bool:
 
 
 def _fused(op: tf.Operation, pending: Sequence[_Pending]) -> tf.Operation:
-    updates, inputs, count = [x.update for x in pending], op.inputs, op.get_attr("T")
+    inputs, count = op.inputs, op.get_attr("T")
     tables = [x.sum.table for x in pending if x.sum is not None]
+    if pending[0].update.on_device and (made := _pool_gradient_of(op, tables)) is not None:
+        return _fused_with_pool(op, made, dict(zip(tables, (x.update for x in pending))))
+    updates = [x.update for x in pending]
     rows = [inputs[1 + count + table] for table in tables]
     message, headers = inputs[1 + 2 * count : 3 + 2 * count], inputs[3 + 2 * count :]
     attributes = {name: op.get_attr(name) for name in (*_LAYOUT, "scale")}
@@ -269,6 +299,28 @@ def _fused(op: tf.Operation, pending: Sequence[_Pending]) -> tf.Operation:
         updated=tables,
         **attributes,
     )
+    return fused
+
+
+def _fused_with_pool(
+    op: tf.Operation, pool_gradient: tf.Operation, updates: dict[int, RowUpdate]
+) -> tf.Operation:
+    """Makes the operation of updates, by table, by what `op` sums of the gradient of a pool."""
+    ordered = [updates[table] for table in range(len(updates))]
+    given = pooled_inputs(pool_gradient)
+    with tf.control_dependencies(pool_gradient.control_inputs):
+        fused: tf.Operation = _operations(ordered).collective_sparse_pool_update(
+            *_given(ordered),
+            op.inputs[1 + len(ordered) : 1 + 2 * len(ordered)],
+            given.positions,
+            given.samples,
+            given.weights,
+            given.gradients,
+            given.counts,
+            **_attributes(ordered),
+            **{name: pool_gradient.get_attr(name) for name in (*LOOKUPS, "members")},
+            scale=op.get_attr("scale"),
+        )
     return fused
 
 

@@ -95,8 +95,8 @@ class Lookups:
         rows = ops.collective_shared_alltoall_rows(
             keys.rows, keys.row_splits, keys.answers, *given, **LAYOUT, name=name + '.rows'
         )
-        self.pooled = ops.collective_pool(rows.output, *given, [], [rows.early], **LAYOUT)
-        self.pooled_late = ops.collective_pool(rows.output, *given, [], [], **LAYOUT)
+        self.pooled = ops.collective_pool(rows.output, *given, [], [rows.early], [], [], **LAYOUT)
+        self.pooled_late = ops.collective_pool(rows.output, *given, [], [], [], [], **LAYOUT)
 
     def feeds(self, batch):
         feeds = {self.message: batch.message, self.splits: batch.splits}

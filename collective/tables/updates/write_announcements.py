@@ -28,6 +28,7 @@ READERS = frozenset(
         "CollectiveAnnounceWrites",
         "CollectiveGatherRows",
         "CollectiveHoldRows",
+        "CollectivePool",
         "CollectiveReduceRows",
         "CollectiveSharedAlltoallKeys",
         "CollectiveWatchShard",

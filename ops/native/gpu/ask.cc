@@ -182,6 +182,12 @@ class AskOp : public OpKernel {
                           section.weighted ? weighted_so_far++ : -1});
       if (section.pooled) pooled_.push_back(m);
     }
+    int uploaded = 0;
+    TF_RETURN_IF_ERROR(context->GetAttr("I", &uploaded));
+    if (uploaded != 0 && uploaded != members) {
+      return errors::InvalidArgument("there are ", members, " members, but uploaded_ids of ",
+                                     uploaded, ": all are given out, or none");
+    }
     std::vector<int> own;
     TF_RETURN_IF_ERROR(context->GetAttr("own", &own));
     int own_samples = 0;
@@ -442,9 +448,16 @@ class AskOp : public OpKernel {
     return packed->Add(words);
   }
 
-  // Gives out samples and weights where the rank's own pooling takes them.
+  // Gives out samples, weights and ids where the rank's own pooling takes them.
   static void GiveUploaded(OpKernelContext* context, const Asked& asked) {
-    OpOutputList samples, weights;
+    OpOutputList samples, weights, ids;
+    OP_REQUIRES_OK(context, context->output_list("uploaded_ids", &ids));
+    int64_t first = 0;
+    for (int m = 0; m < ids.size(); ++m) {
+      const int64_t end = first + asked.segments[m].keys;
+      ids.set(m, asked.uploaded.Slice(first, end));
+      first = end;
+    }
     OP_REQUIRES_OK(context, context->output_list("uploaded_samples", &samples));
     OP_REQUIRES_OK(context, context->output_list("uploaded_weights", &weights));
     for (int i = 0; i < samples.size(); ++i) {

@@ -1,6 +1,7 @@
 // CollectiveGatherRows on a GPU: one row for each bag that the ranks requested, from shards that
 // are read in place: keys of unpooled sections by a kernel of gather.cu, bags of pooled ones by
-// those of pool.cu. CollectiveSpreadRows: the same from matrices. The host waits for nothing.
+// those of pool.cu; nothing where CollectivePool takes rows straight from the shards.
+// CollectiveSpreadRows: the same from matrices. The host waits for nothing.
 
 #include <vector>
 
@@ -96,9 +97,16 @@ class AnswerOp : public OpKernel {
 
 class GatherRowsOp : public AnswerOp {
  public:
-  using AnswerOp::AnswerOp;
+  explicit GatherRowsOp(OpKernelConstruction* context) : AnswerOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("unread", &is_unread_));
+  }
 
   void Compute(OpKernelContext* context) override {
+    if (is_unread_) {
+      Tensor* none = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({0}), &none));
+      return;
+    }
     OpInputList handles, rows;
     OP_REQUIRES_OK(context, context->input_list("handles", &handles));
     OP_REQUIRES_OK(context, context->input_list("rows", &rows));
@@ -112,6 +120,9 @@ class GatherRowsOp : public AnswerOp {
     OP_REQUIRES_OK(context,
                    Answer<int64_t>(context, &stream, Kernel::kGatherRows, tables, rows, received));
   }
+
+ private:
+  bool is_unread_ = false;
 };
 
 class SpreadRowsOp : public AnswerOp {

@@ -12,10 +12,10 @@ using tensorflow::TensorShapeUtils;
 using tensorflow::errors::InvalidArgument;
 
 Status Pooling::Open(OpKernelContext* context, const std::vector<Lookup>& attributes,
-                     const std::vector<int>& wanted) {
+                     const std::vector<int>& wanted, bool with_rows) {
   LookupInputs inputs;
   OpInputList counts;
-  TF_RETURN_IF_ERROR(inputs.Read(context));
+  TF_RETURN_IF_ERROR(inputs.Read(context, with_rows));
   TF_RETURN_IF_ERROR(context->input_list("counts", &counts));
   if (counts.size() != 2) {
     return InvalidArgument("on a GPU, the request counts rows and samples, two tensors: ",
@@ -27,7 +27,7 @@ Status Pooling::Open(OpKernelContext* context, const std::vector<Lookup>& attrib
                            counts[1].shape().DebugString());
   }
   const int32_t* sample_counts = counts[1].flat<int32_t>().data();
-  TF_RETURN_IF_ERROR(ReadRows(*inputs.flat, counts[0], attributes));
+  TF_RETURN_IF_ERROR(ReadRows(inputs.flat, counts[0], attributes));
   members.reserve(wanted.size());
   for (int number : wanted) {
     Member member;
@@ -49,7 +49,7 @@ Status Pooling::Open(OpKernelContext* context, const std::vector<Lookup>& attrib
   return OkStatus();
 }
 
-Status Pooling::ReadRows(const Tensor& flat, const Tensor& counts,
+Status Pooling::ReadRows(const Tensor* flat, const Tensor& counts,
                          const std::vector<Lookup>& attributes) {
   int sections = 0;
   for (const Lookup& member : attributes) sections = std::max(sections, member.section + 1);
@@ -59,8 +59,7 @@ Status Pooling::ReadRows(const Tensor& flat, const Tensor& counts,
     return InvalidArgument("counts must be of ", sections, " sections for each rank, but are of ",
                            counts.shape().DebugString());
   const int32_t* count = counts.flat<int32_t>().data();
-  const int64_t begin = AddressOf(flat.flat<float>().data());
-  int64_t elements = 0;
+  const int64_t begin = flat == nullptr ? 0 : AddressOf(flat->flat<float>().data());
   for (int64_t run = 0; run < counts.NumElements(); ++run) {
     const int64_t dim = dims[run % sections];
     if (count[run] < 0) return InvalidArgument("counts must not be negative: one is ", count[run]);
@@ -71,8 +70,9 @@ Status Pooling::ReadRows(const Tensor& flat, const Tensor& counts,
     rows.Add(address, count[run], dim);
     elements += count[run] * dim;
   }
-  if (elements == flat.NumElements() && elements <= kMaxCount) return OkStatus();
-  return InvalidArgument("there are ", flat.NumElements(),
+  const int64_t there = flat == nullptr ? elements : flat->NumElements();
+  if (elements == there && elements <= kMaxCount) return OkStatus();
+  return InvalidArgument("there are ", there,
                          " elements of rows, but by their counts "
                          "they are ",
                          elements, ", of at most ", kMaxCount);
@@ -116,6 +116,33 @@ Status Pooling::ReadMember(const LookupInputs& inputs, int64_t samples, Member* 
   return OkStatus();
 }
 
+Status Pooling::TakeFrom(const std::vector<Table>& tables, const OpInputList& given) {
+  for (Member& member : members) {
+    const size_t section = member.attributes.section;
+    if (section >= tables.size() || tables[section].dim != member.attributes.dim) {
+      return InvalidArgument("member ", member.number, " has rows of ", member.attributes.dim,
+                             ", but the table of its section ", section, " of ", tables.size(),
+                             section < tables.size() ? " has others" : " isn't there");
+    }
+    const Tensor& rows_of_member = given[member.number];
+    if (rows_of_member.NumElements() != member.ids) {
+      return InvalidArgument("member ", member.number, " has ", member.ids, " positions, but ",
+                             rows_of_member.NumElements(), " ids");
+    }
+    // It is a part of what was uploaded, and needn't be aligned as tensors are.
+    member.rows = static_cast<const int64_t*>(rows_of_member.data());
+  }
+  tables_ = tables;
+  return OkStatus();
+}
+
+std::vector<RunWords> Pooling::RunsOfRows() const {
+  if (tables_.empty()) return rows.entries();
+  std::vector<RunWords> runs;
+  for (const Table& table : tables_) runs.push_back({0, table.rows, AddressOf(table.values)});
+  return runs;
+}
+
 Tiled<BatchWords> Pooling::Batches() const {
   Tiled<BatchWords> tiled;
   int64_t first = 0;
@@ -134,7 +161,7 @@ Tiled<BatchWords> Pooling::Batches() const {
 Tiled<LookupWords> Pooling::Lookups(int64_t lanes, Samples of_group,
                                     const std::vector<int64_t>& out) const {
   Tiled<LookupWords> tiled;
-  const int64_t runs = static_cast<int64_t>(rows.entries().size());
+  const int64_t runs = tables_.empty() ? static_cast<int64_t>(rows.entries().size()) : 1;
   int64_t first = 0;
   for (size_t m = 0; m < members.size(); ++m) {
     const Member& member = members[m];
@@ -146,8 +173,13 @@ Tiled<LookupWords> Pooling::Lookups(int64_t lanes, Samples of_group,
     lookup.weighted = member.weights != nullptr;
     lookup.max_norm = member.attributes.max_norm;
     lookup.runs = runs;
-    lookup.positions =
-        AddressOf(member.positions) - member.id * static_cast<int64_t>(sizeof(int32_t));
+    if (tables_.empty()) {
+      lookup.positions =
+          AddressOf(member.positions) - member.id * static_cast<int64_t>(sizeof(int32_t));
+    } else {
+      lookup.run = member.attributes.section;
+      lookup.positions = AddressOf(member.rows) - member.id * static_cast<int64_t>(sizeof(int64_t));
+    }
     if (lookup.weighted) lookup.weights = AddressOf(member.weights) - member.id * kFloatBytes;
     first += member.samples;
     AddLookup(lookup, lanes == 0 ? GroupLanes(lookup.dim) : lanes, of_group, out[m], &tiled);
@@ -157,8 +189,10 @@ Tiled<LookupWords> Pooling::Lookups(int64_t lanes, Samples of_group,
 
 bool Pooling::IsPlain(const std::vector<int64_t>& out) const {
   constexpr int64_t kWidthOfAccess = 4, kAccessBytes = kWidthOfAccess * kFloatBytes;
-  const std::vector<RunWords> runs = rows.entries();
-  if (runs.size() != 1 || runs[0].address % kAccessBytes != 0) return false;
+  const std::vector<RunWords> runs = RunsOfRows();
+  if (tables_.empty() && runs.size() != 1) return false;
+  for (const RunWords& run : runs)
+    if (run.address % kAccessBytes != 0) return false;
   for (size_t m = 0; m < members.size(); ++m) {
     const Lookup& attributes = members[m].attributes;
     if (members[m].weights != nullptr || attributes.max_norm > 0 ||

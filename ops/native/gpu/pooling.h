@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../lookups.h"
+#include "../variables.h"
 #include "segments.h"
 #include "stream.h"
 
@@ -89,7 +90,8 @@ struct Member {
   int64_t id = 0, ids = 0;  // The first among those of all, and how many.
   int64_t samples = 0;      // Rows of its result.
   const int32_t* positions = nullptr;
-  const int64_t* of = nullptr;  // The sample of each id; null: each has its own.
+  const int64_t* rows = nullptr;  // Of its table; null: positions are of rows that came back.
+  const int64_t* of = nullptr;    // The sample of each id; null: each has its own.
   const float* weights = nullptr;
 };
 
@@ -97,15 +99,24 @@ struct Member {
 class Pooling {
  public:
   // Reads inputs, and checks what can be checked without the device. `counts`: of CollectiveAsk,
-  // [N · S] rows and [M] samples.
+  // [N · S] rows and [M] samples. `with_rows`: the rows that came back are an input, `rows`; else
+  // only their numbers count, and addresses are offsets into the gradient of all of them.
   tensorflow::Status Open(tensorflow::OpKernelContext* context, const std::vector<Lookup>& members,
-                          const std::vector<int>& wanted);
+                          const std::vector<int>& wanted, bool with_rows = true);
+
+  // Has members take their rows straight from `tables` [S], which are their sections' and have all
+  // rows. `ids`: for each of all members [K] int64, the rows.
+  tensorflow::Status TakeFrom(const std::vector<Table>& tables, const tensorflow::OpInputList& ids);
 
   // Describes the members for sample_offsets.
   Tiled<BatchWords> Batches() const;
   // Describes the members for the other kernels; `out` of each; `lanes` 0: by its dimension.
   Tiled<LookupWords> Lookups(int64_t lanes, Samples of_group,
                              const std::vector<int64_t>& out) const;
+  // The runs that the kernels of Lookups take rows from.
+  std::vector<RunWords> RunsOfRows() const;
+  // Whether the numbers of rows have 64 bits, as these kernels take it.
+  int32_t IsWide() const { return tables_.empty() ? 0 : 1; }
   // Tells whether rows are taken as they are, each lookup's from one run, by whole accesses: what
   // the faster kernel can do.
   bool IsPlain(const std::vector<int64_t>& out) const;
@@ -114,14 +125,17 @@ class Pooling {
   Runs rows;  // Those that came back.
   // The same by rank and section, also where none came.
   std::vector<int64_t> run_counts, run_dims, run_addresses;
+  int64_t elements = 0;          // Of all of these.
   int64_t ids = 0, samples = 0;  // Of all members.
   bool clips = false;
 
  private:
-  tensorflow::Status ReadRows(const tensorflow::Tensor& flat, const tensorflow::Tensor& counts,
+  tensorflow::Status ReadRows(const tensorflow::Tensor* flat, const tensorflow::Tensor& counts,
                               const std::vector<Lookup>& members);
   // `samples`: of the member, if it has a combiner.
   tensorflow::Status ReadMember(const LookupInputs& inputs, int64_t samples, Member* member);
+
+  std::vector<Table> tables_;  // None: rows are those that came back.
 };
 
 }  // namespace gpu

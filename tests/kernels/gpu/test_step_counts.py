@@ -22,10 +22,9 @@ EXCHANGE = {
     "CollectiveBounds": 1,
     "CollectiveAsk": 1,
     "CollectiveHear": 1,
-    "CollectiveGatherRows": 1,
+    "CollectiveGatherRows": 1,  # It does nothing: rows are pooled straight from the tables.
     "CollectivePool": 1,
-    "CollectivePoolGradient": 1,
-    "CollectiveSparseReduceUpdate": 1,
+    "CollectiveSparsePoolUpdate": 1,
     # Tables and their slots, and the rate.
     "VarHandleOp": 2 * TABLES,
     "Const": 1,
@@ -45,12 +44,12 @@ OF_SAMPLES = {
     "Pack": 1,
 }
 CALLS = {
-    "launch": 24,
+    "launch": 22,
     "set_memory": 1,
-    "copy_to_device": 6,
+    "copy_to_device": 4,
     "copy_to_host": 2,
     "create_event": 2,
-    "record_event": 7,
+    "record_event": 5,
     "wait_for_event": 2,
     "destroy_event": 3,  # the last one where the session ends: of the memory that uploads have
 }
