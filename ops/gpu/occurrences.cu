@@ -58,13 +58,15 @@ __device__ __forceinline__ void rank_keys(const u32 (&keys)[kSortTurns], int lef
 // Moves each key of a tile to its place: they are ordered in shared memory first, so that those of
 // a digit, which lie side by side, are written together. `counts` and `starts` are what
 // partition_scan makes of the counts: the sums over tiles before, and over digits before. `order`
-// is null in the first pass. Shared memory is for 2 kSortTile + digits numbers, and kWarps digits
-// of 16 bits.
+// is null in the first pass. In the last one, `terms` of 8 bytes may go to the places of their
+// occurrences: who reads them later reads what lies side by side. `placed` is the occurrences
+// there, or their terms if there are any. Shared memory is for 2 kSortTile + digits numbers, and
+// kWarps digits of 16 bits.
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
     occurrences_place(const u32* __restrict__ rows, const u32* __restrict__ order, i64 count,
                       u32 shift, u32 digits, const u32* __restrict__ counts, u32 tiles,
-                      const u32* __restrict__ starts, u32* __restrict__ placed_rows,
-                      u32* __restrict__ placed_order) {
+                      const u32* __restrict__ starts, const u64* __restrict__ terms,
+                      u32* __restrict__ placed_rows, void* __restrict__ placed) {
   extern __shared__ u32 shared[];
   __shared__ u32 sums[33];
   constexpr u32 kEach = 2;  // digits of a thread, at most
@@ -126,10 +128,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   }
   __syncthreads();
   const u32 here = static_cast<u32>(count - tile < kSortTile ? count - tile : kSortTile);
+#pragma unroll 4
   for (u32 place = threadIdx.x; place < here; place += kThreads) {
     const u32 row = keys[place], to = bases[digit_of(row)] + place;
     placed_rows[to] = row;
-    placed_order[to] = orders[place];
+    if (terms == nullptr) {
+      static_cast<u32*>(placed)[to] = orders[place];
+    } else {
+      static_cast<u64*>(placed)[to] = __ldg(terms + orders[place]);
+    }
   }
 }
 

@@ -30,6 +30,7 @@ _MOST_BITS = 9  # of a digit: shared memory has room for their counters
 # Bytes that a pass moves: per key; per digit of a tile, including its keys' incomplete sectors.
 _KEY_BYTES, _DIGIT_BYTES = 20, 64
 _WARPS = THREADS // 32
+_NULL = np.uint64(0)
 
 
 class Occurrences(NamedTuple):
@@ -37,13 +38,15 @@ class Occurrences(NamedTuple):
 
     Attributes:
         offsets: [R + 1] int32, where the occurrences of each row begin in `order`.
-        order: [K] int32, the occurrences by row; those of one row ascend.
+        order: [K] int32, the occurrences by row; those of one row ascend. A null pointer if there
+            are `terms`.
         counters: [2] uint32, how many rows have more than `LONG` occurrences, and how many pieces
             these rows have.
         longs: [K // LONG, 3] uint32, for each such row (row, its first piece, its number of
             pieces), in any order.
         pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, its first place
             in `order`, its end).
+        terms: [K, 2] uint32, the terms of the occurrences by row, if they were given; or None.
     """
 
     offsets: Any
@@ -51,6 +54,7 @@ class Occurrences(NamedTuple):
     counters: Any
     longs: Any
     pieces: Any
+    terms: Any = None
 
 
 def most_pieces(occurrences: int) -> int:
@@ -74,13 +78,13 @@ def digits(rows: int) -> tuple[int, int]:
 
 
 def occurrences(
-    numbers: Any, rows: int, workspace: Workspace, name: str = "occurrences"
+    numbers: Any, rows: int, workspace: Workspace, name: str = "occurrences", terms: Any = None
 ) -> Occurrences:
     """Orders occurrences by row, stably. Launches 3 kernels for each pass of `digits`, and 2; the
     host waits for nothing.
 
     Bytes moved: in each pass 4 K for the counts, 16 K for the order (12 K in the first), and per
-        4,096 keys 16 for each value of a digit; then 4 K + 8 R.
+        4,096 keys 16 for each value of a digit; then 4 K + 8 R. With terms 12 K more.
 
     Args:
         numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`; that
@@ -89,6 +93,8 @@ def occurrences(
         rows: R.
         workspace: holds the result until the next call with it and the same name.
         name: the name of its arrays.
+        terms: [K, 2] uint32 of each occurrence, see `sums.sum_rows`, which are put in the order of
+            the rows in place of the occurrences' numbers: so sums read what lies side by side.
 
     Raises:
         ValueError: there are too many occurrences or rows.
@@ -105,7 +111,7 @@ def occurrences(
     counts = workspace.take(f"{name}.tile_counts", values * (tiles + 1), np.uint32)
     starts = workspace.take(f"{name}.starts", values + 1, np.uint32)
     nobody_asks = workspace.take(f"{name}.counts", values, np.int32)
-    order: Any = np.uint64(0)
+    order: Any = _NULL
     for number in range(passes):
         digit = (np.int64(size), np.uint32(number * bits), np.uint32(values))
         device.kernel(SOURCE, "occurrences_count")(
@@ -114,11 +120,25 @@ def occurrences(
         all_tiles = np.array([0, tiles], np.uint32)
         scan_counts(counts, all_tiles, nobody_asks, starts, workspace, name)
         placed = workspace.take(f"{name}.rows{number % 2}", size, np.int32)
-        placed_order = workspace.take(f"{name}.order{number % 2}", size, np.int32)
+        of_each = _NULL if terms is None or number + 1 < passes else terms
+        if of_each is _NULL:
+            placed_order = workspace.take(f"{name}.order{number % 2}", size, np.int32)
+        else:
+            placed_order = workspace.take(f"{name}.terms", 2 * size, np.uint32).reshape(size, 2)
         device.kernel(SOURCE, "occurrences_place")(
             tiles,
             THREADS,
-            (numbers, order, *digit, counts, np.uint32(tiles), starts, placed, placed_order),
+            (
+                numbers,
+                order,
+                *digit,
+                counts,
+                np.uint32(tiles),
+                starts,
+                of_each,
+                placed,
+                placed_order,
+            ),
             shared=4 * (2 * SORT_TILE + values) + 2 * _WARPS * values,
         )
         numbers, order = placed, placed_order
@@ -132,4 +152,5 @@ def occurrences(
     device.kernel(SOURCE, "occurrences_split")(
         -(-rows // THREADS), THREADS, (offsets, np.int64(rows), counters, longs, pieces)
     )
-    return Occurrences(offsets, order, counters, longs, pieces)
+    by_row = (order, None) if terms is None else (_NULL, order)
+    return Occurrences(offsets, by_row[0], counters, longs, pieces, by_row[1])

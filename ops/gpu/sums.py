@@ -18,7 +18,7 @@ import numpy as np
 
 from collective.ops.counting import counted
 from collective.ops.gpu.device import Device, Kernel
-from collective.ops.gpu.occurrences import Occurrences, most_pieces
+from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
@@ -119,7 +119,8 @@ def target_words(
     each: int,
     touched: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns ([T, 11] int64 as targets.cuh reads them, how many tiles they have).
+    """Returns ([T, 13] int64 as targets.cuh reads them, how many tiles they have). What is summed
+    for a target is in any run, of which `launch` gives the number.
 
     Args:
         segments: the rows, by section.
@@ -141,6 +142,8 @@ def target_words(
             counts,
             addresses[:, 1:],
             np.zeros_like(dims) if touched is None else touched,
+            np.zeros_like(dims),
+            np.zeros_like(dims),
         ]
     )
     return words[lengths > 0].astype(np.int64), int(tiles.sum())
@@ -170,7 +173,9 @@ def launch(
         rows: for each target the address of its rows, int64; NULL if they are in order.
         terms, along: as for `sum_rows`, NULL for none.
     """
-    device, most = workspace.device, most_pieces(int(occurrences.order.size))
+    device, most = workspace.device, len(occurrences.pieces)
+    if occurrences.terms is not None:
+        terms = occurrences.terms
     if len(targets) == 0:
         return
     width = int(-(-targets[:, 3].max() // _WIDTH) * _WIDTH)
@@ -181,6 +186,7 @@ def launch(
     runs = workspace.upload(
         f"{name}.runs", np.concatenate([runs, [[0, most, device.pointer(partials)]]])
     )
+    targets[:, -1] = count
     before = (
         workspace.upload(f"{name}.targets", targets),
         np.int32(len(targets)),
@@ -226,7 +232,8 @@ def sum_rows(
 
     Sums are float32, rounded to nearest at the end. A row that doesn't occur is zeros. One kernel,
     or three if there are more than `LONG` occurrences; the host waits for nothing. Bytes moved: 4
-    per row, 4 (with terms 12) and D elements per occurrence read; D elements per row written.
+    per row, 4 (with terms 12, or 8 where `occurrences` has them) and D elements per occurrence
+    read; D elements per row written.
 
     Args:
         gradients: R rows.
@@ -236,9 +243,10 @@ def sum_rows(
         dims: S of them, the dimension of each section's rows and of their occurrences.
         workspace: holds the result until the next call with it.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
-            float32, its factor.
+            float32, its factor; not needed if `occurrences` has them.
         scale: the factor of each sum.
-        along: [K] float32, for each occurrence the factor with which the row in `own` is added.
+        along: [K] float32, for each occurrence the factor with which the row in `own` is added;
+            only if `occurrences` has no terms.
         own: U rows in the order of the result.
     """
     device, lengths = workspace.device, np.diff(segments.offsets)

@@ -17,7 +17,8 @@ struct Target {
   i64 values;  // addresses: of the table, or of what is written
   i64 count;   // of its rows
   i64 slots[kMostSlots];
-  i64 touched;  // address of a byte for each row that is set, or 0
+  i64 touched;    // address of a byte for each row that is set, or 0
+  i64 run, runs;  // where the rows that are summed for it are, among the source's runs
 };
 
 // The arguments of the kernels that work by tiles, and of those that work on long segments.
@@ -57,6 +58,11 @@ __device__ __forceinline__ const Target& target_of(const Work& work, i64 segment
     }
   }
   return work.targets[low];
+}
+
+// The source of what is summed for a target: the fewer runs it has, the sooner a row is found.
+__device__ __forceinline__ Source source_of(const Target& target, const Source& all) {
+  return {all.order, all.terms, all.runs + target.run, static_cast<int>(target.runs)};
 }
 
 __device__ __forceinline__ int accesses_of(const Target& target) {
@@ -144,7 +150,7 @@ __device__ __forceinline__ void for_segments(const Work& work, const Source& sou
   share.target = &holding(work.targets, work.target_count, blockIdx.x);
   const int lanes = static_cast<int>(share.target->lanes);
   share.group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
-  share.source = source;
+  share.source = source_of(*share.target, source);
   share.pitch = share.target->dim * kFloatBytes;
   find_segments<kFlight, kEmpty>(work, share);
   step(share);

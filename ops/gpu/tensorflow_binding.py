@@ -145,7 +145,8 @@ class DeviceOperations:
         return self._built("collective_spread_rows", sources, *inputs, **attributes)
 
     def collective_pool(self, *inputs: Any, **attributes: Any) -> Any:
-        return self._built("collective_pool", [pool.SOURCE], *inputs, **attributes)
+        sources = [pool.SOURCE, gather.SOURCE]
+        return self._built("collective_pool", sources, *inputs, **attributes)
 
     def collective_pool_gradient(self, *inputs: Any, **attributes: Any) -> Any:
         sources = [pool.SOURCE, occurrences.SOURCE, partition.SOURCE, sums.SOURCE]

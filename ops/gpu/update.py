@@ -75,7 +75,7 @@ def update(
             times 1.
         workspace: scratch memory.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
-            float32, its factor.
+            float32, its factor; not needed if `occurrences` has them.
         bounds: for each table the bound of its weights, which applies wherever a gradient updates
             them: min(max(w, -bound), bound), but a NaN stays one. None: no bounds.
 

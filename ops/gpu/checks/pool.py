@@ -208,17 +208,9 @@ def _timed(
     def backward_of(gradient: Any) -> None:
         ids, given = Ids(numbers, offsets), Rows.of([gradient], device)
         terms = kernels.pool_terms(lookups, [Rows.of([table], device)], ids, given, workspace)
-        found = occurrences(numbers, len(drawn), workspace)
-        updates.update(
-            rule,
-            [state],
-            local,
-            Segments.of([len(drawn)], [0]),
-            given,
-            found,
-            workspace,
-            terms.terms,
-        )
+        found = occurrences(numbers, len(drawn), workspace, terms=terms.terms)
+        segments = Segments.of([len(drawn)], [0])
+        updates.update(rule, [state], local, segments, given, found, workspace)
 
     return Measurement(
         f"pool backward, {rule.kernel}",

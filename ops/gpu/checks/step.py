@@ -19,8 +19,7 @@ and finds nothing of the stage before in a cache. With K ids, S = T B samples of
 distinct rows of dimension D:
 
     distinct    8 K ids read; 4 K of the inverse index and 8 U keys written
-    gather      8 U row numbers and 4 D U read; 4 D U written
-    pool        4 K of the inverse index, 4 S offsets and 4 D U, each row once, read; 4 D S written
+    pool        8 K ids, 4 S offsets and 4 D U, each row once, read; 4 D S written
     update      4 K of the inverse index, 4 D S gradients, 8 U row numbers, 8 D U weights and slots
     read; 8 D U written
 
@@ -59,7 +58,7 @@ from collective.ops.gpu.sums import Rows
 from collective.ops.gpu.update import Table, update
 from collective.ops.gpu.workspace import Workspace
 
-_KINDS, _DIMS = [STATIC] * TABLES, [DIM] * TABLES
+_KINDS = [STATIC] * TABLES
 
 
 def step(
@@ -80,15 +79,14 @@ def step(
         device.download(found.counts)[0] if counts is None else counts, range(TABLES)
     )
     rows = local_rows(found.keys[: segments.keys], segments, _KINDS, 1, workspace)
-    message = gather([table.weights for table in tables], rows, segments, workspace)
-    lookups = [Lookup(len(batch.gradients) // TABLES, DIM)] * TABLES
-    received = [Rows.flat(message, segments, _DIMS, device)]
-    ids = Ids(found.inverse, batch.offsets)
-    pooled = pool(lookups, received, ids, workspace)
+    lookups = [Lookup(len(batch.gradients) // TABLES, DIM, source=t) for t in range(TABLES)]
+    shards = [Rows.of([table.weights], device) for table in tables]
+    ids = Ids(batch.ids, batch.offsets)
+    pooled = pool(lookups, shards, ids, workspace)
     gradients = Rows.of([batch.gradients], device)
-    terms = pool_terms(lookups, received, ids, gradients, workspace)
-    occur = occurrences(found.inverse, segments.keys, workspace)
-    update(RULE, tables, rows, segments, gradients, occur, workspace, terms.terms)
+    terms = pool_terms(lookups, shards, ids, gradients, workspace)
+    occur = occurrences(found.inverse, segments.keys, workspace, terms=terms.terms)
+    update(RULE, tables, rows, segments, gradients, occur, workspace)
     return pooled
 
 
@@ -227,8 +225,7 @@ def _bytes(ids: int, samples: int, rows: int) -> int:
     row = 4 * DIM
     return (
         (8 * ids + 4 * ids + 8 * rows)
-        + (8 + 2 * row) * rows
-        + (4 * ids + 4 * samples + row * (rows + samples))
+        + (8 * ids + 4 * samples + row * (rows + samples))
         + (4 * ids + row * samples + (8 + 4 * row) * rows)
     )
 

@@ -39,14 +39,15 @@ class Case(NamedTuple):
     terms: np.ndarray | None
     gradients: list[np.ndarray]
 
-    def there(self, device: Device, workspace: Workspace) -> tuple[Rows, Occurrences, Any, Any]:
-        """Returns (rows, occurrences, terms, what keeps the arrays alive) on the device."""
+    def there(self, device: Device, workspace: Workspace) -> tuple[Rows, Occurrences, Any]:
+        """Returns (rows, occurrences with terms, what keeps the arrays alive) on the device."""
         arrays = [on(device, array) for array in self.gradients]
+        terms = None if self.terms is None else on(device, self.terms)
+        numbers, keys = on(device, self.numbers), self.segments.keys
         return (
             Rows.of(arrays, device),
-            occurrences(on(device, self.numbers), self.segments.keys, workspace),
-            None if self.terms is None else on(device, self.terms),
-            arrays,
+            occurrences(numbers, keys, workspace, terms=terms),
+            (arrays, terms),
         )
 
     def here(self) -> tuple[list[np.ndarray], Occurrences]:
@@ -91,9 +92,9 @@ def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float, what: st
 
 
 def _agree(device: Device, one: Case, workspace: Workspace, scale: float, what: str) -> None:
-    rows, found, terms, _alive = one.there(device, workspace)
+    rows, found, _alive = one.there(device, workspace)
     got = device.download(
-        kernels.sum_rows(rows, found, one.segments, one.dims, workspace, terms, scale)
+        kernels.sum_rows(rows, found, one.segments, one.dims, workspace, scale=scale)
     )
     gradients, known = one.here()
     wanted = reference.sum_rows(gradients, known, one.segments, one.dims, None, one.terms, scale)
@@ -126,7 +127,7 @@ def not_finite(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Keeps infinities and NaNs in the sums that they belong to."""
     one = case([300], [4], [350], False, False, rng)
     workspace = Workspace(device)
-    rows, found, _, _alive = one.there(device, workspace)
+    rows, found, _alive = one.there(device, workspace)
     got = device.download(kernels.sum_rows(rows, found, one.segments, one.dims, workspace))
     gradients, known = one.here()
     wanted = reference.sum_rows(gradients, known, one.segments, one.dims)
@@ -143,7 +144,7 @@ def all_equal(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     workspace = Workspace(device)
     wanted = [made.sum(0, np.float64), np.zeros(4)]
     for _ in range(2):
-        rows, found, _, _alive = one.there(device, workspace)
+        rows, found, _alive = one.there(device, workspace)
         got = device.download(kernels.sum_rows(rows, found, one.segments, one.dims, workspace))
         np.testing.assert_array_equal(got.reshape(2, 4), wanted)
 
@@ -163,8 +164,8 @@ def edges(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     absent = np.flatnonzero(numbers == 4)
     terms[absent] = len(numbers), np.array([np.inf], np.float32).view(np.uint32)[0]
     workspace = Workspace(device)
-    rows, found, there, _alive = one._replace(terms=terms).there(device, workspace)
-    got = device.download(kernels.sum_rows(rows, found, one.segments, [3], workspace, there))
+    rows, found, _alive = one._replace(terms=terms).there(device, workspace)
+    got = device.download(kernels.sum_rows(rows, found, one.segments, [3], workspace))
     wanted[4] = 0
     np.testing.assert_array_equal(got.reshape(5, 3), wanted)
 

@@ -62,11 +62,18 @@ def _agree(
         Table(on(device, table.weights), [on(device, slot) for slot in table.slots])
         for table in tables
     ]
-    gradients, found, terms, _alive = one.there(device, workspace)
+    gradients, found, _alive = one.there(device, workspace)
     matrices, known = one.here()
     for _ in range(steps):
         kernels.update(
-            rule, there, on(device, rows), one.segments, gradients, found, workspace, terms, bounds
+            rule,
+            there,
+            on(device, rows),
+            one.segments,
+            gradients,
+            found,
+            workspace,
+            bounds=bounds,
         )
         reference.update(rule, tables, rows, one.segments, matrices, known, None, one.terms, bounds)
     what = f"{rule} within {bounds} on {[table.weights.shape for table in tables]}"

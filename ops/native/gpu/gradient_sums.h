@@ -210,7 +210,8 @@ class GradientSums {
   // Orders the gradients, so that `run->sums` sums them. `rows` as it takes them.
   tensorflow::Status Start(Stream* stream, const int64_t* rows, const int64_t* there,
                            Run* run) const {
-    TF_RETURN_IF_ERROR(run->occurrences->Order(stream, run->inverse, there));
+    const void* placed = run->along == nullptr ? run->terms : nullptr;
+    TF_RETURN_IF_ERROR(run->occurrences->Order(stream, run->inverse, there, placed));
     return run->sums.Start(stream, *run->occurrences, rows, run->terms, run->along, there);
   }
 

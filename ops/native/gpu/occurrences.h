@@ -65,7 +65,10 @@ class Occurrences {
   }
 
   // Orders by the `numbers` [K] int32, of rows that there are. `uploaded`: all that was packed.
-  tensorflow::Status Order(Stream* stream, const void* numbers, const int64_t* uploaded) {
+  // `of_each`: 8 bytes of each occurrence, which go to the occurrences' places; null: their numbers
+  // do.
+  tensorflow::Status Order(Stream* stream, const void* numbers, const int64_t* uploaded,
+                           const void* of_each) {
     const int64_t values = int64_t{1} << digits_.bits;
     constexpr int64_t kBytes = sizeof(int32_t), kWarps = kThreads / kLanesOfWarp;
     void *counts = nullptr, *starts = nullptr, *section_counts = nullptr, *room[2][2] = {};
@@ -73,8 +76,11 @@ class Occurrences {
     TF_RETURN_IF_ERROR(stream->Scratch((values + 1) * kBytes, &starts));
     TF_RETURN_IF_ERROR(stream->Scratch(values * kBytes, &section_counts));
     for (int way = 0; way < std::min(digits_.passes, 2); ++way) {
-      for (void*& one : room[way]) TF_RETURN_IF_ERROR(stream->Scratch(count_ * kBytes, &one));
+      const bool is_last = of_each != nullptr && way == (digits_.passes - 1) % 2;
+      TF_RETURN_IF_ERROR(stream->Scratch(count_ * kBytes, &room[way][0]));
+      TF_RETURN_IF_ERROR(stream->Scratch(count_ * kBytes * (is_last ? 2 : 1), &room[way][1]));
     }
+    void* const placed_terms = room[(digits_.passes - 1) % 2][1];
     const size_t room_to_place = kBytes * (2 * kSortTile + values) + 2 * kWarps * values;
     const uint32_t tile_count = static_cast<uint32_t>(tiles_),
                    digits = static_cast<uint32_t>(values);
@@ -85,11 +91,16 @@ class Occurrences {
           Kernel::kOccurrencesCount, Grid(tiles_, kThreads, static_cast<size_t>(kBytes * values)),
           numbers, count_, shift, digits, counts, tile_count));
       TF_RETURN_IF_ERROR(Scan(stream, counts, section_counts, starts, uploaded + scan_at_));
-      TF_RETURN_IF_ERROR(stream->Launch(
-          Kernel::kOccurrencesPlace, Grid(tiles_, kThreads, room_to_place), numbers, order, count_,
-          shift, digits, counts, tile_count, starts, placed, placed_order));
+      TF_RETURN_IF_ERROR(
+          stream->Launch(Kernel::kOccurrencesPlace, Grid(tiles_, kThreads, room_to_place), numbers,
+                         order, count_, shift, digits, counts, tile_count, starts,
+                         pass == digits_.passes - 1 ? of_each : nullptr, placed, placed_order));
       numbers = placed;
       order = placed_order;
+    }
+    if (of_each != nullptr) {
+      order = nullptr;
+      terms = placed_terms;
     }
     TF_RETURN_IF_ERROR(stream->Scratch((rows_ + 1) * kBytes, &offsets));
     TF_RETURN_IF_ERROR(stream->Scratch(2 * kBytes, &counters));
@@ -104,7 +115,8 @@ class Occurrences {
 
   // On the device, once they are ordered.
   void *offsets = nullptr, *counters = nullptr, *longs = nullptr, *pieces = nullptr;
-  const void* order = nullptr;
+  const void* order = nullptr;  // Null: places have their `terms` themselves.
+  const void* terms = nullptr;
 
  private:
   tensorflow::Status Scan(Stream* stream, void* counts, void* section_counts, void* starts,

@@ -54,7 +54,7 @@ class PooledSums {
     runs_at_ = packed->Add(pooling_.RunsOfRows());
     gradients_at_ = packed->Add(gradients_.entries());
     occurrences_->AddTo(packed);
-    return sums.Pack(stream, targets, gradients_, *occurrences_, packed);
+    return sums.Pack(stream, targets, gradients_, *occurrences_, packed, RunsOfSections());
   }
 
   // Makes weights' gradients, and orders those of rows, so that `sums` sums them.
@@ -64,13 +64,41 @@ class PooledSums {
   //   there: what was packed.
   tensorflow::Status Start(Stream* stream, const int64_t* rows, const int64_t* there) {
     TF_RETURN_IF_ERROR(MakeTerms(stream, there));
-    TF_RETURN_IF_ERROR(occurrences_->Order(stream, numbers_, there));
+    // What belongs to the rows themselves is found by an occurrence's number.
+    const void* placed = along_ == nullptr ? terms_ : nullptr;
+    TF_RETURN_IF_ERROR(occurrences_->Order(stream, numbers_, there, placed));
     return sums.Start(stream, *occurrences_, rows, terms_, along_, there);
   }
 
   RowSums sums;
 
  private:
+  // Says which gradients the rows of each section that came back take part in: those of its
+  // members, often of one.
+  std::vector<RunsOfTarget> RunsOfSections() const {
+    std::vector<int64_t> begins(pooling_.sections, gradients_.rows()), ends(pooling_.sections, 0);
+    int64_t sample = 0;
+    for (const Member& member : pooling_.members) {
+      const int section = member.attributes.section;
+      const int64_t end = sample + member.samples;
+      if (member.samples > 0) {
+        begins[section] = std::min(begins[section], gradients_.RunOf(sample));
+        ends[section] = std::max(ends[section], gradients_.RunOf(end - 1) + 1);
+      }
+      sample = end;
+    }
+    std::vector<RunsOfTarget> known;
+    int64_t row = 0;
+    for (size_t run = 0; run < pooling_.run_counts.size(); ++run) {
+      const size_t section = run % pooling_.sections;
+      // Nothing is summed for the rows of a section whose members have no samples.
+      const int64_t begin = std::min(begins[section], ends[section]);
+      known.push_back({row, begin, std::max<int64_t>(ends[section] - begin, 1)});
+      row += pooling_.run_counts[run];
+    }
+    return known;
+  }
+
   // Makes the terms of which the gradients of rows are sums.
   tensorflow::Status MakeTerms(Stream* stream, const int64_t* there) {
     const bool has_weights =

@@ -51,7 +51,6 @@ Status Pooling::Open(OpKernelContext* context, const std::vector<Lookup>& attrib
 
 Status Pooling::ReadRows(const Tensor* flat, const Tensor& counts,
                          const std::vector<Lookup>& attributes) {
-  int sections = 0;
   for (const Lookup& member : attributes) sections = std::max(sections, member.section + 1);
   std::vector<int64_t> dims(sections, 1);
   for (const Lookup& member : attributes) dims[member.section] = member.dim;

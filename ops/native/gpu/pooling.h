@@ -113,6 +113,8 @@ class Pooling {
   // Describes the members for the other kernels; `out` of each; `lanes` 0: by its dimension.
   Tiled<LookupWords> Lookups(int64_t lanes, Samples of_group,
                              const std::vector<int64_t>& out) const;
+  // The table that a member takes its rows from.
+  const Table& TableOf(const Member& member) const { return tables_[member.attributes.section]; }
   // The runs that the kernels of Lookups take rows from.
   std::vector<RunWords> RunsOfRows() const;
   // Whether the numbers of rows have 64 bits, as these kernels take it.
@@ -123,6 +125,7 @@ class Pooling {
 
   std::vector<Member> members;
   Runs rows;  // Those that came back.
+  int sections = 0;
   // The same by rank and section, also where none came.
   std::vector<int64_t> run_counts, run_dims, run_addresses;
   int64_t elements = 0;          // Of all of these.

@@ -103,6 +103,13 @@ class Runs {
   }
 
   int64_t rows() const { return rows_; }
+  // Returns the number of the run that holds a row.
+  int64_t RunOf(int64_t row) const {
+    const auto after =
+        std::upper_bound(entries_.begin(), entries_.end(), row,
+                         [](int64_t number, const RunWords& run) { return number < run.first; });
+    return after - entries_.begin() - 1;
+  }
   // There is one of no rows if there are none.
   std::vector<RunWords> entries() const {
     return entries_.empty() ? std::vector<RunWords>{{0, 0, 0}} : entries_;

@@ -32,9 +32,11 @@ inline TargetWords TargetOfSums(int64_t count, int64_t dim, int64_t out, int64_t
 // What is summed: a row of `gradients` for each occurrence, and where the sums go.
 class RowSums {
  public:
-  // Takes room for partial sums, and packs what kernels read.
+  // Takes room for partial sums, and packs what kernels read. `known`: where rows of some targets
+  // are among the `gradients`, in the order of the targets.
   tensorflow::Status Pack(Stream* stream, const Targets& targets, const Runs& gradients,
-                          const Occurrences& occurrences, Packed* packed) {
+                          const Occurrences& occurrences, Packed* packed,
+                          const std::vector<RunsOfTarget>& known = {}) {
     const int64_t most = occurrences.most_pieces();
     tiles_ = targets.tiles();
     target_count_ = targets.count();
@@ -45,7 +47,7 @@ class RowSums {
     run_count_ = static_cast<int32_t>(runs.size());
     runs.push_back({0, most, AddressOf(static_cast<char*>(partials_))});
     runs_at_ = packed->Add(runs);
-    targets_at_ = packed->Add(targets.tiled());
+    targets_at_ = packed->Add(targets.Of(run_count_, known));
     return tensorflow::OkStatus();
   }
 
@@ -53,14 +55,14 @@ class RowSums {
   //
   // Args:
   //   rows: for each target the address of the numbers of its rows; null: they are in order.
-  //   terms, along: of each occurrence, or null.
+  //   terms, along: of each occurrence, or null; no terms if `occurrences` has them in its order.
   tensorflow::Status Start(Stream* stream, const Occurrences& occurrences, const int64_t* rows,
                            const void* terms, const void* along, const int64_t* uploaded) {
     // Blocks take turns; as many as a large GPU has room for.
     constexpr int64_t kMostPieceBlocks = 1024, kMostLongBlocks = 256;
     occurrences_ = &occurrences;
     rows_ = rows;
-    terms_ = terms;
+    terms_ = occurrences.terms != nullptr ? occurrences.terms : terms;
     along_ = along;
     uploaded_ = uploaded;
     const int64_t pieces = tiles_ == 0 ? 0 : occurrences.most_pieces(),

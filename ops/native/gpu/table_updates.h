@@ -107,8 +107,8 @@ inline tensorflow::Status Decay(Stream* stream, const Rule& rule, const UpdatePl
 inline tensorflow::Status UpdateEach(Stream* stream, const Rule& rule, const float* numbers,
                                      float scale, UpdatePlan* plan) {
   Packed packed;
-  const size_t targets_at = packed.Add(plan->updated().tiled());
   const std::vector<RunWords> runs = plan->gradients().entries();
+  const size_t targets_at = packed.Add(plan->updated().Of(static_cast<int64_t>(runs.size())));
   const size_t runs_at = packed.Add(runs);
   plan->Pack(rule.options(numbers), &packed);
   const int64_t* there = nullptr;

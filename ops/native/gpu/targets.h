@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "segments.h"
 #include "stream.h"
@@ -24,6 +25,13 @@ struct TargetWords {
   int64_t count;   // of its rows
   int64_t slots[kMostSlots];
   int64_t touched;
+  int64_t run, runs;  // where the rows that are summed for it are, among all runs
+};
+
+// Where all rows are that are summed for the target whose first row is `first`.
+struct RunsOfTarget {
+  int64_t first;
+  int64_t run, runs;
 };
 
 // Shares rows out to blocks, target by target.
@@ -44,6 +52,20 @@ class Targets {
   }
 
   const Tiled<TargetWords>& tiled() const { return tiled_; }
+  // Returns the targets for sums of rows in `runs` runs: of a target in any of them, unless it is
+  // among those `known`.
+  std::vector<TargetWords> Of(int64_t runs, const std::vector<RunsOfTarget>& known = {}) const {
+    std::vector<TargetWords> entries = tiled_.entries();
+    auto one = known.begin();
+    for (TargetWords& words : entries) {
+      words.runs = runs;
+      while (one != known.end() && one->first < words.first) ++one;
+      if (one == known.end() || one->first > words.first) continue;
+      words.run = one->run;
+      words.runs = one->runs;
+    }
+    return entries;
+  }
   int32_t count() const { return tiled_.count(); }
   int64_t tiles() const { return tiled_.tiles(); }
   int64_t rows() const { return rows_; }

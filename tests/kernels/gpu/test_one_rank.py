@@ -11,8 +11,10 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import kernels
 
 from collective import CollectiveStrategy
+from collective.ops.gpu.tensorflow_binding import DeviceOperations
 from collective.strategies import grouped_exchange
 from tests import numpy_optimizers
 from tests.gpu_double import driver
@@ -131,9 +133,10 @@ def test_neither_rows_nor_sums_are_written(
 ):
     results, state = trained(optimizer)
     launches = collections.Counter(stand_in.launches)
-    kernels = {"pool_rows", "sum_pieces", f"update_{optimizer}", f"update_{optimizer}_long"}
-    assert {launches[kernel] for kernel in kernels} == {3}
-    assert not launches.keys() & {"gather_rows", "sum_rows", "sum_rows_long"}
+    kernels = ["gather_rows", "pool_rows", "sum_pieces"]
+    kernels += [f"update_{optimizer}", f"update_{optimizer}_long"]
+    assert {kernel: launches[kernel] for kernel in kernels} == dict.fromkeys(kernels, 3)
+    assert not launches.keys() & {"sum_rows", "sum_rows_long"}
 
     # The truth, of steps and of the last step's results.
     rule, slots = OPTIMIZERS[optimizer][1], len(state) // len(DIMS)
@@ -145,12 +148,12 @@ def test_neither_rows_nor_sums_are_written(
     np.testing.assert_allclose(results[-1], before[batch(2)[0][-1]], rtol=2e-5, atol=2e-6)
 
     # The same bits with sums that are written, and with rows that are, too.
-    stand_in.reset()
-    for ways in ({"sum_rows", "sum_rows_long"}, {"gather_rows", "sum_rows", "sum_rows_long"}):
-        if "gather_rows" in ways:
+    for writes_rows in (False, True):
+        if writes_rows:
             monkeypatch.setattr(grouped_exchange, "_pools_from_tables", lambda *_: False)
+        stand_in.reset()
         other_results, other_state = trained(optimizer, shown=True)
-        assert ways <= set(stand_in.launches)
+        assert {"sum_rows", "sum_rows_long"} <= set(stand_in.launches)
         for one, other in zip(results + state, other_results + other_state, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -169,25 +172,25 @@ def test_rows_are_those_before_their_update(stand_in: driver.StandIn):
             got, _ = session.run([rows, train])
             steps = np.array([2, 2, 1], np.float32)[:, None] * step
             np.testing.assert_array_equal(got, start(2)[[3, 3, 5]] - steps)
-    assert "gather_rows" not in stand_in.launches and "sum_rows" not in stand_in.launches
+    assert "sum_rows" not in stand_in.launches
 
 
 WAYS = {
     "plain": {"CollectiveSparsePoolUpdate"},
     # The rows are needed for gradients.
-    "weights": {"CollectiveSparsePoolUpdate", "gather_rows"},
-    "norm": {"CollectivePoolGradient", "CollectiveSparseReduceUpdate", "gather_rows"},
+    "weights": {"CollectiveSparsePoolUpdate", "rows"},
+    "norm": {"CollectivePoolGradient", "CollectiveSparseReduceUpdate", "rows"},
     # A row that only a lookup without a gradient asked for has a gradient of 0.
     "constant": {"CollectivePoolGradient", "CollectiveSparseReduceUpdate"},
     "half of the tables": {"CollectivePoolGradient", "CollectiveSparseReduceUpdate"},
     # Their updates are other operations.
-    "dynamic": {"CollectivePoolGradient", "gather_rows"},
+    "dynamic": {"CollectivePoolGradient", "rows"},
 }
 
 
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.usefixtures("bound")
-def test_which_lookups_it_is_for(kind: str, stand_in: driver.StandIn):
+def test_which_lookups_it_is_for(kind: str):
     strategy, metadata = CollectiveStrategy(), tf.RunMetadata()
     with strategy.scope(plan="quiet"), tf.Graph().as_default(), tf.Session() as session:
         with strategy.embedding_scope():
@@ -213,13 +216,40 @@ def test_which_lookups_it_is_for(kind: str, stand_in: driver.StandIn):
             gradients = gradients[:1]
         train = optimizer.apply_gradients(gradients)
         session.run(tf.global_variables_initializer())
-        stand_in.reset()
         session.run(
             train, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata
         )
-        after = session.run(tf.nn.embedding_lookup(tables[0], tf.constant([1, 2, 5], tf.int64)))
-    ran = {node.op for graph in metadata.partition_graphs for node in graph.node}
-    ran |= set(stand_in.launches)
-    updates = {"CollectivePoolGradient", "CollectiveSparseReduceUpdate", *WAYS["weights"]}
-    assert ran & updates == WAYS[kind]
-    assert after.shape == (3, 4)
+    ran = {node.op: node for graph in metadata.partition_graphs for node in graph.node}
+    rows_came = {"rows"} if not ran["CollectiveGatherRows"].attr["unread"].b else set()
+    assert ran.keys() & set().union(*WAYS.values()) | rows_came == WAYS[kind]
+
+
+@pytest.mark.usefixtures("bound")
+def test_what_cannot_be_updated_is_refused(bound: DeviceOperations, stand_in: driver.StandIn):
+    strategy = CollectiveStrategy()
+    with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph, tf.Session() as session:
+        with strategy.embedding_scope():
+            table = tf.get_variable("table", initializer=start(2))
+        rows = tf.nn.embedding_lookup(table, tf.constant([3, 3, 5], tf.int64))
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(rows))
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+        (update,) = [op for op in graph.get_operations() if op.type == "CollectiveSparsePoolUpdate"]
+        local_rows = update.inputs[2]
+        assert local_rows.op.type == "CollectiveHear"
+        stand_in.reset()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="2 rows came back, but 1 row"):
+            session.run(train, {local_rows: [3]})
+    assert not any(one.startswith("update_") for one in stand_in.launches)
+
+
+@pytest.mark.skipif(
+    not tf.test.is_built_with_cuda(),
+    reason="this TensorFlow is built without GPUs: no kernels for them",
+)
+def test_a_gpu_has_the_kernel():
+    """The counts are on the host, and what isn't of tables on the device."""
+    found = kernels.get_registered_kernels_for_op("CollectiveSparsePoolUpdate").kernel
+    (one,) = [kernel for kernel in found if kernel.device_type == "GPU"]
+    on_host = {"tables", "slots", "numbers", "used", "counts"}
+    assert set(one.host_memory_arg) == on_host and not one.label
