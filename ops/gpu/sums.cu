@@ -23,8 +23,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
       float sums[kFlight][kWidth];
       const Span span(base + group.lane, target.dim);
       sum_ranges<kFlight, false>(group, range, span, target.dim,
-                                 FindPlace{source_of(target, source), target.dim * kFloatBytes},
-                                 sums);
+                                 FindOfTarget{source, target, target.dim * kFloatBytes}, sums);
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
         shared[threadIdx.x * kWidth + e] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);

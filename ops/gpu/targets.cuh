@@ -60,10 +60,19 @@ __device__ __forceinline__ const Target& target_of(const Work& work, i64 segment
   return work.targets[low];
 }
 
-// The source of what is summed for a target: the fewer runs it has, the sooner a row is found.
-__device__ __forceinline__ Source source_of(const Target& target, const Source& all) {
-  return {all.order, all.terms, all.runs + target.run, static_cast<int>(target.runs)};
-}
+// Finds the rows of places that are summed for a target: the fewer runs it has, the sooner. Which
+// these are is read again for each row, together with its term, as there are few registers.
+struct FindOfTarget {
+  const Source& source;
+  const Target& target;
+  i64 pitch;  // bytes between rows
+
+  __device__ __forceinline__ Found operator()(u32 place) const {
+    const Source of = {source.order, source.terms, source.runs + target.run,
+                       static_cast<int>(target.runs)};
+    return FindPlace{of, pitch}(place);
+  }
+};
 
 __device__ __forceinline__ int accesses_of(const Target& target) {
   return static_cast<int>((target.dim + kWidth - 1) / kWidth);
@@ -150,7 +159,7 @@ __device__ __forceinline__ void for_segments(const Work& work, const Source& sou
   share.target = &holding(work.targets, work.target_count, blockIdx.x);
   const int lanes = static_cast<int>(share.target->lanes);
   share.group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
-  share.source = source_of(*share.target, source);
+  share.source = source;
   share.pitch = share.target->dim * kFloatBytes;
   find_segments<kFlight, kEmpty>(work, share);
   step(share);
@@ -185,7 +194,7 @@ template <int kFlight>
 __device__ __forceinline__ void sum_segments(const Share<kFlight>& share, const Span& span,
                                              float (&sums)[kFlight][kWidth]) {
   sum_ranges<kFlight, false>(share.group, share.range, span, share.target->dim,
-                             FindPlace{share.source, share.pitch}, sums);
+                             FindOfTarget{share.source, *share.target, share.pitch}, sums);
 }
 
 // Sums the partial sums of a long segment; the first flight of the first warp then has their sum.
@@ -194,7 +203,8 @@ template <int kFlight>
 __device__ __forceinline__ void sum_long(const Share<kFlight>& share, const Span& span,
                                          float (&sums)[kFlight][kWidth]) {
   __shared__ float parts[kThreads * kWidth];
-  sum_segments(share, span, sums);
+  sum_ranges<kFlight, false>(share.group, share.range, span, share.target->dim,
+                             FindPlace{share.source, share.pitch}, sums);
 #pragma unroll
   for (int f = 1; f < kFlight; ++f) {
 #pragma unroll

@@ -90,6 +90,7 @@ class PooledSums {
     std::vector<RunsOfTarget> known;
     int64_t row = 0;
     for (size_t run = 0; run < pooling_.run_counts.size(); ++run) {
+      if (pooling_.run_counts[run] == 0) continue;
       const size_t section = run % pooling_.sections;
       // Nothing is summed for the rows of a section whose members have no samples.
       const int64_t begin = std::min(begins[section], ends[section]);

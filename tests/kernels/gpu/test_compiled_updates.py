@@ -306,15 +306,16 @@ def test_the_plan_is_that_of_python(
         given = sums.target_words(Segments.of(counts, range(5)), dims, nowhere, rows, 2)[0]
         decayed = sums.target_words(Segments.of(rows, range(5)), dims, nowhere, rows, 1)[0]
         runs = sums.Rows(np.arange(5) << 40, lengths, dims).words()
+        given[:, -1] = len(runs)
         is_adam = name == "adam"
         make = functools.partial(rules.Adam, corrected=True) if is_adam else rules.Ftrl
         options = np.array(make(*made.case.numbers).options(), np.float32)
-        ends = np.cumsum([11 * some, 3 * max(some, 1), some, 11 * len(decayed) * (name == "adam")])
+        ends = np.cumsum([13 * some, 3 * max(some, 1), some, 13 * len(decayed) * (name == "adam")])
         got_targets, got_runs, _, got_decayed, got_options = np.split(words, ends)
         addresses = [5, 7, 8, 9, 10]
         for got, wanted in [(got_targets, given), (got_decayed, decayed)][: 1 + (name == "adam")]:
             np.testing.assert_array_equal(
-                np.delete(got.reshape(-1, 11), addresses, 1), np.delete(wanted, addresses, 1)
+                np.delete(got.reshape(-1, 13), addresses, 1), np.delete(wanted, addresses, 1)
             )
         np.testing.assert_array_equal(got_runs.reshape(-1, 3)[:, :2], runs[:, :2])
         np.testing.assert_allclose(got_options.view(np.float32)[: len(options)], options, 1e-6)
@@ -339,7 +340,7 @@ def test_gradients_side_by_side_are_one_run(bound: DeviceOperations, stand_in: d
         session.run(tf.global_variables_initializer())
         stand_in.reset()
         session.run(update, {both.op.inputs[0]: np.sqrt(made.gradients).reshape(-1)})
-        assert len(stand_in.uploads[0]) == 8 * (2 * 11 + 2 + 3 + 1)
+        assert len(stand_in.uploads[0]) == 8 * (2 * 13 + 2 + 3 + 1)
         assert_close(made.values(session), made.wanted())
 
 

@@ -200,12 +200,11 @@ def test_what_is_counted():
     """Ten ids of four samples, of six distinct rows; then ten keys, of six distinct rows."""
     row = 4 * workload.DIM
     read_and_written = {
-        "ids": 80,
-        "inverse": 40 + 40 + 40,
+        "ids": 80 + 80,
+        "inverse": 40 + 40,
         "keys": 48,
-        "rows": 48 + 48,
+        "rows": 48,
         "offsets": 16,
-        "gathered": 6 * row * 2,
         "pooled": (6 + 4) * row,
         "gradients": 4 * row,
         "weights and slots": 6 * 4 * row,
