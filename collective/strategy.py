@@ -18,7 +18,7 @@ from collective.ops.graph import graph_analysis
 from collective.options import EmbeddingOptions, ScopeOptions, declaration, scopes
 from collective.options.declaration import INHERIT, names
 from collective.options.methods import takes, takes_foreign
-from collective.options.scopes import CheckpointFailure
+from collective.options.scopes import CheckpointFailure, TablePlacement
 from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
@@ -103,7 +103,12 @@ class CollectiveStrategy:
 
     @takes_foreign(*names(EmbeddingOptions))
     def embedding_scope(
-        self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
+        self,
+        *,
+        min_rows: int = INHERIT,
+        policy: TablePolicy | PolicyOption | None = INHERIT,
+        placement: TablePlacement = INHERIT,
+        replicate_below: int | str = INHERIT,
     ) -> Scope[CollectiveStrategy]:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
@@ -121,17 +126,30 @@ class CollectiveStrategy:
                 `collective.TablePolicy`, DeepRec's `EmbeddingVariableOption` or PERSIA's
                 `EmbeddingConfig`. A warning names the options that have no effect yet. Its
                 initializer is for tables that are made without one. Default None: no policy.
+            placement: Where the rows of a table are. 'rows', the default: each on one rank.
+                'replicated': all on every rank, as a variable outside of the scope has them, so
+                that lookups need no exchange. Such a table starts with the same values as one with
+                'rows', its updates are the same, and a checkpoint that was saved with one placement
+                can be restored with the other. It is an error for a dynamic table, whose number of
+                rows isn't known, and for a policy with a weight_bound.
+            replicate_below: Replicates static tables whose weights take fewer bytes, all rows
+                together and without slots; other tables follow `placement`. A number, or a text
+                with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' is 1,048,576. Tables with a
+                weight_bound keep their placement. Default 0: none.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
         Raises:
             TypeError: an option is unknown, or `policy` is no policy.
-            ValueError: min_rows isn't a whole number from 0.
+            ValueError: an option has an invalid value; or, when a table is made, it can't be
+                replicated.
             RuntimeError: it is entered outside scope(), or a variable is made eagerly inside.
         """
         if policy is not INHERIT:
             policy = policy_of(policy, "embedding_scope(): policy", stacklevel=4)
-        given = declaration.given(min_rows=min_rows, policy=policy)
+        given = declaration.given(
+            min_rows=min_rows, policy=policy, placement=placement, replicate_below=replicate_below
+        )
         EmbeddingOptions(**given)
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 

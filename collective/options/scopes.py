@@ -31,6 +31,7 @@ Hierarchical = Union[Literal["auto"], bool]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 HalfPrecision = Literal["float16", "bfloat16"]
+TablePlacement = Literal["rows", "replicated"]
 
 # After how many training runs scope(check=True) compares replicas.
 USUAL_CHECK = 100
@@ -391,6 +392,10 @@ class EmbeddingOptions:
     Attributes:
         min_rows: variables with fewer rows don't become tables.
         policy: the policy of tables without one of their own; None for no policy.
+        placement: where the rows of a static table are: 'rows', each on one rank, or 'replicated',
+            all on every rank.
+        replicate_below: static tables whose weights take fewer bytes are replicated. Given as a
+            number, or as a text with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' 1,048,576.
         chosen: whether the launcher's --embedding-scope auto has opened the scope instead of the
             script: then only variables that are embeddings by their name or partitioner become
             tables.
@@ -401,6 +406,8 @@ class EmbeddingOptions:
 
     min_rows: int = 0
     policy: TablePolicy | None = None
+    placement: TablePlacement = "rows"
+    replicate_below: int | str = 0
     chosen: bool = False
 
     def __post_init__(self) -> None:
@@ -412,6 +419,52 @@ class EmbeddingOptions:
             raise ValueError(
                 f"embedding_scope(policy=…) is a TablePolicy or None, not {self.policy!r}."
             )
+        if self.placement not in get_args(TablePlacement):
+            raise ValueError(
+                "embedding_scope(placement=…) is 'rows' (each row on one rank) or 'replicated' "
+                f"(all rows on every rank), not {self.placement!r}.{_instead_of(self.placement)}"
+            )
+        object.__setattr__(self, "replicate_below", _count_bytes(self.replicate_below))
+
+
+def _instead_of(placement: Any) -> str:
+    """Says what serves the purpose of a placement that other libraries have; '' for any other."""
+    kind = placement.partition(":")[0] if isinstance(placement, str) else ""
+    way = INSTEAD_OF_PLACEMENTS.get(kind)
+    return "" if way is None else f" {way}"
+
+
+# What to use for the placements of other libraries.
+INSTEAD_OF_PLACEMENTS = {
+    "whole": "No rank owns a table alone: 'rows' gives every rank an equal share of its rows, and "
+    "'replicated' looks up a small one without an exchange.",
+    "columns": "Rows aren't cut: 'rows' gives every rank an equal share also of few wide rows. To "
+    "cut a table by columns, make several and join what they look up by tf.concat.",
+    "auto": "To choose by size, set replicate_below='1 MB': smaller tables are replicated, and the "
+    "rows of all others are shared by the ranks.",
+}
+
+
+def _count_bytes(size: Any) -> int:
+    """Returns the bytes that a number, or a text like '1 MB', means.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    problem = ValueError(
+        "embedding_scope(replicate_below=…) is a whole number of bytes from 0, or a text with a "
+        f"unit such as '1 MB', not {size!r}."
+    )
+    if is_whole(size) and size >= 0:
+        return int(size)
+    if not isinstance(size, str):
+        raise problem
+    import pydantic  # Importing it takes a quarter of a second, and most scripts don't need it.
+
+    try:
+        return int(pydantic.TypeAdapter(pydantic.ByteSize).validate_python(size))
+    except pydantic.ValidationError:
+        raise problem from None
 
 
 def check_given(owner: str, given_options: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ from collective.scope import SCOPES
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables.grouping import lookups_of
-from collective.tables.table import Table, shard_of
+from collective.tables.table import Table, is_replicated_table, shard_of
 
 NAMED = 5  # Tables in a note.
 NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
@@ -84,10 +84,13 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
         session: the session in which this rank's rows of dynamic tables are counted.
     """
     footprint = footprint or graph_state.of(graph, KnownRuns).training
-    tables = [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if _is_table(v)]
+    variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    tables = [v for v in variables if isinstance(v, Table)]
     tables.sort(key=lambda table: str(table.op.name))
     slots_by_table = _slots_by_table(graph)
-    table_plans = tuple(_table_plan(t, slots_by_table.get(id(t), []), session) for t in tables)
+    plans = [_table_plan(t, slots_by_table.get(id(t), []), session) for t in tables]
+    plans += [_replicated_table_plan(v, variables) for v in variables if is_replicated_table(v)]
+    table_plans = tuple(sorted(plans, key=lambda plan: plan.name))
     ranks = collectives.size()
     carried = _carried_by_name(graph, footprint) if ranks > 1 else {}
     exchanges = tuple(_exchange_plans(graph, footprint, carried)) if ranks > 1 else ()
@@ -193,10 +196,6 @@ def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:
 # ---- Tables
 
 
-def _is_table(variable: Any) -> bool:
-    return isinstance(variable, Table)
-
-
 def _slots_by_table(graph: tf.Graph) -> dict[int, list[Any]]:
     """Returns the slots of each table, by the table's identity."""
     slots: dict[int, list[Any]] = {}
@@ -234,6 +233,32 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         keys_per_owner=tuple(keys_per_owner) if keys_per_owner else None,
         key_imbalance=imbalance(keys_per_owner) if keys_per_owner else None,
         policy=_policy_options(table),
+    )
+
+
+def _replicated_table_plan(variable: Any, variables: Sequence[Any]) -> TablePlan:
+    """Describes a table that is an ordinary variable on every rank."""
+    ranks, name = collectives.size(), variable.op.name
+    rows, dim = variable.shape.as_list()
+    slots = [
+        v
+        for v in variables
+        if v.op.name.rpartition("/")[0] == name and v.shape.rank == 2 and v.shape[0] == rows
+    ]
+    row_bytes = sum(int(v.shape[1]) * int(v.dtype.base_dtype.size) for v in (variable, *slots))
+    return TablePlan(
+        name=name,
+        rows=rows,
+        dim=dim,
+        dtype=variable.dtype.base_dtype.name,
+        slots=tuple(sorted(v.op.name for v in slots)),
+        row_bytes=row_bytes,
+        shard_rows=(rows,) * ranks,
+        shard_bytes=(rows * row_bytes,) * ranks,
+        groups=(),
+        packed=1,
+        imbalance=1.0 if rows else None,
+        placement="replicated",
     )
 
 

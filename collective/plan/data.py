@@ -55,8 +55,8 @@ class TablePlan:
         dtype: the type of its rows.
         slots: the names of its optimizer slots.
         row_bytes: the bytes of one row with its slots.
-        shard_rows: [N], the rows of each rank; for a dynamic table, the rows on this rank so far,
-            and None if a number isn't known.
+        shard_rows: [N], the rows of each rank: all of them on each, if the table is replicated. For
+            a dynamic table, the rows on this rank so far, and None if a number isn't known.
         shard_bytes: [N], slots included; None where shard_rows is.
         groups: the groups in which it is looked up.
         packed: how many tables share the operations that read rows and sum gradients: the tables of
@@ -69,6 +69,7 @@ class TablePlan:
         policy: the options of its `collective.TablePolicy` that differ from the defaults, by name,
             without the initializer; 'admission' is 'host' if other tables are on a GPU but this one
             stays in the host's memory.
+        placement: 'rows' if each row is on one rank, 'replicated' if every rank has all rows.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TablePlan:
     keys_per_owner: tuple[float, ...] | None = None
     key_imbalance: float | None = None
     policy: dict[str, float | str] = dataclasses.field(default_factory=dict)
+    placement: str = "rows"
 
 
 @dataclasses.dataclass(frozen=True)

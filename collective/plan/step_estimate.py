@@ -123,7 +123,8 @@ def _is_small(plan: PlanData) -> bool:
     """Returns whether all tables are known to fit on one rank."""
     total = 0
     for table in plan.tables:
-        for size in table.shard_bytes:
+        copies = table.shard_bytes[: 1 if table.placement == "replicated" else None]
+        for size in copies:
             if size is None:
                 return False
             total += size

@@ -62,7 +62,10 @@ def _total_lines(plan: PlanData) -> list[str]:
     dynamic = sum(table.rows is None for table in plan.tables)
     sizes = bytes_by_rank(plan.tables, plan.ranks)
     text = counted(len(plan.tables), "table")
-    text += f" ({dynamic:,} dynamic)" if dynamic else ""
+    replicated = sum(table.placement == "replicated" for table in plan.tables)
+    kinds = [(dynamic, "dynamic"), (replicated, "replicated")]
+    special = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
+    text += f" ({special})" if special else ""
     text += f", {in_bytes(max(sizes))} on the largest rank, slots included"
     if plan.imbalance is not None:
         text += f", {ratio(plan.imbalance)} times the ranks' mean"
@@ -103,7 +106,8 @@ def _kind_lines(plan: PlanData, room: int) -> list[str]:
 def _group_of(table: TablePlan, ungrouped: set[str], labels: dict[str, str]) -> str:
     names = [labels.get(group, group) for group in table.groups]
     names = [*names, *(["exchanges of their own"] if table.name in ungrouped else [])]
-    return shortened(", ".join(names) or "not looked up", LONGEST_NAME)
+    none = "replicated" if table.placement == "replicated" else "not looked up"
+    return shortened(", ".join(names) or none, LONGEST_NAME)
 
 
 def _kind_row(kind: tuple[str, int, str], tables: Sequence[TablePlan], plan: PlanData) -> list[str]:

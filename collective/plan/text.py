@@ -167,6 +167,8 @@ def _exchanges_of_table(
     plan: PlanData, table: TablePlan, labels: dict[str, str], full: bool
 ) -> str:
     """Says in which groups the table's lookups are, and how; in full, also with how many tables."""
+    if table.placement == "replicated":
+        return "replicated: nothing is exchanged"
     groups_by_way: dict[str, list[str]] = {}
     for group in plan.groups:
         sections = [section for section in group.sections if section.table == table.name]

@@ -51,6 +51,10 @@ class ServedCheckpoint:
         """Marks `graph` as a graph for serving, before its first variable."""
         served_table.serve(graph, self)
 
+    def has_table(self, name: str) -> bool:
+        """Tells whether the checkpoint has `name` as a table, not as an ordinary variable."""
+        return name in self.bundle.layout.tables
+
     def table(
         self,
         name: str,

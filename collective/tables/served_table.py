@@ -22,6 +22,9 @@ from collective.tensorflow_internals.graphs import composite_tensor, tensor_conv
 class ServedGraph(Protocol):
     """Describes a checkpoint from which a graph is served, for its tables and its savers."""
 
+    def has_table(self, name: str) -> bool:
+        """Tells whether the checkpoint has `name` as a table, not as an ordinary variable."""
+
     def table(
         self,
         name: str,

@@ -379,6 +379,16 @@ def is_replicated(variable: Any) -> bool:
     return shard_of(variable) is None
 
 
+def mark_replicated_table(variable: Any) -> None:
+    """Marks an ordinary variable as a table that `placement` or `replicate_below` replicates."""
+    variable._collective_replicated_table = True
+
+
+def is_replicated_table(variable: Any) -> bool:
+    """Tells whether `variable` would be a `Table` if its placement were 'rows'."""
+    return getattr(variable, "_collective_replicated_table", False)
+
+
 def is_movable(variable: Any) -> bool:
     """Tells whether the values of `variable` are numbers, which can be compared and sent."""
     return variable.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)

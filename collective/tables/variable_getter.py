@@ -17,8 +17,13 @@ from collective.tables import served_table
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.policies import admission, eviction
 from collective.tables.policies.open_dimension import policy_in
-from collective.tables.rows import rows_in_file
-from collective.tables.table import Table, in_shard_view
+from collective.tables.rows import initializers, rows_in_file
+from collective.tables.table import (
+    Table,
+    in_shard_view,
+    is_replicated_table,
+    mark_replicated_table,
+)
 from collective.tables.updates import weight_bound
 from collective.tensorflow_internals.graphs import make_tensor_proto, tensor_shape
 
@@ -76,7 +81,8 @@ def table_getter(
 ) -> Any:
     """Makes a `Table` of a 2-D floating-point variable: a variable-scope getter.
 
-    [V, D] is a static table if V is at least `options.min_rows`; [None, D] is a dynamic one.
+    [V, D] is a static table if V is at least `options.min_rows`; [None, D] is a dynamic one. A
+    static table that the options replicate is an ordinary variable with a table's initial value.
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
     made as outside: replicated. No variable is partitioned: in embedding_scope() the library, not a
@@ -117,6 +123,8 @@ def table_getter(
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default.
     weight_bound.check(policy, dtype, name)
+    if _is_to_be_replicated(name, rows, dim, dtype, options, policy):
+        return _replicated_table(getter, name, shape, dtype, initializer, policy, **kwargs)
     made: list[Table] = []
 
     def create(next_creator: Any, **arguments: Any) -> Any:
@@ -175,10 +183,86 @@ def table_getter(
             f"table '{name}' is there already with {variable.policy}, and is asked for with "
             f"{own_policy}. Give both places the same options."
         )
+    if made:
+        _start_from_first_rows(policy, variable)
+    return variable
+
+
+def _start_from_first_rows(policy: TablePolicy, variable: Any) -> None:
+    """Lets a table start from the checkpoint that its policy names, if it names one."""
     first_rows = policy.first_rows
-    if first_rows is not None and made:
+    if first_rows is not None:
         name = first_rows.name or variable.op.name
         tf.train.init_from_checkpoint(first_rows.checkpoint, {name: variable})
+
+
+def _is_to_be_replicated(
+    name: str,
+    rows: int | None,
+    dim: int,
+    dtype: tf.DType,
+    options: EmbeddingOptions,
+    policy: TablePolicy,
+) -> bool:
+    """Tells whether the table [rows, dim] is to have all rows on every rank.
+
+    Raises:
+        ValueError: placement='replicated' demands it, but the table is dynamic or has a bound.
+    """
+    served = served_table.served_graph(tf.get_default_graph())
+    if served is not None and served.has_table(name):
+        return False  # It was trained with another placement, and is served by its parts.
+    bound = policy.weight_bound
+    if options.placement == "replicated":
+        if rows is None:
+            raise ValueError(
+                f"dynamic table '{name}': placement='replicated' is for tables with a known number "
+                "of rows, and this one gets rows as keys come. Make it in "
+                "embedding_scope(placement='rows'), or give it a shape [V, D]."
+            )
+        if bound is not None:
+            raise ValueError(
+                f"table '{name}': placement='replicated' makes an ordinary variable, whose weights "
+                f"nothing keeps within weight_bound={bound!r}. Make it in "
+                "embedding_scope(placement='rows'), or leave the bound out."
+            )
+        return True
+    if rows is None or bound is not None:
+        return False
+    return rows * dim * int(dtype.size) < int(options.replicate_below)
+
+
+def _replicated_table(
+    getter: Callable[..., Any],
+    name: str,
+    shape: Any,
+    dtype: tf.DType,
+    initializer: Any,
+    policy: TablePolicy,
+    **kwargs: Any,
+) -> Any:
+    """Makes an ordinary variable that starts with the values of a `Table` of this name."""
+    whole_value = initializer
+    if served_table.served_graph(tf.get_default_graph()) is not None:
+        pass  # It is never initialized, and plain TensorFlow must be able to run the graph.
+    elif callable(initializer):
+
+        def whole_value(shape: Any, dtype: Any = None) -> tf.Tensor:
+            rows, dim = tensor_shape.as_shape(shape).as_list()
+            return initializers.shard(initializer, (rows, dim), tf.as_dtype(dtype), name, 0, 1)
+
+    if not callable(initializer):
+        shape = None  # get_variable takes an array's or a tensor's own.
+    kwargs["use_resource"] = True  # like a table
+    variable = getter(
+        name, shape=shape, dtype=dtype, initializer=whole_value, partitioner=None, **kwargs
+    )
+    if isinstance(variable, Table) or is_replicated_table(variable):
+        return variable  # It was there before.
+    mark_replicated_table(variable)
+    if isinstance(variable._initial_value, tf.Tensor):
+        initializers.only_after(variable.initializer, variable._initial_value)
+    _start_from_first_rows(policy, variable)
     return variable
 
 

@@ -98,6 +98,45 @@ def test_bad_values_of_embedding_scope_are_named(value: Any):
     assert repr(value) in str(raised.value)
 
 
+@pytest.mark.parametrize("value", [-1, 1.5, True, None, "", "1 QB", "MB", "-1 MB", [1]])
+def test_bad_sizes_of_replicated_tables_are_named(value: Any):
+    with pytest.raises(ValueError) as raised:
+        EmbeddingOptions(replicate_below=value)
+    assert "embedding_scope(replicate_below=…)" in str(raised.value)
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value, count", [(0, 0), (7, 7), ("1 MB", 10**6), ("1.5kB", 1500), ("2MiB", 2 << 20), ("9", 9)]
+)
+def test_sizes_of_replicated_tables(value: Any, count: int):
+    options = EmbeddingOptions(replicate_below=value)
+    assert options.replicate_below == count
+    assert dataclasses.replace(options, min_rows=3).replicate_below == count
+
+
+@pytest.mark.parametrize(
+    "value, way",
+    [
+        ("whole", "'replicated' looks up"),
+        ("whole:1", "'replicated' looks up"),
+        ("columns", "tf.concat"),
+        ("auto", "replicate_below='1 MB'"),
+        ("row", ""),
+        (None, ""),
+        (3, ""),
+        (["rows"], ""),
+    ],
+)
+def test_placements_that_there_are_not_are_named(value: Any, way: str):
+    with pytest.raises(ValueError) as raised:
+        EmbeddingOptions(placement=value)
+    assert "embedding_scope(placement=…) is 'rows' (each row on one rank) or 'replicated' (all" in (
+        str(raised.value)
+    )
+    assert repr(value) in str(raised.value) and way in str(raised.value)
+
+
 def test_checks_hold_for_options_that_replace_others():
     with pytest.raises(ValueError, match="local_steps"):
         dataclasses.replace(ScopeOptions(), local_steps=0)

@@ -43,6 +43,13 @@ class Chain:
             if stored.name in bundle.layout.tables:
                 yield bundle, bundle.layout.tables[stored.name]
 
+    def rows_of(self, stored: StoredTable) -> Bundle:
+        """Returns the part with all rows of a table or slot, to which its updates apply.
+
+        A matrix that was saved as an ordinary variable is whole in each part.
+        """
+        return self.base if stored.name in self.base.layout.tables else self.last
+
     @contextlib.contextmanager
     def advising(self, bundle: Bundle) -> Iterator[None]:
         """Adds to errors of reading an increment what can be restored without it."""

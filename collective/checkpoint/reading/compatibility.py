@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.files.layout import StoredTable
+from collective.checkpoint.files.layout import STATIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle, stored_matrix
 from collective.ops.graph import graph_analysis
 from collective.tensorflow_internals.graphs import tensor_util
@@ -48,11 +48,14 @@ class RestorePlan:
         pairs: shards, and the stored tables from which they are restored.
         fresh: slots that the checkpoint lacks and that start fresh.
         missing: names of the other variables that the checkpoint lacks and that start fresh.
+        whole: ordinary variables that are static tables or slots in the checkpoint, by name: they
+            take all of the stored rows.
     """
 
     pairs: list[tuple[Shard, StoredTable]]
     fresh: list[Shard]
     missing: list[str]
+    whole: dict[str, StoredTable]
 
 
 class Problems:
@@ -111,7 +114,7 @@ def plan(
         tf.errors.InvalidArgumentError: some have another shape, dtype or kind.
         tf.errors.DataLossError: a data file is missing or cut off.
     """
-    restore_plan, problems = RestorePlan([], [], []), Problems(bundle)
+    restore_plan, problems = RestorePlan([], [], [], {}), Problems(bundle)
     new_tables = [
         shard.name
         for shard in shards
@@ -144,14 +147,14 @@ def plan(
     new_variables: list[str] = []
     if trackable.OBJECT_GRAPH_PROTO_KEY not in bundle.entries:
         for name, tensor in saved_tensors.items():
-            if name not in bundle.entries and fresh_slots and is_optimizers(name, saved_tensors):
+            stored = bundle.layout.tables.get(name)
+            if stored is not None:
+                unfit = _difference_of_variable(name, tensor, stored, reshape)
+                if unfit:
+                    problems.add_unfit(unfit)
+                restore_plan.whole[name] = stored
+            elif name not in bundle.entries and fresh_slots and is_optimizers(name, saved_tensors):
                 restore_plan.missing.append(name)
-            elif name in bundle.layout.tables and name not in bundle.entries:
-                problems.add_unfit(
-                    f"'{name}' is a table in the checkpoint, an ordinary variable here: make it in "
-                    "embedding_scope(), or restore from what `collective checkpoint "
-                    "consolidate` makes"
-                )
             elif name not in bundle.entries:
                 new_variables.append(name)
             elif tensor is not None:
@@ -282,6 +285,39 @@ def _check_variable(
         problems.add_unfit(
             f"'{name}' has the shape {tensor.shape.as_list()} here, {list(shape)} in the checkpoint"
         )
+
+
+def _difference_of_variable(
+    name: str, tensor: Any, stored: StoredTable, reshape: bool
+) -> str | None:
+    """Says why an ordinary variable can't take the rows of `stored`; None if it can.
+
+    Args:
+        name: the Saver's name for the variable.
+        tensor: its value; None if only slices of it are saved.
+        stored: a table or slot in the checkpoint.
+        reshape: whether it may have another shape there, with the same number of elements.
+    """
+    if stored.kind != STATIC:
+        return (
+            f"'{name}' is a dynamic table in the checkpoint, an ordinary variable here: give it "
+            "the shape [None, D] in tf.get_variable, or make it by "
+            "collective.get_embedding_variable"
+        )
+    if tensor is None:
+        return (
+            f"'{name}' is a table in the checkpoint, a partitioned variable here: make it without "
+            "a partitioner, or in embedding_scope()"
+        )
+    if tensor.dtype.base_dtype.name != stored.dtype:
+        return f"'{name}' is {tensor.dtype.base_dtype.name} here, {stored.dtype} in the checkpoint"
+    shape = [stored.rows, stored.dim]
+    fits = tensor.shape.is_compatible_with(shape)
+    if reshape and not fits:
+        fits = tensor.shape.num_elements() == int(np.prod(shape))
+    if fits:
+        return None
+    return f"'{name}' has the shape {tensor.shape.as_list()} here, {shape} in the checkpoint"
 
 
 def is_optimizers(name: str, names: Iterable[str]) -> bool:

@@ -47,7 +47,7 @@ class LoadedTable:
 
     def __init__(self, chain: Chain, stored: StoredTable):
         self._chain, self._stored = chain, stored
-        self._finder = table_reader.RowFinder(chain.base, stored)
+        self._finder = table_reader.RowFinder(chain.rows_of(stored), stored)
         self.name = stored.name
         self.dynamic = stored.kind == DYNAMIC
         count = merged_reader.count_dynamic(chain, stored) if self.dynamic else stored.count

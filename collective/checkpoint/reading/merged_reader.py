@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files.chain import Chain, removed_keys
 from collective.checkpoint.files.layout import DYNAMIC, StoredTable
 from collective.checkpoint.files.tensor_bundle import Bundle
 from collective.checkpoint.reading import table_reader
+
+BLOCK = 1 << 14  # rows to read at a time
 
 
 def is_kept_whole(stored: StoredTable) -> bool:
@@ -31,7 +34,7 @@ def is_kept_whole(stored: StoredTable) -> bool:
 def read_static(chain: Chain, stored: StoredTable, block: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (the number of the first row, rows [b, D]) of a static table or slot."""
     updates = [_Update(bundle, update) for bundle, update in chain.updates_of(stored)]
-    for first, rows in table_reader.read_static(chain.base, stored, block):
+    for first, rows in table_reader.read_static(chain.rows_of(stored), stored, block):
         for update in updates:
             for part in range(len(update.keys)):
                 begin, end = np.searchsorted(update.keys[part], (first, first + len(rows)))
@@ -39,6 +42,14 @@ def read_static(chain: Chain, stored: StoredTable, block: int) -> Iterator[tuple
                     values = update.read([update.stored], part, begin, end)[0]
                     rows[update.keys[part][begin:end] - first] = values
         yield first, rows
+
+
+def read_whole(chain: Chain, stored: StoredTable) -> np.ndarray:
+    """Returns all rows of a static table or slot, [V, D]."""
+    whole = np.empty((stored.count, stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
+    for first, rows in read_static(chain, stored, BLOCK):
+        whole[first : first + len(rows)] = rows
+    return whole
 
 
 def read_dynamic(

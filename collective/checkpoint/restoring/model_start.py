@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files.chain import Chain, newest, open_links
 from collective.checkpoint.files.chain_names import increment_prefix, split
-from collective.checkpoint.files.layout import StoredTable
-from collective.checkpoint.reading import compatibility
+from collective.checkpoint.files.layout import STATIC, StoredTable
+from collective.checkpoint.reading import compatibility, merged_reader
 from collective.checkpoint.reading.consolidate import other_entries
 from collective.checkpoint.reading.name_map import NameMap
 from collective.checkpoint.restoring import restores
@@ -25,7 +25,6 @@ from collective.coordination import barrier
 from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
-from collective.ops.graph.sessions import run_unpatched
 from collective.options.scopes import WarmStart
 from collective.scope import SCOPES
 from collective.startup import STARTUP
@@ -334,15 +333,20 @@ def _check(
     """Notes what prevents an ordinary variable from taking its value in a checkpoint."""
     old = source.old_names[name]
     there = f"'{name}'" + (f" (there '{old}')" if old != name else "")
-    entries = source.chain.last.entries
-    if old not in entries:  # except for a name in the layout
-        problems.add_unfit(f"{there} is an ordinary variable here, a table in the checkpoint")
-        return
     parts = variable if isinstance(variable, list) else [variable]
     if not all(hasattr(part, "initializer") and hasattr(part, "dtype") for part in parts):
         problems.add_unfit(f"{there} is no variable here, and can't start from a checkpoint")
         return
-    dtype, shape = entries[old]
+    stored = source.chain.base.layout.tables.get(old)
+    if stored is not None and stored.kind != STATIC:
+        problems.add_unfit(
+            f"{there} is a dynamic table in the checkpoint, an ordinary variable here"
+        )
+        return
+    if stored is None:
+        dtype, shape = source.chain.last.entries[old]
+    else:
+        dtype, shape = tf.as_dtype(stored.dtype), (stored.count, stored.dim)
     info = getattr(parts[0], "_save_slice_info", None)
     here = list(info.full_shape) if info is not None else parts[0].shape.as_list()
     if here != list(shape) or parts[0].dtype.base_dtype != tf.as_dtype(dtype):
@@ -353,11 +357,17 @@ def _check(
 
 
 def _read_values(plan: StartPlan) -> dict[str, np.ndarray]:
-    return {
-        name: source.chain.last.read_whole(source.old_names[name])
-        for source in plan.sources
-        for name in source.values
-    }
+    values = {}
+    for source in plan.sources:
+        for name in source.values:
+            old = source.old_names[name]
+            stored = source.chain.base.layout.tables.get(old)
+            values[name] = (
+                source.chain.last.read_whole(old)
+                if stored is None
+                else merged_reader.read_whole(source.chain, stored)
+            )
+    return values
 
 
 def _assign(session: Any, plan: StartPlan, values: dict[str, np.ndarray]) -> None:
@@ -368,9 +378,4 @@ def _assign(session: Any, plan: StartPlan, values: dict[str, np.ndarray]) -> Non
         if owner in values:
             starting[average], values[average] = by_name[average], values[owner]
     for name, variable in starting.items():
-        for part in variable if isinstance(variable, list) else [variable]:
-            info, value = getattr(part, "_save_slice_info", None), values[name]
-            if info is not None:
-                ends = zip(info.var_offset, info.var_shape)
-                value = value[tuple(slice(first, first + count) for first, count in ends)]
-            run_unpatched(session, part.initializer, {part.initializer.inputs[1]: value})
+        restores.assign_whole(session, variable, values[name])

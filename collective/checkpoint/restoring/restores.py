@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files import chain, storage, tensor_bundle
 from collective.checkpoint.files.chain_names import split
-from collective.checkpoint.reading import compatibility
+from collective.checkpoint.reading import compatibility, merged_reader
 from collective.checkpoint.rows import table_io
 from collective.checkpoint.rows.shards import dynamic_tables
 from collective.checkpoint.saving import background
@@ -29,6 +30,7 @@ from collective.gradients import accumulation
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.graph import graphs
+from collective.ops.graph.sessions import run_unpatched
 from collective.ops.rows import file_systems
 from collective.scope import SCOPES
 from collective.startup import STARTUP
@@ -61,7 +63,8 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         return served.source(prefix, saver)
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
     optional = optional_variables(saver)
-    if collectives.size() == 1 and not shards and not states and not optional:
+    is_plain = collectives.size() == 1 and not shards and not states and not optional
+    if is_plain and not _has_tables(prefix):
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
@@ -84,6 +87,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     plans: list[compatibility.RestorePlan] = []
     table_restores: list[table_io.TableRestore] = []
     absent: list[str] = []
+    values: dict[str, np.ndarray] = {}  # of ordinary variables that are tables in the checkpoint
 
     # Another rank may see the folder at another time.
     number = on_all_ranks("finding its increments", lambda: _increments(prefix))[0]
@@ -109,18 +113,30 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     tables.reads_twice = any(on_all_ranks("memory", tables.must_read_twice))
     if tables.reads_twice:
         on_all_ranks("verifying", tables.verify)
+
+    def read() -> None:
+        tables.read()
+        for name, stored in plan.whole.items():
+            values[name] = merged_reader.read_whole(links[0], stored)
+
+    apart = [*plan.missing, *absent, *plan.whole]
     try:
-        on_all_ranks("reading", tables.read)
+        on_all_ranks("reading", read)
         on_all_ranks(
             "replicated variables",
-            lambda: _restore_unsharded(
-                original, saver, sess, links[0].last.prefix, [*plan.missing, *absent]
-            ),
+            lambda: _restore_unsharded(original, saver, sess, links[0].last.prefix, apart),
         )
     except BaseException:
         tables.undo()
         raise
-    on_all_ranks("tables", tables.assign)
+
+    def assign() -> None:
+        tables.assign()
+        variables = unsharded_variables(saver)
+        for name in list(values):
+            assign_whole(sess, variables[name], values.pop(name))
+
+    on_all_ranks("tables", assign)
     finish_tables(on_all_ranks, sess, prefix, dynamic_tables(shards))
     for name in absent:
         if name in states:
@@ -135,6 +151,30 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if fresh:
         sess.run([v.initializer for v in fresh])
     return None
+
+
+def _has_tables(prefix: str) -> bool:
+    """Tells whether a checkpoint has tables, which TensorFlow alone can't read."""
+    base = split(prefix)[0]
+    if not tf.io.gfile.exists(tensor_bundle.index_path(base)):
+        return False
+    try:
+        return bool(tensor_bundle.Bundle(base).layout.tables)
+    except tf.errors.OpError:
+        return False  # TensorFlow says what is wrong with it.
+
+
+def assign_whole(session: Any, variable: Any, value: np.ndarray) -> None:
+    """Gives an ordinary variable, or all parts of one, its value by its own initializer."""
+    for part in variable if isinstance(variable, list) else [variable]:
+        info, of_part = getattr(part, "_save_slice_info", None), value
+        if info is not None:
+            ends = zip(info.var_offset, info.var_shape)
+            of_part = value[tuple(slice(first, first + count) for first, count in ends)]
+        place = part.initializer.inputs[1]
+        if place.shape.is_fully_defined():
+            of_part = of_part.reshape(place.shape.as_list())  # Saver(reshape=True)
+        run_unpatched(session, part.initializer, {place: of_part})
 
 
 def _increments(prefix: str) -> int:

@@ -364,7 +364,7 @@ class TableRestore:
 
     def _read_values(self, shard: Shard) -> np.ndarray:
         stored, out = self._stored[shard.name], np.empty(shard.shape, shard.dtype)
-        read_shard(self._chain.base, stored, out)
+        read_shard(self._chain.rows_of(stored), stored, out)
 
         def receive(rows: np.ndarray, values: np.ndarray) -> None:
             out[rows] = values
@@ -374,7 +374,7 @@ class TableRestore:
 
     def _read_static(self, shard: Shard, receive: Callable[[np.ndarray, np.ndarray], None]) -> None:
         stored = self._stored[shard.name]
-        read_static(self._chain.base, stored, receive)
+        read_static(self._chain.rows_of(stored), stored, receive)
         increment_io.read_static(self._chain, stored, receive)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
@@ -408,11 +408,12 @@ class TableRestore:
             Whether that is possible, and was done; else nothing was done.
         """
         restore, stored = operations_of([shard])[0].restore, self._stored[shard.name]
-        found = slices_of_rank(self._chain.base, stored)
+        bundle = self._chain.rows_of(stored)
+        found = slices_of_rank(bundle, stored)
         if restore is None or found is None:
             return False
         feeds = restore.feeds(*found, shard.shape, verifies)
-        with self._chain.base.naming(stored.name), errors_without_stacks():
+        with bundle.naming(stored.name), errors_without_stacks():
             run_unpatched(self._session, restore.operation, feeds)
         if verifies:
             increment_io.read_static(self._chain, stored, lambda *_: None)

@@ -79,6 +79,11 @@ def enable(graph: tf.Graph, folder: str) -> None:
     graph_state.of(graph, IncrementalFolders).paths.add(normal(folder))
 
 
+def is_enabled(graph: tf.Graph, folder: str) -> bool:
+    """Tells whether increments may follow the checkpoints of `graph` in `folder`."""
+    return normal(folder) in graph_state.of(graph, IncrementalFolders).paths
+
+
 def of_folder(session: Any, folder: str) -> RunningChain:
     """Returns the chain that `session` saves in a folder.
 
@@ -89,7 +94,7 @@ def of_folder(session: Any, folder: str) -> RunningChain:
     if chain is not None:
         found: RunningChain = chain
         return found
-    if normal(folder) not in graph_state.of(session.graph, IncrementalFolders).paths:
+    if not is_enabled(session.graph, folder):
         raise ValueError(
             f"no increments are saved in '{folder}': call collective.checkpoint."
             "enable_increments(folder) while the graph is built, before a session runs it."
@@ -182,7 +187,7 @@ def of_base(
     chains = state_of_session(session).chains
     before: RunningChain | None = chains.get(folder)
     as_latest = as_latest or before is not None and before.prefix == prefix
-    if not as_latest or folder not in graph_state.of(session.graph, IncrementalFolders).paths:
+    if not as_latest or not is_enabled(session.graph, folder):
         yield
         return
     follower = None if before is None else before.follower

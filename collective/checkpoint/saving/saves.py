@@ -64,7 +64,11 @@ def save(
         return served.write_variables(sess, saver, save_path)
     is_usable = isinstance(sess, session_lib.SessionInterface) and saver._is_built
     shards = shards_of_saver(saver, sess.graph) if is_usable else []
-    if not is_usable or saver._is_empty or (collectives.size() == 1 and not shards):
+    is_plain = collectives.size() == 1 and not shards
+    if is_usable and is_plain:
+        folder = os.path.dirname(tf.compat.as_str(save_path))
+        is_plain = not running_chain.is_enabled(sess.graph, folder)
+    if not is_usable or saver._is_empty or is_plain:
         path = original(
             saver,
             sess,
