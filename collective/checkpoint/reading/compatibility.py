@@ -311,7 +311,7 @@ def _difference_of_variable(
         )
     if tensor.dtype.base_dtype.name != stored.dtype:
         return f"'{name}' is {tensor.dtype.base_dtype.name} here, {stored.dtype} in the checkpoint"
-    shape = [stored.rows, stored.dim]
+    shape = [stored.count, stored.dim]
     fits = tensor.shape.is_compatible_with(shape)
     if reshape and not fits:
         fits = tensor.shape.num_elements() == int(np.prod(shape))

@@ -328,6 +328,20 @@ def test_a_summary_says_what_it_leaves_out():
     assert "and 8 other remarks" in text
 
 
+def test_replicated_tables_are_counted_and_told_apart():
+    whole = dataclasses.replace(
+        table("country", 100, 16, ()),
+        shard_rows=(100,) * RANKS,
+        shard_bytes=(12800,) * RANKS,
+        imbalance=1.0,
+        placement="replicated",
+    )
+    plan = plan_of([whole, *(table(f"t{i}", 100, 16) for i in range(50))])
+    assert "51 tables (1 replicated)" in str(plan)
+    assert re.search(r"\nreplicated +16 +float32 +1 +100 +100 +12.8 kB +1.00\n", str(plan))
+    assert "replicated: nothing is exchanged" in plan.to_text(full=True)
+
+
 @pytest.mark.parametrize("make", [large_plan, crowded_plan])
 def test_everything_is_in_the_full_text_and_in_json(make):
     plan = make()
