@@ -47,6 +47,9 @@ class SessionPart:
     def run_stopped(self) -> None:
         """Notes that the run ended before the ranks had agreed on it."""
 
+    def run_never_started(self, fed: dict[str, Any]) -> None:
+        """Notes, on one rank, that TensorFlow has refused the run with the feeds `fed`."""
+
     def abandon(self) -> None:
         """Notes that this program is about to end."""
 
@@ -98,6 +101,10 @@ class RunExtension:
             member: its `collective.coordination.prepared_run.Membership`.
             coordinator: the process's `collective.coordination.coordinator.Coordinator`.
         """
+        return NO_PART
+
+    def join_alone(self, session: Any) -> SessionPart:
+        """Starts the extension's part in a session of the only rank."""
         return NO_PART
 
 

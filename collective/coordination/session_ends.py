@@ -57,6 +57,7 @@ def _leave_peers(session: Any, error: BaseException | None) -> None:
     try:
         _end_background_work(session, error)
     finally:
+        state_of_session(session).part.leave()
         if coordinator.started():
             coordinator.instance().leave(session, error)
 

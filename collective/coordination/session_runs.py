@@ -1,13 +1,15 @@
 """Stands in for the methods by which TensorFlow's sessions run, inside scope() (see `patches`).
 
 `original` is always the method itself. A run that uses no collective, and every run with one rank,
-goes straight to it.
+goes straight to it, with the feeds of the graph's extension.
 """
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any, Callable, Protocol
+
+import tensorflow.compat.v1 as tf
 
 from collective.coordination import (
     batch_counter,
@@ -19,6 +21,7 @@ from collective.coordination import (
 from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_context import RunContext, context_of
+from collective.coordination.run_extension import NO_PART
 from collective.coordination.run_preparation import prepared_run
 from collective.coordination.session_state import note_run
 from collective.ops.communication import collectives
@@ -89,11 +92,30 @@ def run(
         own_feeds = {context.flag.tensor.name: True, **own_feeds}
     feeds = {**(feed_dict or {}), **own_feeds} if own_feeds else feed_dict
 
-    def run_alone(original: Any) -> Any:
+    def run_alone(original: Any, feeds: dict[Any, Any] | None = feeds) -> Any:
         if not prepared.extra_operations:
             return original(session, fetches, feeds, options, run_metadata)
         fetches_and_more = [fetches, prepared.extra_operations]
         return original(session, fetches_and_more, feeds, options, run_metadata)[0]
+
+    def run_extended(original: Any) -> Any:
+        state = context.state
+        if state.part is NO_PART:
+            state.refuse_if_left()
+            state.part = context.extended.extension.join_alone(session)
+        script_feeds, footprint = feeds or {}, prepared.footprint
+        fed = state.part.feeds(footprint.trains, False, script_feeds, prepared.description)
+        try:
+            return run_alone(original, {**script_feeds, **fed})
+        except tf.errors.OpError:
+            raise
+        except Exception:
+            state.part.run_never_started(fed)
+            raise
+        except BaseException:
+            # This program is told to end.
+            state.part.abandon()
+            raise
 
     def run_together(original: Any) -> Any:
         return coordinator.instance().run(
@@ -104,7 +126,13 @@ def run(
         if is_plain:
             values = run_alone(original)
         elif context.ranks == 1:
-            values = observer(original, session, prepared, run_alone)
+            extension = context.extended.extension
+            if prepared.extended:
+                values = observer(original, session, prepared, run_extended)
+            else:
+                if extension.reads_iterator_started_by(prepared.footprint.operations):
+                    context.state.part.iterator_restarts()
+                values = observer(original, session, prepared, run_alone)
         elif _needs_peers(context, session, prepared):
             values = observer(original, session, prepared, run_together)
         else:

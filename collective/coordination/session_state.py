@@ -9,6 +9,7 @@ from typing import Any, Callable, Protocol
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.prepared_run import PreparedRun
+from collective.coordination.run_extension import NO_PART, SessionPart
 from collective.errors import Preempted
 
 _VARIABLES = tf.GraphKeys.GLOBAL_VARIABLES
@@ -46,6 +47,7 @@ class SessionState:
         is_closed: whether this rank has closed it.
         is_librarys: whether the library has made it, and not the script.
         number: which of the sessions that all ranks share it is; None before they do.
+        part: what the extension of the session's graph does in the session, on one rank.
         begun_iterators: the names of the iterators of which batches were taken that are counted
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
@@ -79,6 +81,7 @@ class SessionState:
     is_closed: bool = False
     is_librarys: bool = False
     number: int | None = None
+    part: SessionPart = NO_PART
     begun_iterators: set[str] = dataclasses.field(default_factory=set)
     void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)

@@ -154,7 +154,8 @@ class ExchangeOptions(Options):
         False,
         one_of(False, True),
         """Whether to de-duplicate and exchange the keys of a batch while the previous batch
-        computes. Keys don't depend on weights, so the numbers are the same. It is for models whose
+        computes; on one rank, to check and join them, and to copy them to the GPU. Keys don't
+        depend on weights, so the numbers are the same. It is for models whose
         ids come from one tf.data iterator; the plan says whether it is on, and if not, why. The
         iterator then runs one batch ahead of training, and a session waits for that batch when it
         is left. It is off while an Estimator evaluates or predicts; other evaluations with the same

@@ -16,6 +16,7 @@ from collective.errors import RankError
 from collective.job.progress_board import Phase
 from collective.ops.graph import graph_analysis
 from collective.prefetch.graph_split import GraphSplit, key_run
+from collective.prefetch.one_rank import BatchesOfOneRank
 from collective.prefetch.prefetcher import Outcome, Prefetcher
 from collective.tensorflow_internals.sessions import session as session_lib
 
@@ -62,6 +63,9 @@ class PrefetchedKeys(RunExtension):
 
     def join(self, session: Any, member: Membership, coordinator: Coordinator) -> SessionPart:
         return BatchSource(session, member, coordinator, self.split)
+
+    def join_alone(self, session: Any) -> SessionPart:
+        return BatchesOfOneRank(session, self.split)
 
 
 class BatchSource(SessionPart):

@@ -9,9 +9,15 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_extension import extend, extension_of
 from collective.ops.communication import collectives
-from collective.ops.graph import graph_state
+from collective.ops.graph import graph_state, seen_operations
 from collective.prefetch.batch_source import PrefetchedKeys
-from collective.prefetch.graph_split import GraphSplit, NotPossible, TakenOutside, split_graph
+from collective.prefetch.graph_split import (
+    NO_GROUP,
+    GraphSplit,
+    NotPossible,
+    TakenOutside,
+    split_graph,
+)
 
 
 @dataclasses.dataclass
@@ -31,7 +37,10 @@ class Prefetching:
 
 def note_of(graph: tf.Graph) -> str:
     """Says whether the keys of `graph` are exchanged ahead; '' if that wasn't asked for."""
-    return graph_state.of(graph, Prefetching).note
+    record = graph_state.of(graph, Prefetching)
+    if not record.note and record.settled_version is not None and seen_operations.last(graph):
+        return f"off: {NO_GROUP}"  # One rank runs a graph without groups as it is.
+    return record.note
 
 
 def keep_whole(graph: tf.Graph, why: str) -> None:
@@ -60,8 +69,6 @@ def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
     if not wanted or record.note or record.settled_version == graph.version:
         return
     try:
-        if collectives.size() == 1:
-            raise NotPossible("there is one rank")
         if record.refused:
             raise NotPossible(record.refused)
         split = split_graph(graph)
@@ -79,6 +86,7 @@ def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
         if split is not None:
             extend(graph, PrefetchedKeys(split))
             groups = f"{split.groups} group{'s' * (split.groups > 1)}"
-            record.note = f"on: keys of {groups} are exchanged while the batch before computes"
+            done = "exchanged" if collectives.size() > 1 else "prepared"
+            record.note = f"on: keys of {groups} are {done} while the batch before computes"
     # No need to look again before something is added.
     record.settled_version = graph.version

@@ -26,7 +26,7 @@ from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops.communication import gate
+from collective.ops.communication import collectives, gate
 from collective.ops.graph import device_scopes, graphs, memory_types, seen_operations
 from collective.ops.graph.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
 from collective.strategies.grouped_exchange import Group, groups_of
@@ -56,6 +56,11 @@ _LOOKUP_TABLES = frozenset(
     }
 )
 _LIBRARY_PREFIX = "collective/"
+NO_GROUP = "no lookup with gradients shares an exchange"
+OUTSIDE = (
+    "This run uses a batch that is taken ahead, with scope(prefetch_keys=True), but no session of "
+    "strategy.scope() runs it. Run it inside `with strategy.scope():`, or leave prefetch_keys out."
+)
 
 
 class NotPossible(Exception):
@@ -102,6 +107,7 @@ class Stage(NamedTuple):
         number: int64 scalar placeholder, the number under which a run of keys stages its batch.
         put: the operation that stages it, the last of a run of keys.
         batch: int64 scalar placeholder, the number of the batch that a run of the script takes.
+            Unfed, it refuses the run.
         take: the operation that takes it.
         tensors: by the names of what depends on the batch, the tensor as it was staged.
         clear: the operation that drops all that is staged.
@@ -209,7 +215,7 @@ def split_graph(graph: tf.Graph) -> GraphSplit | None:
     groups = _trained_groups(graph)
     if not groups:
         if seen_operations.last(graph):
-            raise NotPossible("no lookup with gradients shares an exchange")
+            raise NotPossible(NO_GROUP)
         return None
     if any(group.answered for group in groups):
         raise TakenOutside(m.lookup.table.op.name for group in groups for m in group.members)
@@ -253,7 +259,8 @@ def _key_footprint(split: GraphSplit, fed: Sequence[str]) -> RunFootprint:
 def _prepare_key_run(split: GraphSplit, footprint: RunFootprint) -> PreparedRun:
     run, gates = PreparedRun(footprint, split), gate.gates_of(split.graph)
     run.gate = gates.prefetch_gate
-    assert run.gate is not None
+    if run.gate is None:  # One rank agrees with nobody.
+        return run
     checks = footprint.checks(gates, 1, first=True)
     numbered = {gates.checks.index(check): check for check in checks}
     with graphs.open_for_changes(split.graph):
@@ -288,15 +295,17 @@ def _trained_groups(graph: tf.Graph) -> list[Group]:
 def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
     """Splits `graph` after the keys of `groups`."""
     gates, seen_by_session = gate.gates_of(graph), seen_operations.last(graph)
-    closed = gates.at(1).zero
-    path = upstream([op for group in groups for op in group.keys], {closed.name})
+    closed = gates.at(1).zero if collectives.size() > 1 else None
+    ends = [op for group in groups for op in group.keys]
+    path = upstream(ends, set() if closed is None else {closed.name})
     iterator = _iterator(path)
     prefetched = _depending_on_batch(path - upstream([iterator]))
     _refuse_unmovable(prefetched, seen_by_session)
     with tf.init_scope(), device_scopes.on_host(), tf.name_scope("collective/ahead/"):
         start = _make_start()
         _let_wait(prefetched, start.started)
-        _replace_input(path, closed, gates.open_ahead().zero)
+        if closed is not None:
+            _replace_input(path, closed, gates.open_ahead().zero)
         operations = graph.get_operations()
         users = [op for op in operations if op not in path and op._id > seen_by_session]
         stage = _make_stage(_kept(prefetched, users), users)
@@ -404,7 +413,11 @@ def _kept(prefetched: Set[tf.Operation], users: Iterable[tf.Operation]) -> list[
 
 
 def _make_stage(kept: Sequence[tf.Tensor], users: Iterable[tf.Operation]) -> Stage:
-    number, batch = (tf.placeholder(tf.int64, [], name) for name in ("number", "batch"))
+    number = tf.placeholder(tf.int64, [], "number")
+    refused = tf.raw_ops.Assert(condition=tf.constant(False), data=[tf.constant(OUTSIDE)])
+    with tf.control_dependencies([refused]):
+        nothing = tf.identity(tf.constant(0, tf.int64))
+    batch = tf.placeholder_with_default(nothing, [], "batch")
     there = _on_device(kept, users)
     here = [x for x in kept if x.name not in there]
     maps = [

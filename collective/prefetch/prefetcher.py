@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
@@ -98,7 +98,6 @@ class Prefetcher:
         run, batch, self._stopped = key_run(self._split), self._batches, False
 
         def work() -> None:
-            _threads.runs_keys = True
             try:
                 self._outcome = self._exchange(run, batch, {}, trains)
             except Exception as error:
@@ -106,8 +105,7 @@ class Prefetcher:
                 self._outcome = Outcome(None, None, error)
             self.staged = batch if self._outcome is None and not self._stopped else None
 
-        self._thread = threading.Thread(target=work, name="collective keys", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(work)
 
     def stop(self) -> None:
         """Ends the run of keys that waits for an agreement which didn't come about."""
@@ -194,6 +192,18 @@ class Prefetcher:
             lambda: self._channel.texts(report, AHEAD),
         )
         return Outcome(headers, verdict, error)
+
+
+def start_thread(work: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that executes `work`, a run of keys."""
+
+    def run() -> None:
+        _threads.runs_keys = True
+        work()
+
+    thread = threading.Thread(target=run, name="collective keys", daemon=True)
+    thread.start()
+    return thread
 
 
 def runs_keys() -> bool:
