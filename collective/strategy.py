@@ -82,13 +82,13 @@ class CollectiveStrategy:
         TensorFlow. A scope can be nested and entered again; an inner scope inherits the options
         that it doesn't set.
 
-        The scope trains graphs. In eager code (a forgotten `tf.Graph().as_default()`, `fit` of a
-        Keras model, a `tf.GradientTape`, also in a `tf.function` that is called eagerly),
-        optimizers, gradients with respect to variables, tables and monitored sessions raise a
-        RuntimeError before anything changes. All other eager code works as outside: `tf.data`,
-        arithmetic, gradients with respect to tensors, `tf.saved_model.load`, a Keras model that
-        only predicts, summaries, Horovod's own functions. A variable that is made or assigned
-        eagerly belongs to this rank alone.
+        The scope trains graphs, and in a `tf.function` that eager code calls: `fit` of Keras
+        models, loops with a `tf.GradientTape`. In eager code without a function (a forgotten
+        `tf.Graph().as_default()`), optimizers, gradients with respect to variables, and monitored
+        sessions raise a RuntimeError before anything changes. All other eager code works as
+        outside: `tf.data`, arithmetic, gradients with respect to tensors, `tf.saved_model.load`,
+        summaries, Horovod's own functions. Variables that a function of all ranks uses start with
+        rank 0's values; any other that is made or assigned eagerly belongs to this rank alone.
 
         {options}
 
@@ -143,7 +143,7 @@ class CollectiveStrategy:
             TypeError: an option is unknown, or `policy` is no policy.
             ValueError: an option has an invalid value; or, when a table is made, it can't be
                 replicated.
-            RuntimeError: it is entered outside scope(), or a variable is made eagerly inside.
+            RuntimeError: it is entered outside scope(), or a table is made inside a tf.function.
         """
         if policy is not INHERIT:
             policy = policy_of(policy, "embedding_scope(): policy", stacklevel=4)

@@ -60,6 +60,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Guides",
         (
             "docs/guides/tables.md",
+            "docs/guides/keras.md",
             "docs/guides/data.md",
             "docs/guides/features.md",
             "docs/guides/streams.md",

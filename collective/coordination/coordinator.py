@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -73,7 +74,7 @@ class Coordinator:
         self._sessions = 0
         self._dead = False
         # Collectives of two threads would meet the peers' in an undefined order.
-        self._one_at_a_time = threading.RLock()
+        self.one_at_a_time = threading.RLock()
         atexit.register(self.leave_all)
         os.register_at_fork(after_in_child=self._note_fork)
         self._excepthook, sys.excepthook = sys.excepthook, self._note_death
@@ -85,7 +86,7 @@ class Coordinator:
         carrier_choice.die(1)
 
     def _note_fork(self) -> None:
-        self._one_at_a_time = threading.RLock()  # another thread may have held it
+        self.one_at_a_time = threading.RLock()  # another thread may have held it
         self.broken = FORKED
 
     # Runs
@@ -121,7 +122,7 @@ class Coordinator:
         if not run.description:
             fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
             run.description = "runs " + ", ".join(fetched)
-        with self._one_at_a_time, self.progress:
+        with self.one_at_a_time, self.progress:
             member = self.member_of(session)
             attempt = RunAttempt(original, session, member, run, run.description, dict(feeds or {}))
             try:
@@ -140,7 +141,7 @@ class Coordinator:
         """Delivers an earlier failure, and refuses a session that is over (step 1)."""
         run, member = attempt.run, attempt.member
         self.deliver_failure()
-        self._refuse_if_broken()
+        self.refuse_if_broken()
         if member.over is not None:
             raise member.over
         for other in self._members.values():
@@ -244,14 +245,14 @@ class Coordinator:
         """Returns the error of a failed run, after telling the peers (step 6)."""
         run, member, description = attempt.run, attempt.member, attempt.description
         if run.disagreement is not None:
-            return self._judge(run.disagreement, member, run, description) or error
+            return self.judge(run.disagreement, member, attempt.shared, description) or error
         if started:
-            self.broken = error = _failure(error)
+            self.broken = error = failure_half_way(error)
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             if run.idle_run is not None:
                 return self._answer_until_all_end(attempt, error)
-            return self._end_or_verdict(attempt, self._exchange_headers(attempt.ended), error)
+            return self._end_or_verdict(attempt, self.exchange_headers(attempt.ended), error)
         self.failure = (member, f"failed with {type(error).__name__}: {error.message}")
         return error
 
@@ -266,7 +267,7 @@ class Coordinator:
         member, signature, dealt = attempt.member, attempt.signature, attempt.dealt
         member.evaluation = signature
         while True:
-            headers = self._exchange_headers(Header(IDLE, member.number, signature, id=dealt))
+            headers = self.exchange_headers(Header(IDLE, member.number, signature, id=dealt))
             running = {h.signature for h in headers if h.status == RUNNING}
             idle = {h.signature for h in headers if h.status == IDLE}
             all_well = all(
@@ -278,9 +279,11 @@ class Coordinator:
                 except tf.errors.OpError as failed:
                     run = attempt.run
                     if run.disagreement is not None:  # A peer's ids that depend on rows.
-                        verdict = self._judge(run.disagreement, member, run, attempt.description)
+                        verdict = self.judge(
+                            run.disagreement, member, attempt.shared, attempt.description
+                        )
                         return verdict or failed
-                    self.broken = failed = _failure(failed)
+                    self.broken = failed = failure_half_way(failed)
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
                     return PREEMPTION.error(state_of_session(attempt.session))
@@ -311,7 +314,7 @@ class Coordinator:
         """Returns `error`, unless the headers say that more than data has ended."""
         verdict = dealt_input.difference(attempt.session, headers, self.channel.texts)
         if verdict is None:
-            verdict = self._judge(headers, attempt.member, attempt.run, attempt.description)
+            verdict = self.judge(headers, attempt.member, attempt.shared, attempt.description)
         if verdict is None or isinstance(verdict, tf.errors.OutOfRangeError):
             return error
         return verdict
@@ -339,30 +342,30 @@ class Coordinator:
 
     def restart(self, session: Any) -> None:
         """Prepares for an iterator of `session` that is about to start again."""
-        self._refuse_if_broken()
+        self.refuse_if_broken()
         if session in self._members:
-            with self._one_at_a_time, self.progress.does("restarts an iterator"):
+            with self.one_at_a_time, self.progress.does("restarts an iterator"):
                 self._members[session].part.iterator_restarts()
 
     # Agreement outside of runs
 
     def agree(
-        self, header: Header, member: Membership, run: PreparedRun | None, description: str
+        self, header: Header, member: Membership, shared: Sequence[str], description: str
     ) -> None:
         """Agrees with the peers outside of any run, after they have left an evaluation.
 
         Raises:
             Exception: what all ranks raise if they don't agree.
         """
-        headers = self._exchange_headers(header)
+        headers = self.exchange_headers(header)
         while header.status == RUNNING and peers_are_idle(headers, header.signature):
-            headers = self._exchange_headers(header)
-        verdict = self._judge(headers, member, run, description)
+            headers = self.exchange_headers(header)
+        verdict = self.judge(headers, member, shared, description)
         if verdict is not None:
             raise verdict
 
     def _agree_on(self, attempt: RunAttempt) -> None:
-        self.agree(attempt.running, attempt.member, attempt.run, attempt.description)
+        self.agree(attempt.running, attempt.member, attempt.shared, attempt.description)
 
     def exchange(
         self, session: Any, name: str, description: str, payload: dict[str, Any]
@@ -375,9 +378,9 @@ class Coordinator:
             description: says what this rank does, for errors.
             payload: what JSON can hold.
         """
-        with self._one_at_a_time, self.progress:
+        with self.one_at_a_time, self.progress:
             self.deliver_failure()
-            self._refuse_if_broken()
+            self.refuse_if_broken()
             member = Membership(0, []) if session is None else self.member_of(session)
             if isinstance(member.over, tf.errors.OutOfRangeError):
                 raise RankError(agreement.needs_all_ranks(description, member.over))
@@ -387,12 +390,12 @@ class Coordinator:
             digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
             signature = int.from_bytes(digest, "little") >> 1
             try:
-                self.agree(Header(RUNNING, member.number, signature), member, None, description)
+                self.agree(Header(RUNNING, member.number, signature), member, (), description)
             except tf.errors.OutOfRangeError as error:
                 raise RankError(agreement.needs_all_ranks(description, error)) from None
             return self.channel.texts(payload)
 
-    def _exchange_headers(self, header: Header) -> list[Header]:
+    def exchange_headers(self, header: Header) -> list[Header]:
         """Returns every rank's header, exchanged outside of any run."""
         self.progress.enters(Phase.AGREEING)
         headers = self.channel.headers(header)
@@ -401,11 +404,17 @@ class Coordinator:
         PREEMPTION.hear(h.wish for h in headers)
         return headers
 
-    def _judge(
-        self, headers: list[Header], member: Membership, run: PreparedRun | None, description: str
+    def judge(
+        self, headers: list[Header], member: Membership, shared: Sequence[str], description: str
     ) -> BaseException | None:
-        """Returns what all ranks raise for these headers, and notes whether the session is over."""
-        shared = run.footprint.shared if run else ()
+        """Returns what all ranks raise for these headers, and notes whether the session is over.
+
+        Args:
+            headers: of all ranks.
+            member: this rank's part in the session.
+            shared: the names of everything that all ranks must run.
+            description: says what this rank does.
+        """
         verdict = agreement.verdict(
             headers,
             member.checks,
@@ -427,7 +436,7 @@ class Coordinator:
         member = self._members.get(session)
         if member is None or self.broken:
             return
-        with self._one_at_a_time, self.progress.does(ENDING):
+        with self.one_at_a_time, self.progress.does(ENDING):
             self.deliver_failure()
             over = self._leave_part(member)
             if not (over or PREEMPTION.decided) and member.last_evaluation is not None:
@@ -435,8 +444,8 @@ class Coordinator:
                 self._answer_until_all_end(last, tf.errors.OutOfRangeError(None, None, ""))
                 over = member.over is not None or self.broken is not None
             while not over:
-                headers = self._exchange_headers(Header(CLOSING, member.number))
-                verdict = self._judge(headers, member, None, ENDING)
+                headers = self.exchange_headers(Header(CLOSING, member.number))
+                verdict = self.judge(headers, member, (), ENDING)
                 over = (
                     isinstance(verdict, RankError)
                     or member.over is not None
@@ -455,13 +464,13 @@ class Coordinator:
         state_of_session(session).has_left = True
         if session not in self._members or self.broken:
             return
-        with self._one_at_a_time, self.progress.does("leaves its session"):
+        with self.one_at_a_time, self.progress.does("leaves its session"):
             member = self._members.pop(session, None)  # after another thread's run
             if member is None or self._leave_part(member):
                 return
             if error is None or is_end(error):
-                headers = self._exchange_headers(Header(LEFT, member.number))
-                self._judge(headers, member, None, "left its session")
+                headers = self.exchange_headers(Header(LEFT, member.number))
+                self.judge(headers, member, (), "left its session")
                 return
         # Most likely the end of this program. If it continues, the peers are told when they next
         # wait for this rank.
@@ -488,7 +497,7 @@ class Coordinator:
     def fail(self, session: Any, description: str) -> None:
         """Tells the peers of an error after a run of `session`, once they wait for this rank."""
         if session in self._members:
-            with self._one_at_a_time, self.progress:
+            with self.one_at_a_time, self.progress:
                 self.failure = self.failure or (self._members[session], description)
                 self.deliver_failure()
 
@@ -501,10 +510,10 @@ class Coordinator:
             # Peers that wait in that session get the error there. This rank continues, as they do
             # if they survive it.
             self.progress.does(description)
-            headers = self._exchange_headers(Header(FAILED, member.number))
-            self._judge(headers, member, None, description)
+            headers = self.exchange_headers(Header(FAILED, member.number))
+            self.judge(headers, member, (), description)
 
-    def _refuse_if_broken(self) -> None:
+    def refuse_if_broken(self) -> None:
         if self.broken:
             raise _refusal(self.broken)
 
@@ -536,7 +545,7 @@ def instance() -> Coordinator:
     return _instance[0]
 
 
-def _failure(error: tf.errors.OpError) -> tf.errors.OpError:
+def failure_half_way(error: tf.errors.OpError) -> tf.errors.OpError:
     """Returns what to raise for a run that failed half-way, once peers that wait are told."""
     carrier_choice.give_up()
     return error

@@ -218,6 +218,11 @@ class RunAttempt:
         return self.run.footprint.signature
 
     @property
+    def shared(self) -> tuple[str, ...]:
+        """Returns the names of everything that all ranks must run."""
+        return self.run.footprint.shared
+
+    @property
     def running(self) -> Header:
         """Returns the header of a rank that is about to carry it out."""
         return Header(RUNNING, self.member.number, self.signature)

@@ -92,7 +92,7 @@ class RunFootprint:
         """Returns the footprint with which ranks also compare `names`."""
         shared = tuple(sorted([*self.shared, *names]))
         return dataclasses.replace(
-            self, shared=shared, signature=_signature(shared, self.trains, self.broadcasts)
+            self, shared=shared, signature=signature_of(shared, self.trains, self.broadcasts)
         )
 
     def levels(self, gates: GraphGates) -> list[int]:
@@ -237,14 +237,14 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
     )
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)
-    shared = _shared_names(graph, operations, {x.name for x, _ in empty_feeds})
+    shared = shared_names(graph, operations, {x.name for x, _ in empty_feeds})
     shared += [_initialization(v) for v in initialized]
     names, writes = tuple(sorted(shared)), _writes(graph, operations)
     trains, broadcasts = bool(writes), bool(writes) and all(map(_assigns_broadcast, writes))
     return RunFootprint(
         frozenset(operations),
         names,
-        _signature(names, trains, broadcasts),
+        signature_of(names, trains, broadcasts),
         initialized,
         trains,
         tuple(empty_feeds),
@@ -257,7 +257,7 @@ def _initialization(variable: Any) -> str:
     return f"{INITIALIZE}{variable.name}" + (f", made by {made_by}" if made_by else "")
 
 
-def _shared_names(
+def shared_names(
     graph: tf.Graph, operations: Iterable[tf.Operation], not_needed: Iterable[str]
 ) -> list[str]:
     """Returns the names of what all ranks must run alike, except for the initialized variables.
@@ -303,7 +303,7 @@ def _shared_names(
     return names
 
 
-def _signature(names: Iterable[str], trains: bool, broadcasts: bool) -> int:
+def signature_of(names: Iterable[str], trains: bool, broadcasts: bool) -> int:
     kind_of_run = "broadcasts" if broadcasts else str(trains)
     digest = hashlib.blake2b("\n".join([*names, kind_of_run]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

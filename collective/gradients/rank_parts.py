@@ -139,7 +139,7 @@ class GradientParts:
         with (
             graphs.open_for_changes(self._graph),
             self._graph.as_default(),
-            tf.init_scope(),
+            graphs.outside(),
             device_scopes.anywhere(),
             library_operations.noted(self._graph),
             tf.name_scope(SCOPE),

@@ -10,12 +10,19 @@ the global gradient.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from collective.gradients import accumulation, given_rows, rank_parts, table_gradients
+from collective.gradients import (
+    accumulation,
+    given_rows,
+    rank_parts,
+    table_gradients,
+    traced_gradients,
+)
 from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.counting import counted
 from collective.ops.exchange import shard_gradients, slice_means
@@ -56,7 +63,7 @@ def is_variable(x: Any) -> bool:
     """Tells whether gradients with respect to `x` are those of a variable."""
     if isinstance(x, variables.Variable):
         return True
-    return isinstance(x, tf.Tensor) and x.op.type in graph_analysis.VARIABLE_TYPES
+    return tf.is_symbolic_tensor(x) and x.op.type in graph_analysis.VARIABLE_TYPES
 
 
 def refuse_eager_gradients(xs: Sequence[Any]) -> None:
@@ -76,6 +83,18 @@ def refuse_eager_gradients(xs: Sequence[Any]) -> None:
         others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
         action = f"the gradient with respect to the variable '{names[0]}'{others} is taken"
         graphs.refuse_eager("scope()", action)
+
+
+def refuse_jacobian(
+    original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands in for `tf.GradientTape.jacobian`: refuses that of a variable in eager code.
+
+    It takes the gradients in a loop, where ranks can't exchange them.
+    """
+    if tf.executing_eagerly_outside_functions():
+        refuse_eager_gradients(tf.nest.flatten(sources))
+    return original(tape, target, sources, *args, **kwargs)
 
 
 def compute_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +302,8 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
         for g, _ in grads_and_vars
         if g is not None
     ]
-    assignments.sync_update_ops(gates)
+    if not graphs.is_traced(graph):
+        assignments.sync_update_ops(gates)
     # Without what other lookups of a group wait for: a run of these updates may not be fed with it.
     required, _ = required_operations(
         [g.op for g in values if isinstance(g, tf.Tensor)], frozenset(), groups_of(graph)
@@ -306,18 +326,25 @@ def reduce_tape(
 ) -> Any:
     """Stands in for `tf.GradientTape.gradient`: reduces gradients that a tape takes in a graph.
 
-    (`minimize` of a callable loss uses one.)
+    (`minimize` of a callable loss uses one.) A `tf.function` has a graph, too.
     """
     if graphs.is_eager():
         refuse_eager_gradients(tf.nest.flatten(sources))
         return original(tape, target, sources, *args, **kwargs)
 
-    def take() -> Sequence[Any]:
-        gradients = original(tape, target, sources, *args, **kwargs)
+    def take(xs: Any = sources) -> Sequence[Any]:
+        gradients = original(tape, target, xs, *args, **kwargs)
         flat: list[Any] = tf.nest.flatten(
             gradients if isinstance(gradients, (list, tuple)) else [gradients]
         )
         return flat
 
-    reduced = reduce_gradients(take, tf.nest.flatten(sources), taped=True, scale=scale)
+    flat = tf.nest.flatten(sources)
+    if graphs.is_traced(tf.get_default_graph()):
+        if not any(is_variable(x) for x in flat):
+            return original(tape, target, sources, *args, **kwargs)
+        own = functools.partial(traced_gradients.take, take, flat)
+        reduced = reduce_gradients(own, flat, scale=scale)
+    else:
+        reduced = reduce_gradients(take, flat, taped=True, scale=scale)
     return tf.nest.pack_sequence_as(sources, reduced)

@@ -11,23 +11,19 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective import strategies
 from collective.gradients import rank_parts
 from collective.ops import native_library
 from collective.ops.communication import fused_reductions
-from collective.ops.counting import counted
-from collective.ops.exchange.key_exchange import Wire
 from collective.ops.graph import (
     function_copies,
     graph_state,
-    library_operations,
 )
 from collective.options import ScopeOptions
 from collective.prefetch import enable
 from collective.replication import assignments, metric_reads
 from collective.scope import SCOPES
-from collective.startup import STARTUP
-from collective.tables.grouping import lookups_of
+from collective.tables import traced_lookups
+from collective.tables.grouping import group_in_scope, lookups_of
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded
 from collective.tables.updates import write_announcements
@@ -105,27 +101,17 @@ def group_lookups(
         ys: if given, only the lookups that these tensors depend on.
         xs: the tensors with respect to which gradients are about to be taken.
     """
-    lookups = lookups_of(graph)
-    groupable = lookups.groupable() if options.grouping else []
-    if not groupable:
-        return
-    wire = Wire(
-        tf.as_dtype(options.wire_dtype or "float32"),
-        tf.as_dtype(options.gradient_wire_dtype or "float32"),
-    )
-    work = f"grouping {counted(len(groupable), 'lookup')}"
-    with (
-        graph.as_default(),
-        library_operations.noted(graph),
-        STARTUP.doing(graph, work),
-    ):
-        lookups.group(
-            strategies.backend(),
-            wire,
-            None if ys is None else tf.nest.flatten(ys),
-            xs,
-            answers=not options.prefetch_keys,
-        )
+    if options.grouping and lookups_of(graph).groupable():
+        group_in_scope(graph, options, ys, xs)
+
+
+def prepare_traced(graph: tf.Graph) -> None:
+    """Groups the lookups of a traced function so far, which have no exchange before.
+
+    It is called before the function takes gradients, updates tables or branches, and at its end.
+    """
+    rank_parts.settle(graph)
+    traced_lookups.group(graph)
 
 
 def connect_step(graph: tf.Graph, options: ScopeOptions) -> None:

@@ -28,7 +28,7 @@ def take_gradients(
 ) -> Any:
     """Replaces `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
     xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-    if graphs.is_eager():
+    if tf.executing_eagerly_outside_functions():
         reduction.refuse_eager_gradients(xs)
         return original(ys, xs, grad_ys, *args, **kwargs)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
@@ -51,6 +51,8 @@ def take_taped_gradients(
 ) -> Any:
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
+    if graphs.is_traced(tf.get_default_graph()):
+        graph_passes.prepare_traced(tf.get_default_graph())
     scale = None
     if not graphs.is_eager():
         scale = loss_scaling.scale_of(target, tf.nest.flatten(sources))

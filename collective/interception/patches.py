@@ -10,6 +10,8 @@ Horovod, if it is installed.
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
@@ -21,7 +23,7 @@ from collective.coordination import session_ends, session_making, session_runs
 from collective.coordination.clock import Clock
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, loss_scaling, reduction, row_scatters
-from collective.interception import hooks, rank0_output
+from collective.interception import hooks, rank0_output, traced_functions
 from collective.interception.patching import OperationPatch, Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow
@@ -40,8 +42,10 @@ from collective.tensorflow_internals.checkpoints import (
 from collective.tensorflow_internals.estimators import estimator as estimator_lib
 from collective.tensorflow_internals.feature_columns import feature_column_v2
 from collective.tensorflow_internals.graphs import (
+    ConcreteFunction,
     cond_v2,
     convert_to_constants,
+    func_graph,
     gradients_util,
     while_v2,
 )
@@ -77,7 +81,14 @@ from collective.tensorflow_internals.variables import (
 from collective.tensorflow_internals.variables import moving_averages as averages_lib
 from collective.tensorflow_internals.variables import resource_variable_ops as resources
 from collective.train import composed_rules
-from collective.wrappers import horovod, keras, keras_fit
+from collective.wrappers import (
+    horovod,
+    keras,
+    keras_fit,
+    keras_functions,
+    keras_loops,
+    keras_updates,
+)
 
 if hvd:
     from collective.interception import horovod_patches
@@ -114,6 +125,7 @@ NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
+    Patch(tf2.GradientTape, "tf.GradientTape.jacobian", reduction.refuse_jacobian, NOT_REDUCED),
     Patch(
         tf.train.Optimizer,
         "tf.train.Optimizer.compute_gradients",
@@ -145,11 +157,18 @@ GRADIENTS = (
         TWO_SCALES,
     ),
     *(
-        Patch(keras_optimizer._BaseOptimizer, name, keras.refuse_to_train, NO_TRAINING)
-        for name in (
-            "tf.keras.optimizers.Optimizer.compute_gradients",
-            "tf.keras.optimizers.Optimizer.apply_gradients",
+        Patch(keras_optimizer._BaseOptimizer, f"tf.keras.optimizers.Optimizer.{name}", new, why)
+        for name, new, why in (
+            ("compute_gradients", keras_updates.compute_gradients, NO_TRAINING),
+            ("apply_gradients", keras_updates.apply_gradients, WHOLE_TABLE),
+            ("add_variable_from_reference", keras_updates.add_slot, WHOLE_TABLE),
+            ("finalize_variable_values", keras_updates.finalize, WHOLE_TABLE),
         )
+    ),
+    *(
+        Patch(kind, f"tf.keras.optimizers.{kind.__name__}.build", keras_updates.build, WHOLE_TABLE)
+        for kind in sorted(keras_updates.BY_ROW, key=lambda kind: str(kind.__name__))
+        if "build" in vars(kind)
     ),
     *(
         Patch(OptimizerV2, name, horovod.compute_gradients, TAKEN_APART)
@@ -158,7 +177,25 @@ GRADIENTS = (
             "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
         )
     ),
-    Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
+    *(
+        Patch(
+            Model,
+            f"tf.keras.Model.make_{kind}_function",
+            functools.partial(keras_functions.make, kind),
+            OWN_MODEL,
+        )
+        for kind in ("train", "test", "predict")
+    ),
+    *(
+        Patch(Model, f"tf.keras.Model.{method}", replacement, OWN_LOOP)
+        for method, replacement in (
+            ("fit", keras_loops.fit),
+            ("evaluate", keras_loops.evaluate),
+            ("predict", keras_loops.predict),
+            ("get_metrics_result", keras_loops.metrics_result),
+            ("_validate_and_get_metrics_result", keras_loops.epoch_logs),
+        )
+    ),
     *(
         Patch(GraphModel, f"tf.keras.Model.{method}", replacement, OWN_LOOP)
         for method, replacement in (
@@ -321,9 +358,9 @@ NOT_SEEN = "An assignment could not tell that it is in a loop."
 NO_DECIDER = "A branch would not know which operation decides about it."
 CONTROL_FLOW = (
     Patch(while_v2, "while_v2._build_while_op", control_flow.build_while_op, AT_ONCE),
-    Patch(while_v2, "while_v2.while_loop", control_flow.loop, NOT_SEEN),
-    Patch(cond_v2, "cond_v2.cond_v2", control_flow.branch, NO_DECIDER),
-    Patch(cond_v2, "cond_v2.indexed_case", control_flow.branch, NO_DECIDER),
+    Patch(while_v2, "while_v2.while_loop", traced_functions.loop, NOT_SEEN),
+    Patch(cond_v2, "cond_v2.cond_v2", traced_functions.branch, NO_DECIDER),
+    Patch(cond_v2, "cond_v2.indexed_case", traced_functions.branch, NO_DECIDER),
 )
 
 # ---- Ranks agree on runs
@@ -395,6 +432,15 @@ SESSIONS = (
         refusal.call_model_fn,
         SAME_INPUT,
     ),
+)
+
+# ---- Ranks agree on calls of functions
+
+NOT_GROUPED = "A function's lookups would not be exchanged, and its calls not be agreed on."
+EACH_CALLS = "Ranks would call functions with collectives at different times, and hang."
+FUNCTIONS = (
+    Patch(func_graph, "func_graph.func_graph_from_py_func", traced_functions.trace, NOT_GROUPED),
+    Patch(ConcreteFunction, "ConcreteFunction._call_flat", traced_functions.call, EACH_CALLS),
 )
 
 # ---- Every rank saves and restores its shards, and all agree on the latest checkpoint
@@ -486,5 +532,6 @@ PATCHES = (
     *DETERMINISM,
     *CONTROL_FLOW,
     *SESSIONS,
+    *FUNCTIONS,
     *CHECKPOINTS,
 )

@@ -117,7 +117,7 @@ class BatchSource(SessionPart):
         self._coordinator.agree(
             Header(RUNNING, self._member.number, run.footprint.signature),
             self._member,
-            run,
+            run.footprint.shared,
             f"{description} (whose keys it exchanges first, with prefetch_keys)",
         )
         batch, outcome = self._prefetcher.exchange(run, batch_feeds, trains)

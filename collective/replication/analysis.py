@@ -84,7 +84,8 @@ def has_replicas(graph: tf.Graph) -> bool:
 
     A graph that is built for serving has none, and neither have variables that are made eagerly.
     """
-    return collectives.size() > 1 and not graphs.is_eager() and served_graph(graph) is None
+    is_eager = tf.executing_eagerly_outside_functions()
+    return collectives.size() > 1 and not is_eager and served_graph(graph) is None
 
 
 def replicated_variables(graph: tf.Graph) -> list[Any]:

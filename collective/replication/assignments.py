@@ -75,6 +75,8 @@ def mean_over_ranks(variable: Any, value: Any) -> Any:
     called. A value that needs no mean is returned unchanged.
     """
     graph = graphs.outermost(tf.get_default_graph())
+    if graphs.is_traced(graph) and collectives.size() > 1 and is_replicated(variable):
+        return dense_allreduce.over_ranks("written", [(str(variable.name), value)])[0]
     if not has_replicas(graph) or not is_replicated(variable):
         return value
     if any(v is variable for v in local_variables(graph)):

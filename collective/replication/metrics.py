@@ -86,7 +86,10 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
 def add_weight(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Metric.add_weight`: Keras puts the variables of metrics in no collection."""
     variable = original(metric, *args, **kwargs)
-    if not graphs.is_eager():
+    if tf.executing_eagerly_outside_functions():
+        # It isn't made equal on all ranks: each adds its own records.
+        variable._collective_equal = True
+    else:
         metric_states.note(variable.graph, [variable])
     return variable
 

@@ -118,7 +118,7 @@ def sync_pending(graph: tf.Graph) -> None:
     with (
         graphs.open_for_changes(graph),
         graph.as_default(),
-        tf.init_scope(),
+        graphs.outside(),
         device_scopes.anywhere(),
         tf.name_scope("collective/written/"),
     ):

@@ -28,8 +28,15 @@ import tensorflow.compat.v1 as tf
 from collective import strategies
 from collective.ops import native_library
 from collective.ops.communication import collectives, gate
+from collective.ops.counting import counted
 from collective.ops.exchange.key_exchange import Wire
-from collective.ops.graph import device_scopes, graph_state, graphs, seen_operations
+from collective.ops.graph import (
+    device_scopes,
+    graph_state,
+    graphs,
+    library_operations,
+    seen_operations,
+)
 from collective.ops.graph.graph_analysis import (
     VARIABLE_TYPES,
     gives_other_values,
@@ -37,6 +44,7 @@ from collective.ops.graph.graph_analysis import (
     upstream,
 )
 from collective.ops.kernel_device import on_device
+from collective.options import ScopeOptions
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 from collective.strategies.single_exchange import exchange_single
@@ -136,7 +144,7 @@ class GraphLookups:
         with graphs.open_for_changes(graph):
             for (level, *_), lookups in sorted(by_level.items(), key=lambda item: item[0]):
                 with (
-                    tf.init_scope(),
+                    graphs.outside(),
                     device_scopes.anywhere(),
                     tf.name_scope(f"collective/group{len(groups_of(graph)) + 1}/"),
                 ):
@@ -155,6 +163,32 @@ class GraphLookups:
         gates.changed()
 
 
+def group_in_scope(
+    graph: tf.Graph, options: ScopeOptions, ys: Any = None, xs: Iterable[Any] = ()
+) -> None:
+    """Groups the lookups of `graph` that can be, by the options of scope().
+
+    Args:
+        graph: the graph.
+        options: those in force.
+        ys, xs: see `GraphLookups.group`.
+    """
+    lookups = lookups_of(graph)
+    wire = Wire(
+        tf.as_dtype(options.wire_dtype or "float32"),
+        tf.as_dtype(options.gradient_wire_dtype or "float32"),
+    )
+    work = f"grouping {counted(len(lookups.groupable()), 'lookup')}"
+    with graph.as_default(), library_operations.noted(graph), STARTUP.doing(graph, work):
+        lookups.group(
+            strategies.backend(),
+            wire,
+            None if ys is None else tf.nest.flatten(ys),
+            xs,
+            answers=not options.prefetch_keys,
+        )
+
+
 def lookups_of(graph: tf.Graph) -> GraphLookups:
     """Returns the lookups of `graph`, or of the graph around it if it is a function's."""
     return graph_state.of(graphs.outermost(graph), GraphLookups)
@@ -169,7 +203,7 @@ def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
     Returns:
         (the result; why it can't be grouped, '' if it can)
     """
-    reason, graph = _reason_ungrouped(lookup), tf.get_default_graph()
+    reason, graph = reason_alone(lookup), tf.get_default_graph()
     with device_scopes.anywhere():
         if reason or graphs.is_function(graph) or on_device(lookup.table.hashed) or not _enabled:
             return exchange_single(lookup), reason
@@ -205,7 +239,8 @@ def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
     return result
 
 
-def _reason_ungrouped(lookup: strategies.Lookup) -> str:
+def reason_alone(lookup: strategies.Lookup) -> str:
+    """Returns why `lookup`, made now, can't share an exchange; '' if it can."""
     if native_library.missing():  # The plan says why, once for all lookups.
         return "the compiled operations are missing"
     is_hidden = not lookup.unchecked and lookup.table.rows is not None
@@ -214,9 +249,9 @@ def _reason_ungrouped(lookup: strategies.Lookup) -> str:
         return "it is in a branch or a loop"
     if lookup.table.dtype.base_dtype != tf.float32:
         return f"its table is {lookup.table.dtype.base_dtype.name}"
-    if graph._current_control_dependencies():
+    if graph._current_control_dependencies() and not graphs.is_traced(graph):
         return "it was made under tf.control_dependencies"
-    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty() and not graphs.is_traced(graph):
         return "a tf.GradientTape records it"
     if isinstance(lookup.max_norm, tf.Tensor):
         return "its max_norm is a tensor"

@@ -20,6 +20,7 @@ from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
 from collective.ops.exchange import key_hashing, tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
+from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import exchange_alone, lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
@@ -39,9 +40,9 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
         raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
     ids = _as_keys(table, ids)
     # Every key of a dynamic table is valid; TensorFlow's own operations check a served table's ids.
-    if table.rows is None or isinstance(table, ServedTable):
-        return strategies.Lookup(table, ids, False)
     graph = tf.get_default_graph()
+    if table.rows is None or isinstance(table, ServedTable) or traced_lookups.is_scratch(graph):
+        return strategies.Lookup(table, ids, False)
     hidden = graphs.is_function(graph) or graph._get_control_flow_context() is not None
     if not hidden and (collectives.size() > 1 or native_library.missing() is None):
         return strategies.Lookup(table, ids, True)
@@ -87,6 +88,10 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if lookup.table.trainable:
         # A tf.GradientTape then watches the table, as it does variables that it sees read.
         tape.variable_accessed(lookup.table)
+    if traced_lookups.is_scratch(tf.get_default_graph()):
+        return traced_lookups.of_shape(lookup, name)
+    if graphs.is_traced(tf.get_default_graph()):
+        return traced_lookups.stand_in(lookup, name)
     # Grouping points the identity elsewhere. The exchange before it is complete, so it is never
     # wrong.
     with library_operations.noted(tf.get_default_graph()):
@@ -100,8 +105,9 @@ def lookup_rows(
     table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None
 ) -> tf.Tensor:
     with tf.name_scope(name, "embedding_lookup") as scope:
+        ids = traced_lookups.inside(table, tf.convert_to_tensor(ids, name="ids"))
         with device_scopes.anywhere():
-            lookup = _checked(table, tf.convert_to_tensor(ids, name="ids"))
+            lookup = _checked(table, ids)
         return _exchange(
             strategies.Lookup(table, lookup.ids, lookup.unchecked, max_norm=max_norm), scope
         )
@@ -135,6 +141,9 @@ def lookup_pooled(
         for part in ("values", "indices", "dense_shape"):
             of_ids, of_weights = getattr(sparse_ids, part), getattr(sparse_weights, part)
             of_ids.shape.assert_is_compatible_with(of_weights.shape)
+    sparse_ids = traced_lookups.inside(table, sparse_ids)
+    if sparse_weights is not None:
+        sparse_weights = traced_lookups.inside(table, sparse_weights)
     with tf.name_scope(name, "embedding_lookup_sparse") as scope:
         with device_scopes.anywhere():
             lookup = _checked(table, sparse_ids.values)

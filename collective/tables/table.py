@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
@@ -40,6 +41,13 @@ def shard_view() -> Iterator[None]:
 
 def in_shard_view() -> bool:
     return getattr(_view, "on", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """Stands for the operation of a table that was made eagerly, which has none."""
+
+    name: str
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
@@ -81,7 +89,17 @@ class Sharded(resource_variable_ops.ResourceVariable):
             super().__init__(**kwargs)
         if isinstance(self._initial_value, tf.Tensor):
             initializers.only_after(self.initializer, self._initial_value)
-        self._unread = None if self._is_whole() else dense_view.unread(self)
+        self._unread = None if self._is_whole() or self.is_eager else dense_view.unread(self)
+
+    @property
+    def is_eager(self) -> bool:
+        """Tells whether it was made eagerly: it belongs to no graph."""
+        return not self._in_graph_mode
+
+    @property
+    def op(self) -> Any:
+        """Returns the operation that holds it; one made eagerly has only its name."""
+        return _Named(self._shared_name) if self.is_eager else super().op
 
     @property
     def counts_keys(self) -> bool:
@@ -297,6 +315,10 @@ def _whole_assignment(method: str) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
         value = dense_view.local_rows(self, tf.convert_to_tensor(value, self.dtype))
+        if tf.executing_eagerly():
+            with shard_view():
+                inherited(self, value, use_locking, name, False)
+            return self
         with tf.control_dependencies([dense_view.agreed(self, method)]), shard_view():
             done = inherited(self, tf.identity(value), use_locking, name, False)
         if not read_value:

@@ -89,7 +89,7 @@ def table_getter(
     partitioner, decides how to shard a table. `kind` is a table's class.
     """
     del partitioner
-    graphs.refuse_eager("embedding_scope()", f"'{name}' is made")
+    _refuse_in_function(name)
     own_policy = policy_in(shape)
     policy = own_policy or options.policy or TablePolicy()
     if own_policy is not None and own_policy.initializer is not None:
@@ -118,6 +118,8 @@ def table_getter(
         return getter(
             name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
         )
+    if tf.executing_eagerly():
+        _refuse_eagerly(name, is_dynamic(shape), policy)
     if initializer is None:
         initializer = policy.initializer
     if initializer is None and not is_dynamic(shape):
@@ -140,7 +142,8 @@ def table_getter(
                 trainable=arguments.get("trainable"),
                 collections=arguments.get("collections"),
             )
-        STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
+        if not tf.executing_eagerly():
+            STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
             initializer=initializer,
             shape=table_shape,
@@ -264,6 +267,35 @@ def _replicated_table(
         initializers.only_after(variable.initializer, variable._initial_value)
     _start_from_first_rows(policy, variable)
     return variable
+
+
+def _refuse_in_function(name: str) -> None:
+    """Refuses a table that is made in the graph of a function, which each call would make again.
+
+    Raises:
+        RuntimeError: it is, and eager code calls the function.
+    """
+    if tf.executing_eagerly_outside_functions() and not tf.executing_eagerly():
+        raise RuntimeError(
+            f"embedding_scope(): '{name}' is made inside a tf.function. Make it outside, once: "
+            "Keras's layers do so by themselves, in `build`."
+        )
+
+
+def _refuse_eagerly(name: str, dynamic: bool, policy: TablePolicy) -> None:
+    """Refuses a table that can't be made eagerly.
+
+    Raises:
+        NotImplementedError: it is dynamic, or has a policy.
+    """
+    if dynamic or policy != TablePolicy():
+        kind = "a dynamic table" if dynamic else f"a table with {policy}"
+        raise NotImplementedError(
+            f"embedding_scope(): '{name}' is {kind}, and is made eagerly, where tables have a "
+            "known number of rows and no policy. Build the model inside "
+            "`with strategy.scope(), tf.Graph().as_default():`, or give the table its number of "
+            "rows (ids of strings and open sets: tf.keras.layers.Hashing, StringLookup)."
+        )
 
 
 def get_variable(

@@ -9,10 +9,15 @@ from tensorflow.core.framework import tensor_shape_pb2 as tensor_shape_pb2
 from tensorflow.core.framework import tensor_slice_pb2 as tensor_slice_pb2
 from tensorflow.python import pywrap_tfe as pywrap_tfe
 from tensorflow.python.eager import context as context
+from tensorflow.python.eager import record as record
 from tensorflow.python.eager import tape as tape
+from tensorflow.python.eager.polymorphic_function.concrete_function import (
+    ConcreteFunction as ConcreteFunction,
+)
 from tensorflow.python.framework import composite_tensor as composite_tensor
 from tensorflow.python.framework import config as config
 from tensorflow.python.framework import convert_to_constants as convert_to_constants
+from tensorflow.python.framework import func_graph as func_graph
 from tensorflow.python.framework import indexed_slices as indexed_slices
 from tensorflow.python.framework import kernels as kernels
 from tensorflow.python.framework import op_def_registry as op_def_registry

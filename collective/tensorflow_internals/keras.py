@@ -35,6 +35,7 @@ backend = _module("backend")
 base_layer_utils = _module("engine.base_layer_utils")
 Callback: Any = _module("callbacks").Callback
 Model = _module("engine.training").Model
+tf_utils = _module("utils.tf_utils")
 # Models in a graph are of this class.
 GraphModel = _module("engine.training_v1").Model
 DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures

@@ -27,6 +27,10 @@ NO_COMPRESSION = (
 )
 
 
+# Not empty while a wrapper reduces gradients in a function that all ranks call.
+_reducing: list[Any] = []
+
+
 def _refuse(feature: str, advice: str) -> NoReturn:
     raise NotImplementedError(
         f"Horovod's {feature} inside strategy.scope(), where gradients are the means over all "
@@ -52,7 +56,9 @@ def allreduce(original: Callable[..., Any], gradients: Any, **kwargs: Any) -> An
     Raises:
         NotImplementedError: the script asks for something other than means over all ranks.
     """
-    if graphs.is_eager():
+    # Its wrappers also reduce, eagerly, in functions of their own.
+    is_own = graphs.is_traced(tf.get_default_graph()) and not _reducing
+    if graphs.is_eager() or is_own:
         return original(gradients, **kwargs)
     if collectives.size() > 1:
         if kwargs.get("op", hvd.Average) != hvd.Average:
@@ -73,7 +79,8 @@ def compute_gradients(original: Callable[..., Any], wrapper: Any, *args: Any, **
     Raises:
         RuntimeError: it is called eagerly.
     """
-    graphs.refuse_eager("scope()", f"{type(wrapper).__name__} takes gradients")
+    if tf.executing_eagerly():
+        graphs.refuse_eager("scope()", f"{type(wrapper).__name__} takes gradients")
     take_over(wrapper)
     return original(wrapper, *args, **kwargs)
 
@@ -116,7 +123,11 @@ def _leaving_tables_alone(reduce: Callable[..., Any]) -> Callable[..., Any]:
     def of_others(gradients: Any, *args: Any, **kwargs: Any) -> list[Any]:
         # Horovod forms groups by numbers: a number stands for each that is left out.
         stand_ins = [tf.zeros([]) if is_of_table(gradient) else gradient for gradient in gradients]
-        reduced = reduce(stand_ins, *args, **kwargs)
+        _reducing.append(stand_ins)
+        try:
+            reduced = reduce(stand_ins, *args, **kwargs)
+        finally:
+            _reducing.pop()
         return [
             gradient if is_of_table(gradient) else other
             for gradient, other in zip(gradients, reduced)
@@ -144,7 +155,7 @@ def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: A
 
 def adasum(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces what `hvd.DistributedOptimizer(op=hvd.Adasum)` does: refuses it."""
-    if collectives.size() > 1 and not graphs.is_eager():
+    if collectives.size() > 1 and not tf.executing_eagerly_outside_functions():
         _refuse("op=Adasum", "leave op out.")
     return original(*args, **kwargs)
 
@@ -189,6 +200,9 @@ def gated_collective(
         return original(tensors, *args, name=name, **kwargs)
     control_flow.one_at_a_time()
     graph = tf.get_default_graph()
+    if graphs.is_traced(graph):
+        # If ranks agree on calls of the function, it waits for that (`coordination.functions`).
+        return original(tensors, *args, name=name, **kwargs)
     is_librarys = str(name).startswith(collectives.PREFIX)
     if collectives.size() == 1 or is_librarys or graphs.is_function(graph):
         return original(tensors, *args, name=name, **kwargs)

@@ -17,6 +17,7 @@ from importlib import metadata
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective.gradients import loss_scaling
 from collective.gradients.reduction import of_shards, updating_shards
@@ -31,7 +32,6 @@ from collective.tables.updates import row_writes, update_kernels, weight_bound
 from collective.tables.updates.optimizer_slots import settled, sharded_as
 from collective.tables.updates.slots import Slot
 from collective.tables.variable_getter import table_getter
-from collective.tensorflow_internals.graphs import FuncGraph
 from collective.tensorflow_internals.keras import (
     PACKAGE,
     DenseFeatures,
@@ -44,6 +44,7 @@ from collective.tensorflow_internals.keras import (
     ftrl,
     gradient_descent,
 )
+from collective.wrappers import keras_updates
 
 # Which update the rows that a gradient is of, and no others.
 ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)
@@ -65,8 +66,11 @@ def apply_gradients(
         NotImplementedError: scope(local_steps=…), or it would update all rows of a dynamic table.
     """
     name = type(optimizer).__name__
-    graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
+    if tf.executing_eagerly():
+        graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
     grads_and_vars = list(grads_and_vars)
+    if tf.executing_eagerly_outside_functions():
+        grads_and_vars = keras_updates.shards_of(optimizer, grads_and_vars)
     return loss_scaling.if_finite(
         grads_and_vars,
         lambda: _apply_to_shards(original, optimizer, grads_and_vars, *args, **kwargs),
@@ -81,7 +85,8 @@ def _apply_to_shards(
     **kwargs: Any,
 ) -> Any:
     name = type(optimizer).__name__
-    grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
+    if not tf.executing_eagerly_outside_functions():
+        grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
     advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"
     local_steps = SCOPES.options.local_steps
@@ -134,30 +139,6 @@ def _writing_rows(optimizer: Any) -> Iterator[None]:
         del optimizer._resource_scatter_add, optimizer._resource_scatter_update
 
 
-def refuse_to_train(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `apply_gradients` and `compute_gradients` of the new optimizers: refuses them.
-
-    In plain TensorFlow, too, they add no operation to a graph that would update the variables.
-
-    Raises:
-        RuntimeError: it is called eagerly.
-        NotImplementedError: in a graph.
-    """
-    name = type(optimizer).__name__
-    graphs.refuse_eager(
-        "scope()",
-        f"the Keras optimizer {name} trains",
-        f" The optimizer there is tf.keras.optimizers.legacy.{name}, or one of tf.compat.v1.train.",
-    )
-    if not isinstance(tf.get_default_graph(), FuncGraph):
-        raise NotImplementedError(
-            f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
-            f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
-            "tf.compat.v1.train."
-        )
-    return original(optimizer, *args, **kwargs)
-
-
 def refuse_keras_3(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces what builds with Keras 3, which TensorFlow brings from 2.16 on: refuses it.
 
@@ -185,25 +166,6 @@ def refuse_second_package() -> None:
             "Import tensorflow.keras instead of tf_keras everywhere, or set TF_USE_LEGACY_KERAS=1, "
             "which makes tf_keras what tf.keras is."
         )
-
-
-def make_train_function(
-    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
-) -> Callable[..., Any]:
-    """Replaces `tf.keras.Model.make_train_function`, which `fit` calls first: refuses it.
-
-    It may return a function that was built outside scope(), whose gradients are a single rank's.
-
-    Raises:
-        RuntimeError: the model trains eagerly.
-    """
-    graphs.refuse_eager(
-        "scope()",
-        f"the Keras model '{model.name}' trains",
-        " The optimizer there is one of tf.keras.optimizers.legacy.",
-    )
-    train_function: Callable[..., Any] = original(model, *args, **kwargs)
-    return train_function
 
 
 @dataclasses.dataclass
@@ -266,6 +228,10 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: A
 
 def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
     # Initial values of rows depend on the name: it must be the one that the variable will have.
-    name = tf.get_default_graph().unique_name(name, mark_as_used=False)
+    if tf.executing_eagerly():
+        with tf2.name_scope(name) as scope:
+            name = scope.rstrip("/")
+    else:
+        name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
         return table_getter(base_layer_utils.make_variable, name, options=options, **kwargs)

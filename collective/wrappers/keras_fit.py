@@ -80,19 +80,11 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """
     if collectives.size() == 1:
         return original(model, *args, **kwargs)
-    call = _bound(original, model, args, kwargs)
+    call = bound(original, model, args, kwargs)
     given = call.arguments
     name = f"fit of the Keras model '{model.name}'"
-
-    def described() -> dict[str, Any]:
-        steps = given["steps_per_epoch"]
-        return {
-            "steps": _steps(given["x"], given["batch_size"], steps),
-            "records": None if steps is not None else _records(given["x"]),
-            "epochs": [given["initial_epoch"], given["epochs"]],
-        }
-
-    _shorten(given, _agreed(f"the start of {name}", described, same=["epochs"]))
+    said = agreed(f"the start of {name}", lambda: described(given), same=["epochs"])
+    shorten(given, said)
     if given["validation_data"] is not None:
         given["validation_data"] = _padded(
             f"the validation of {name}",
@@ -100,7 +92,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             given["batch_size"],
             given["validation_steps"],
         )
-    given["callbacks"] = _with_agreed_stop(given["callbacks"], name)
+    given["callbacks"] = with_agreed_stop(given["callbacks"], name)
     return original(*call.args, **call.kwargs)
 
 
@@ -116,14 +108,14 @@ def evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     """
     if collectives.size() == 1:
         return original(model, *args, **kwargs)
-    call = _bound(original, model, args, kwargs)
+    call = bound(original, model, args, kwargs)
     given = call.arguments
     name = f"the start of evaluate of the Keras model '{model.name}'"
     given["x"] = _padded(name, given["x"], given["batch_size"], given["steps"])
     return original(*call.args, **call.kwargs)
 
 
-def _bound(
+def bound(
     original: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
     """Returns all arguments of a call, by which only rank 0 shows progress."""
@@ -134,7 +126,25 @@ def _bound(
     return call
 
 
-def _steps(x: Any, batch_size: int | None, steps: int | None) -> int | None:
+def described(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a rank says of the arguments of its `fit`."""
+    steps = given["steps_per_epoch"]
+    return {
+        "steps": steps_of(given["x"], given["batch_size"], steps),
+        "records": None if steps is not None else records_of(given["x"]),
+        "epochs": [given["initial_epoch"], given["epochs"]],
+    }
+
+
+def described_evaluation(x: Any, batch_size: int | None, steps: int | None) -> dict[str, Any]:
+    """Returns what a rank says of the data of an evaluation."""
+    known = steps_of(x, batch_size, steps)
+    records = None if steps is not None else records_of(x)
+    can_differ = isinstance(x, DATASETS) and steps is None
+    return {"steps": known, "records": records, "batches": None if can_differ else known}
+
+
+def steps_of(x: Any, batch_size: int | None, steps: int | None) -> int | None:
     """Returns how many batches a loop over `x` has on this rank; None if nobody knows."""
     if steps is not None:
         return int(steps)
@@ -143,11 +153,11 @@ def _steps(x: Any, batch_size: int | None, steps: int | None) -> int | None:
         return known if known >= 0 else None
     if isinstance(x, package.utils.Sequence):
         return len(x)
-    records = _records(x)
+    records = records_of(x)
     return None if records is None else math.ceil(records / (batch_size or _BATCH))
 
 
-def _records(x: Any) -> int | None:
+def records_of(x: Any) -> int | None:
     """Returns how many records arrays have; None if `x` isn't made of arrays."""
     parts = tf.nest.flatten(x)
     if not parts or not all(isinstance(part, np.ndarray) and part.ndim for part in parts):
@@ -155,8 +165,11 @@ def _records(x: Any) -> int | None:
     return len(parts[0])
 
 
-def _agreed(
-    name: str, describe: Callable[[], dict[str, Any]], same: Sequence[str]
+def agreed(
+    name: str,
+    describe: Callable[[], dict[str, Any]],
+    same: Sequence[str],
+    may_be_unknown: bool = False,
 ) -> list[dict[str, Any]]:
     """Returns what every rank says; an error on one rank is an error on all.
 
@@ -165,10 +178,11 @@ def _agreed(
         describe: returns what this rank says: its number of batches, "steps", which is None if it
             doesn't know, and more.
         same: the names of what has to be the same on all ranks.
+        may_be_unknown: whether ranks find out together where the batches end.
     """
     said = barrier.run_on_all_ranks(None, name, describe)
     unknown = [rank for rank, each in enumerate(said) if each["steps"] is None]
-    if unknown:
+    if unknown and not may_be_unknown:
         raise ValueError(
             f"{name}: rank {unknown[0]} doesn't know how many batches it has. All ranks have to "
             "make the same steps: pass steps_per_epoch (evaluate: steps), or tell the dataset "
@@ -184,7 +198,7 @@ def _agreed(
     return said
 
 
-def _shorten(given: dict[str, Any], said: Sequence[dict[str, Any]]) -> None:
+def shorten(given: dict[str, Any], said: Sequence[dict[str, Any]]) -> None:
     """Leaves of what `fit` was given what all ranks have.
 
     Args:
@@ -224,14 +238,9 @@ def _padded(name: str, x: Any, batch_size: int | None, steps: int | None) -> Any
         batch_size: of arrays.
         steps: what the script says; None if it says nothing.
     """
-    can_pad = isinstance(x, DATASETS) and steps is None
-
-    def described() -> dict[str, Any]:
-        known = _steps(x, batch_size, steps)
-        records = None if steps is not None else _records(x)
-        return {"steps": known, "records": records, "batches": None if can_pad else known}
-
-    said = _agreed(name, described, same=["records", "batches"])
+    said = agreed(
+        name, lambda: described_evaluation(x, batch_size, steps), same=["records", "batches"]
+    )
     own, most = said[collectives.rank()]["steps"], max(each["steps"] for each in said)
     if own == most:
         return x
@@ -256,7 +265,7 @@ class _AgreedStop(Callback):
         self.model.stop_training = any(each["stops"] for each in said)
 
 
-def _with_agreed_stop(callbacks: Any, name: str) -> Any:
+def with_agreed_stop(callbacks: Any, name: str) -> Any:
     """Returns `callbacks` with one more, which comes last."""
     stop = _AgreedStop(name)
     if isinstance(callbacks, package.callbacks.CallbackList):

@@ -181,7 +181,7 @@ def fuse(graph: tf.Graph) -> None:
     with (
         graphs.open_for_changes(graph),
         graph.as_default(),
-        tf.init_scope(),
+        graphs.outside(),
         device_scopes.anywhere(),
         tf.name_scope(SCOPE),
         tf.control_dependencies(None),

@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.graph import device_scopes, graph_analysis, graph_state
+from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
 from collective.ops.graph.graphs import outermost
 
 CLOSED = (
@@ -171,12 +171,37 @@ class Gate:
         return self._tokens.enqueue(tf.constant(0))
 
 
+class TracedGate(Gate):
+    """Holds back the collectives of a traced function (`collective.ops.graph.graphs`).
+
+    The ranks agree once in a call, before any of its collectives: it has one level only.
+
+    Attributes:
+        level: 1.
+        zero: int32 scalar 0, which exists once the gate is open. When the function is traced to its
+            end, its input becomes the agreement (`collective.coordination.functions.calls`).
+    """
+
+    def __init__(self) -> None:
+        # What sessions need of a gate, it doesn't have.
+        self.level, self.channel = 1, ""
+        with graphs.outside(), tf.name_scope("collective/gate1/"), device_scopes.on_host():
+            self.zero = tf.identity(tf.placeholder_with_default(tf.constant(0), []), "zero")
+
+
+SECOND_LEVEL = (
+    "Ids of a lookup depend on the rows of another lookup, or on what ranks exchange. Inside a "
+    "tf.function ranks agree on all ids before they exchange anything: take the ids from the "
+    "function's inputs, or make two functions of it, of which the second gets them as an input."
+)
+
+
 @dataclasses.dataclass
 class GraphGates:
     """Records the gates and checks of a graph.
 
     Attributes:
-        gates: one for each level, from 1.
+        gates: one for each level, from 1: `Gate`s, or a `TracedGate`.
         prefetch_gate: the gate of keys that are exchanged one batch ahead, in separate runs (see
             `collective.prefetch`); else None.
         checks: the checks of lookups whose ids the gates wait for.
@@ -210,9 +235,16 @@ class GraphGates:
         return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
     def at(self, level: int) -> Gate:
-        """Returns the gate of `level`, from 1."""
+        """Returns the gate of `level`, from 1.
+
+        Raises:
+            NotImplementedError: the graph is a traced function's, and the level isn't 1.
+        """
         while len(self.gates) < level:
-            self.gates.append(Gate(len(self.gates) + 1))
+            traced = graphs.is_traced(outermost(tf.get_default_graph()))
+            if traced and level > 1:
+                raise NotImplementedError(SECOND_LEVEL)
+            self.gates.append(TracedGate() if traced else Gate(len(self.gates) + 1))
             self._levels[self.gates[-1].zero.op] = len(self.gates)
         return self.gates[level - 1]
 

@@ -195,7 +195,7 @@ def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         # allreduce.
         with (
             graphs.open_for_changes(graph),
-            tf.init_scope(),
+            graphs.outside(),
             device_scopes.anywhere(),
             tf.name_scope("collective/slices/"),
         ):

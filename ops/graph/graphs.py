@@ -1,23 +1,51 @@
-"""Describes how TensorFlow's graphs nest, refuses eager code, and changes final graphs."""
+"""Describes how TensorFlow's graphs nest, refuses eager code, and changes final graphs.
+
+A `tf.function` that eager code calls has a graph that no other one is around. It is run as a whole
+by each call, as a session runs its graph: it is called *traced* here, and isn't counted among the
+graphs of functions, which are part of a graph that is run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.tensorflow_internals.graphs import record
+
+_traced: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+
+
+def note_traced(graph: tf.Graph) -> None:
+    """Notes that `graph` is that of a `tf.function` which eager code calls."""
+    _traced.add(graph)
+
+
+def is_traced(graph: tf.Graph) -> bool:
+    """Tells whether `graph` is that of a `tf.function` which eager code calls in scope()."""
+    return hasattr(graph, "outer_graph") and graph in _traced
+
 
 def is_function(graph: tf.Graph) -> bool:
-    """Tells whether `graph` belongs to a function, or to a branch or loop of version 2."""
-    return hasattr(graph, "outer_graph")
+    """Tells whether `graph` belongs to a function, or to a branch or loop of version 2.
+
+    That is, to a part of the graph that is run.
+    """
+    return hasattr(graph, "outer_graph") and graph not in _traced
 
 
 def is_eager() -> bool:
-    """Tells whether operations written now are executed eagerly, at once or in a function."""
-    return bool(tf.executing_eagerly_outside_functions())
+    """Tells whether operations written now belong to no graph that ranks run together.
+
+    They are executed at once, or in a `tf.function` that was traced outside of scope().
+    """
+    if not tf.executing_eagerly_outside_functions():
+        return False
+    return tf.executing_eagerly() or not is_traced(outermost(tf.get_default_graph()))
 
 
 def refuse_eager(scope: str, action: str, advice: str = "") -> None:
@@ -31,7 +59,7 @@ def refuse_eager(scope: str, action: str, advice: str = "") -> None:
     Raises:
         RuntimeError: the code is eager, so that no session will run it.
     """
-    if is_eager():
+    if tf.executing_eagerly_outside_functions():
         where = "eagerly" if tf.executing_eagerly() else "in a tf.function that is called eagerly"
         raise RuntimeError(
             f"{scope} is for graphs, but {action} {where}. Build the model inside "
@@ -40,10 +68,26 @@ def refuse_eager(scope: str, action: str, advice: str = "") -> None:
 
 
 def outermost(graph: tf.Graph) -> tf.Graph:
-    """Returns the graph around `graph` that a session runs; `graph` itself if there is none."""
+    """Returns the graph around `graph` that a session or a call runs; maybe `graph` itself."""
     while is_function(graph):
         graph = graph.outer_graph
     return graph
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Adds what is made inside to the outermost graph, outside of branches and dependences.
+
+    It is `tf.init_scope()`, which however leaves the graph of a traced function.
+    """
+    graph = outermost(tf.get_default_graph())
+    if not is_traced(graph):
+        with tf.init_scope():
+            yield
+        return
+    inside = contextlib.nullcontext() if graph is tf.get_default_graph() else graph.as_default()
+    with inside, record.stop_recording(), tf.control_dependencies(None):
+        yield
 
 
 def is_outside(graph: tf.Graph) -> bool:

@@ -28,7 +28,7 @@ from collective.ops.graph import device_scopes, graphs
 from collective.ops.rows import compiled_row_store
 from collective.ops.rows.compiled_row_store import FirstValues
 from collective.startup import STARTUP
-from collective.tensorflow_internals.graphs import random_seed
+from collective.tensorflow_internals.graphs import context, random_seed
 from collective.tensorflow_internals.keras import backend
 from collective.tensorflow_internals.variables import variable_scope, variables
 
@@ -111,12 +111,18 @@ def truncated_normal(bits: np.ndarray) -> np.ndarray:
 def table_seed(name: str, seed: int | None) -> int:
     """Returns 64 bits from the table's name, its initializer's seed and the graph's.
 
-    The graph's seed is set by `tf.set_random_seed`.
+    The graph's seed is set by `tf.set_random_seed`; eagerly it is the program's.
 
     Without any seed the values are still a function of the name, because ranks must agree on them.
     """
-    text = f"{tf.get_default_graph().seed}/{seed}/{name}"
+    text = f"{_seed_of_all()}/{seed}/{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _seed_of_all() -> int | None:
+    """Returns the seed that the script has set for all that draws; None if it set none."""
+    seed = context.global_seed() if tf.executing_eagerly() else tf.get_default_graph().seed
+    return None if seed is None else int(seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +218,7 @@ def first_values(fill: Fill, dim: int, dtype: Any) -> FirstValues:
 
 
 def _random(seed: int | None, name: str, distribution: Distribution) -> Fill:
-    if tf.get_default_graph().seed is not None:
+    if _seed_of_all() is not None:
         # TensorFlow numbers unseeded operations, and the next operation must keep its number.
         random_seed.get_seed(seed)
     return RandomRows(table_seed(name, seed), distribution)
@@ -477,6 +483,12 @@ def filled(
         STARTUP.initialised()
         return np.int64(0)
 
+    if tf.executing_eagerly():
+        # A function of Python's would get a copy of the memory.
+        array = np.empty(shape, dtype.as_numpy_dtype)
+        fill(array, *(x.numpy() for x in inputs))
+        with device_scopes.on_host():
+            return tf.convert_to_tensor(array)
     STARTUP.will_initialise(graphs.outermost(tf.get_default_graph()))
     with device_scopes.on_host():
         # Both are stateful, because the graph optimizer would fold a constant and then keep the

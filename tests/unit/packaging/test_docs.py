@@ -187,7 +187,7 @@ def test_the_readme_has_what_a_visitor_needs_on_its_first_screen():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     screen = re.sub(r"^<!--.*?-->\n\n", "", page, flags=re.MULTILINE | re.DOTALL).splitlines()[:52]
     text = "\n".join(screen)
-    for needed in ("Limits", "Graphs only", "One GPU has been tried", "One machine", "make train"):
+    for needed in ("Limits", "tf.function", "One GPU has been tried", "One machine", "make train"):
         assert needed in text
     assert re.findall(r"  # (\d)", text) == [*"1234567"]
     assert "strategy.shard(" in text and "// strategy.world_size()" in text

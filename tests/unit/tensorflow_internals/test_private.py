@@ -5,6 +5,7 @@ What it replaces in them is held in test_replaced.py, with parameters.
 """
 
 import ast
+import importlib
 import inspect
 import os
 from pathlib import Path
@@ -212,6 +213,7 @@ def probes():
     yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
     yield keras.optimizer, ["_BaseOptimizer"]
+    yield variable, ["_in_graph_mode", "_unique_id"]
     yield (
         tf.keras.optimizers.SGD(0.1),
         [
@@ -241,6 +243,8 @@ def probes():
 
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
+    "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
+    "_steps_per_execution": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
     "_eval_spec": training._TrainingExecutor,
     "_max_training_steps": training._TrainingExecutor._Evaluator,
     "_sess": tf.train.MonitoredSession,

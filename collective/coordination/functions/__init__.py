@@ -1,0 +1,1 @@
+"""Lets ranks carry out the calls of TensorFlow's functions together."""

@@ -1,0 +1,72 @@
+"""Lets a rank that is out of data answer its peers' evaluation by a `tf.function`.
+
+It calls another function, with the same exchanges and no ids: the peers' rows come from its shards,
+and metrics count nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+
+from collective import strategies
+from collective.coordination import run_analysis
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import gates_of
+from collective.strategies.grouped_exchange import groups_of
+from collective.tables import traced_lookups
+
+
+def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
+    """Returns a function that answers one call of a traced function; None if there is none.
+
+    Args:
+        graph: of the function, which updates nothing.
+        shared: the names of everything that all ranks run in a call.
+    """
+    groups = list(groups_of(graph))
+    made: list[tf.Graph] = []
+
+    @tf2.function(autograph=False)
+    def answer(opened: tf.Tensor) -> list[tf.Tensor]:
+        inner = tf.get_default_graph()
+        made.append(inner)
+        # The ranks have agreed outside of the call.
+        gates_of(inner).at(1).zero.op._update_input(0, opened)
+        outs = []
+        for group in groups:
+            outs += [
+                traced_lookups.stand_in(_without_ids(member.lookup), None)
+                for member in group.members
+            ]
+            traced_lookups.group(inner)
+        return outs
+
+    function = answer.get_concrete_function(tf2.TensorSpec([], tf.int32))
+    answered = run_analysis.shared_names(made[-1], set(made[-1].get_operations()), ())
+    names = {name for name in answered if name.startswith(collectives.PREFIX)}
+    if {name for name in shared if name.startswith(collectives.PREFIX)} != names:
+        return None  # It has other collectives, which need values.
+    return function
+
+
+def _without_ids(lookup: strategies.Lookup) -> strategies.Lookup:
+    """Returns a lookup like `lookup` of nothing, as part of the function that is being traced."""
+
+    def empty(like: tf.SparseTensor) -> tf.SparseTensor:
+        return tf.SparseTensor(
+            tf.zeros([0, 2], tf.int64), tf.zeros([0], like.dtype), tf.zeros([2], tf.int64)
+        )
+
+    if lookup.sparse_ids is None:
+        return dataclasses.replace(lookup, ids=tf.zeros([0], tf.int64))
+    ids, weights = empty(lookup.sparse_ids), lookup.sparse_weights
+    return dataclasses.replace(
+        lookup,
+        ids=tf.cast(ids.values, tf.int64),
+        sparse_ids=ids,
+        sparse_weights=None if weights is None else empty(weights),
+    )

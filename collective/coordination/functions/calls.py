@@ -1,0 +1,341 @@
+"""Lets ranks agree on each call of a `tf.function`, as they agree on each run of a session.
+
+When a function with collectives is traced to its end, `close` gives it an agreement, for which its
+gate waits, and with it every collective and every write:
+
+    data, bounds of ids ──► agreement ──► gate ──► collectives ──► updates
+
+The agreement is an operation of the call itself that calls Python: a call whose data end before it
+never comes to it, and this rank then tells its peers from outside, as for a run. Other writes
+(metrics, an optimizer's number of steps) wait, too: a refused call changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.coordination import agreement, coordinator, run_analysis
+from collective.coordination.agreement import (
+    CHECK_STRIDE,
+    ENDED,
+    EVALUATING,
+    IDLE,
+    INVALID,
+    RUNNING,
+    Header,
+)
+from collective.coordination.functions.answers import answer_of
+from collective.coordination.functions.eager_values import make_equal
+from collective.coordination.prepared_run import Membership, peers_are_idle
+from collective.errors import RankError
+from collective.job.progress_board import Label, Phase
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import Check, gates_of
+from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
+from collective.tables.table import is_replicated, shard_of
+
+CLOSED = (
+    "This tf.function uses tables or gradients of several ranks, but is called outside of "
+    "`with strategy.scope():`. Call it inside."
+)
+# Of what no session has.
+NUMBER = 0
+
+
+@dataclasses.dataclass
+class FunctionPlan:
+    """Describes a traced function that ranks call together.
+
+    Attributes:
+        description: says what a call does, for peers, the launcher and errors.
+        shared: the names of everything that all ranks must run, sorted.
+        signature: 63 bits of these names.
+        trains: whether it updates a table or a trainable variable.
+        checks: of the ids of its lookups.
+        variables: the replicated variables that it uses.
+        label: its description for the launcher.
+        graph: the function's.
+    """
+
+    description: str
+    shared: tuple[str, ...]
+    signature: int
+    trains: bool
+    checks: list[Check]
+    variables: list[Any]
+    label: Label
+    graph: Any
+
+    @property
+    def member(self) -> Membership:
+        """Returns this rank's part in one call."""
+        return Membership(NUMBER, self.checks)
+
+    def header(self, status: int, check: int = 0, value: int = 0) -> Header:
+        return Header(status, NUMBER, self.signature, check, value)
+
+
+@dataclasses.dataclass
+class Plans:
+    """Records what a traced function's calls need.
+
+    Attributes:
+        plan: None where ranks needn't call it together.
+    """
+
+    plan: FunctionPlan | None = None
+
+
+@dataclasses.dataclass
+class _Call:
+    """Holds the state of a call.
+
+    Attributes:
+        plan: the function's.
+        started: whether it came to its agreement.
+        disagreement: the headers that kept the gate closed.
+    """
+
+    plan: FunctionPlan
+    started: bool = False
+    disagreement: list[Header] | None = None
+
+
+# The call that this process carries out; ranks make one at a time.
+_current: list[_Call] = []
+
+
+def plan_of(graph: tf.Graph) -> FunctionPlan | None:
+    """Returns the plan of a traced function; None if ranks needn't call it together."""
+    return graph_state.of(graph, Plans).plan if graphs.is_traced(graph) else None
+
+
+# While a function is traced
+
+
+def close(graph: Any) -> None:
+    """Gives a function that was traced to its end an agreement, if it has collectives.
+
+    Raises:
+        NotImplementedError: ids depend on what is exchanged.
+    """
+    gates = gates_of(graph)
+    if not gates.gates:
+        return
+    zero = gates.gates[0].zero
+    if zero.op.inputs[0].op.type != "PlaceholderWithDefault":
+        return  # It answers calls of another one, and ranks agree outside of it.
+    gates.changed()
+    for check in gates.checks:
+        if gates.level(check.bounds.op):
+            gates.at(2)  # says why not
+    ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
+    executed = graph_analysis.upstream(ends)
+    sources = [
+        op
+        for op in graph.get_operations()
+        if op in executed and op.type in graph_analysis.SOURCES and not gates.level(op)
+    ]
+    before = graph_analysis.upstream([*sources, *(check.bounds.op for check in gates.checks)])
+    with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
+        with tf.name_scope("collective/agreement"):
+            bounds = [check.bounds for check in gates.checks]
+            header = tf.concat(bounds or [tf.zeros([0, 2], tf.int64)], 0)
+            with tf.control_dependencies(sources):
+                agreed = tf.numpy_function(_agree, [header], tf.int32, stateful=True)
+                agreed.set_shape([])
+    zero.op._update_input(0, agreed)
+    written = _writes(graph, executed)
+    own = [op for op in graph.get_operations() if collectives.is_scripts_own(op)]
+    for op in [*written, *own]:
+        if op not in before and not gates.level(op):
+            op._add_control_input(zero.op)
+    gates.changed()
+    graph_state.of(graph, Plans).plan = _plan(graph, executed, written)
+
+
+def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
+    """Returns the operations that write variables, calls of functions that do included."""
+    return [
+        op
+        for op in graph.get_operations()
+        if op in operations
+        and (
+            graph_analysis.WRITES.match(op.type)
+            or op.type in graph_analysis.CALLS
+            and graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match)
+        )
+    ]
+
+
+def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operation]) -> FunctionPlan:
+    shared = tuple(sorted(run_analysis.shared_names(graph, executed, ())))
+    inside = {id(external): inner for external, inner in graph.captures}
+    variables = {id(v): v for v in graph.variables}
+    trained = {
+        inside[id(v.handle)].op
+        for v in variables.values()
+        # Keras's counters of steps are trainable, too, as far as TensorFlow knows.
+        if id(v.handle) in inside
+        and (v.trainable and v.dtype.is_floating or shard_of(v) is not None)
+    }
+    trains = any(graph_analysis.holder(x) in trained for op in written for x in op.inputs)
+    description = f"calls the function '{graph.name}'"
+    return FunctionPlan(
+        description,
+        shared,
+        run_analysis.signature_of(shared, trains, False),
+        trains,
+        gates_of(graph).checks,
+        sorted((v for v in variables.values() if is_replicated(v)), key=_order),
+        Label(description, shared),
+        graph,
+    )
+
+
+def _order(variable: Any) -> tuple[str, int]:
+    """Returns by what variables are ordered alike on all ranks: name, and order of creation."""
+    return str(variable.name), int(str(variable._unique_id).rpartition("_")[2])
+
+
+# While it is called
+
+
+def carry_out(plan: FunctionPlan, execute: Callable[[], Any]) -> Any:
+    """Executes a call on all ranks or on none, and returns its values.
+
+    The steps are those of a run (`collective.coordination.coordinator`).
+
+    Args:
+        plan: the function's.
+        execute: calls TensorFlow.
+    """
+    ranks = coordinator.instance()
+    with ranks.one_at_a_time, ranks.progress:
+        ranks.deliver_failure()
+        ranks.refuse_if_broken()
+        ranks.progress.does(plan.label)
+        _equalise(ranks, plan)
+        call = _Call(plan)
+        _current.append(call)
+        ranks.progress.enters(Phase.RUNNING)
+        try:
+            values = execute()
+        except tf.errors.OpError as error:
+            raise _error_for_all(ranks, call, error) from None
+        except Exception as error:
+            ranks.failure = (plan.member, f"failed with {type(error).__name__}: {error}")
+            raise
+        finally:
+            _current.remove(call)
+        return values
+
+
+def _equalise(ranks: Any, plan: FunctionPlan) -> None:
+    """Makes variables equal that the ranks haven't shared before."""
+    new = [v for v in plan.variables if not getattr(v, "_collective_equal", False)]
+    if not new:
+        return
+    names = "\n".join(f"{v.name} {v.shape} {v.dtype.name}" for v in new)
+    digest = hashlib.blake2b(f"{plan.signature}\n{names}".encode(), digest_size=8).digest()
+    header = Header(RUNNING, NUMBER, int.from_bytes(digest, "little") >> 1)
+    shared = [*plan.shared, *(f"{agreement.INITIALIZE}{v.name}" for v in new)]
+    ranks.agree(header, plan.member, shared, f"{plan.description} for the first time")
+    ranks.progress.enters(Phase.EQUALISING)
+    make_equal(new)
+    for variable in new:
+        variable._collective_equal = True
+
+
+def _agree(bounds: np.ndarray) -> np.ndarray:
+    """Exchanges headers with the peers: an operation of the function.
+
+    Args:
+        bounds: [n, 2], the smallest and the largest of the values that the checks compare.
+    """
+    if not _current:
+        raise RuntimeError(CLOSED)
+    call, ranks = _current[-1], coordinator.instance()
+    call.started = True
+    header, signature = _header(call.plan, bounds), call.plan.signature
+    headers = ranks.exchange_headers(header)
+    while header.status == RUNNING and peers_are_idle(headers, signature):
+        headers = ranks.exchange_headers(header)
+    ranks.progress.enters(Phase.RUNNING)
+    if any(
+        h.status not in (RUNNING, IDLE) or h.session != NUMBER or h.signature != signature
+        for h in headers
+    ):
+        call.disagreement = headers
+        raise RuntimeError("the ranks do not agree on this call")
+    return np.array(0, np.int32)
+
+
+def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
+    """Returns this rank's header, with the first value outside of its range."""
+    place = 0
+    for number, check in enumerate(plan.checks):
+        for i, rows in enumerate(check.rows):
+            low, high = (int(x) for x in bounds[place])
+            if low <= high and (low < 0 or high >= rows):
+                value = low if low < 0 else high
+                return plan.header(INVALID, number * CHECK_STRIDE + i, value)
+            place += 1
+    return plan.header(RUNNING)
+
+
+def _error_for_all(ranks: Any, call: _Call, error: tf.errors.OpError) -> BaseException:
+    """Returns the error of a call that failed, after telling the peers."""
+    plan = call.plan
+    if call.disagreement is not None:
+        return _judged(ranks, plan, call.disagreement) or error
+    if call.started:
+        ranks.broken = error = coordinator.failure_half_way(error)
+        return error
+    if isinstance(error, tf.errors.OutOfRangeError):
+        answer = None if plan.trains else answer_of(plan.graph, plan.shared)
+        if answer is not None:
+            return _answer_until_all_end(ranks, call, answer, error)
+        headers = ranks.exchange_headers(plan.header(ENDED, 0 if plan.trains else EVALUATING))
+        verdict = _judged(ranks, plan, headers)
+        return verdict if isinstance(verdict, RankError) else error
+    ranks.failure = (plan.member, f"failed with {type(error).__name__}: {error.message}")
+    return error
+
+
+def _answer_until_all_end(
+    ranks: Any, call: _Call, answer: Any, error: tf.errors.OutOfRangeError
+) -> BaseException:
+    """Answers the peers' calls until they are out of data, too, or go on to something else.
+
+    Returns: The error that this rank then raises: `error` if all goes well.
+    """
+    plan = call.plan
+    while True:
+        headers = ranks.exchange_headers(plan.header(IDLE))
+        running = {h.signature for h in headers if h.status == RUNNING}
+        idle = {h.signature for h in headers if h.status == IDLE}
+        all_well = all(h.status in (RUNNING, IDLE) and h.session == NUMBER for h in headers)
+        if all_well and running == {plan.signature} == idle:
+            ranks.progress.enters(Phase.ANSWERING)
+            try:
+                answer(tf.constant(0))
+            except tf.errors.OpError as failed:
+                ranks.broken = failed = coordinator.failure_half_way(failed)
+                return failed
+        elif all_well and len(running) == 1 and idle == {plan.signature}:
+            return error
+        else:
+            verdict = _judged(ranks, plan, headers)
+            return verdict if isinstance(verdict, RankError) else error
+
+
+def _judged(ranks: Any, plan: FunctionPlan, headers: list[Header]) -> BaseException | None:
+    verdict: BaseException | None = ranks.judge(headers, plan.member, plan.shared, plan.description)
+    return verdict

@@ -1,0 +1,82 @@
+"""Replaces the functions by which TensorFlow traces a `tf.function`, and calls it.
+
+Only functions that eager code calls are meant: their calls are what ranks do together. A function
+inside another one, or inside a graph of TensorFlow 1, is part of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.functions import calls
+from collective.interception import graph_passes
+from collective.ops.graph import control_flow, graphs
+from collective.tensorflow_internals.graphs import record
+
+
+def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `func_graph.func_graph_from_py_func`: prepares the function's graph for ranks."""
+    if not tf.executing_eagerly():
+        return original(name, python_func, *args, **kwargs)
+
+    def traced(*inner: Any, **options: Any) -> Any:
+        graph = tf.get_default_graph()
+        graphs.note_traced(graph)
+        outputs = python_func(*inner, **options)
+        graph_passes.prepare_traced(graph)
+        return outputs
+
+    func_graph = original(name, traced, *args, **kwargs)
+    calls.close(func_graph)
+    return func_graph
+
+
+def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+    """Replaces `ConcreteFunction._call_flat`: all ranks carry out the call, or none.
+
+    Raises:
+        NotImplementedError: another function calls it, or a tape outside of it would take its
+            gradient.
+    """
+    plan = calls.plan_of(function.graph)
+    if plan is None:
+        return original(function, tensor_inputs, captured_inputs)
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"The function '{function.graph.name}' is called inside another tf.function, and ranks "
+            "agree on calls from eager code only. Call its Python function there, which then is "
+            "part of the other one: leave its @tf.function out."
+        )
+    if record.could_possibly_record():
+        raise NotImplementedError(
+            f"A tf.GradientTape outside of the function '{function.graph.name}' records its call. "
+            "Ranks exchange rows and gradients inside it: take the gradients inside the "
+            "tf.function, too."
+        )
+    return calls.carry_out(plan, lambda: original(function, tensor_inputs, captured_inputs))
+
+
+def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `cond_v2.cond_v2` and `indexed_case`; see `_before_control_flow`."""
+    _before_control_flow()
+    return control_flow.branch(original, decider, *args, **kwargs)
+
+
+def loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replaces `while_v2.while_loop`; see `_before_control_flow`."""
+    _before_control_flow()
+    return control_flow.loop(original, *args, **kwargs)
+
+
+def _before_control_flow() -> None:
+    """Groups a traced function's lookups before a branch or loop is made.
+
+    TensorFlow lets operations with side effects wait for those that were made before, and the
+    branch may depend on the lookups.
+    """
+    graph = tf.get_default_graph()
+    if graphs.is_traced(graph):
+        graph_passes.prepare_traced(graph)

@@ -1,0 +1,185 @@
+"""Lets `fit`, `evaluate` and `predict` of eager Keras models go the same way on all ranks.
+
+Keras calls a `tf.function` for each batch, and ranks agree on each call
+(`collective.coordination.functions.calls`). Training ends when the first rank runs out of data; in
+an evaluation a rank without data answers the others. So a rank must not stop by itself because it
+knows how many batches it has: where the numbers differ, no rank knows it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.functions import eager_values
+from collective.ops.communication import collectives
+from collective.tensorflow_internals.keras import tf_utils
+from collective.wrappers import keras_fit
+from collective.wrappers.keras_fit import DATASETS
+
+# What a script sees of metrics whose states can't be added up.
+_AGGREGATED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
+
+
+def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `Model.fit`: all ranks make the same steps, and stop together.
+
+    An epoch has as many batches as the rank with the fewest has. The progress bar is rank 0's.
+
+    Raises:
+        ValueError: another rank has other epochs; or batches that come to an end unexpectedly.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, *args, **kwargs)
+    call = keras_fit.bound(original, model, args, kwargs)
+    given = call.arguments
+    name = f"fit of the Keras model '{model.name}'"
+    said = keras_fit.agreed(
+        f"the start of {name}", lambda: keras_fit.described(given), ["epochs"], may_be_unknown=True
+    )
+    if all(each["steps"] is not None for each in said):
+        keras_fit.shorten(given, said)
+    elif given["steps_per_epoch"] is None:
+        given["x"] = _of_unknown_length(given["x"], f"the start of {name}")
+    if given["validation_data"] is not None:
+        given["validation_data"] = _until_all_end(
+            model,
+            f"the validation of {name}",
+            given["validation_data"],
+            given["batch_size"],
+            given["validation_steps"],
+        )
+    given["callbacks"] = keras_fit.with_agreed_stop(given["callbacks"], name)
+    return original(*call.args, **call.kwargs)
+
+
+def evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `Model.evaluate`: every record of all ranks counts once.
+
+    Raises:
+        ValueError: a rank has another number of batches than another one, and not in a dataset.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, *args, **kwargs)
+    if kwargs.get("_use_cached_eval_dataset"):
+        # Of `fit`, which has seen to the data. Keras would remember this rank's number of batches.
+        handler = getattr(model, "_eval_data_handler", None)
+        if handler is not None and getattr(model, "_collective_uneven", False):
+            handler._inferred_steps = None
+        return original(model, *args, **kwargs)
+    return _evaluated("evaluate", original, model, *args, **kwargs)
+
+
+def predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `Model.predict`: each rank gets the predictions for its own records.
+
+    Raises:
+        ValueError: a rank has another number of batches than another one, and not in a dataset.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, *args, **kwargs)
+    return _evaluated("predict", original, model, *args, **kwargs)
+
+
+def _evaluated(
+    what: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    call = keras_fit.bound(original, model, args, kwargs)
+    given = call.arguments
+    name = f"the start of {what} of the Keras model '{model.name}'"
+    given["x"] = _until_all_end(model, name, given["x"], given["batch_size"], given["steps"])
+    return original(*call.args, **call.kwargs)
+
+
+def _until_all_end(model: Any, name: str, x: Any, batch_size: int | None, steps: Any) -> Any:
+    """Returns the data of an evaluation, which lasts until all ranks are out of data."""
+    said = keras_fit.agreed(
+        name,
+        lambda: keras_fit.described_evaluation(x, batch_size, steps),
+        ["batches"],
+        may_be_unknown=True,
+    )
+    counts = {each["steps"] for each in said}
+    uneven = steps is None and (len(counts) > 1 or None in counts)
+    per_execution = model._steps_per_execution
+    if uneven and per_execution is not None and int(per_execution.numpy()) > 1:
+        raise NotImplementedError(
+            f"{name}: ranks have different numbers of batches, or don't know them "
+            f"({[each['steps'] for each in said]}), which isn't possible with "
+            f"steps_per_execution={int(per_execution.numpy())}. Pass steps, or compile the model "
+            "without steps_per_execution."
+        )
+    vars(model)["_collective_uneven"] = uneven  # not tracked by Keras
+    return _of_unknown_length(x, name) if uneven else x
+
+
+def _of_unknown_length(x: Any, name: str) -> Any:
+    """Returns a dataset that doesn't know its length."""
+    if isinstance(x, DATASETS):
+        return x.filter(lambda *_: True)
+    if keras_fit.steps_of(x, None, None) is None:
+        return x
+    raise ValueError(
+        f"{name}: another rank doesn't know how many batches it has. Pass tf.data datasets on all "
+        "ranks, or the number of steps."
+    )
+
+
+def metrics_result(original: Callable[..., Any], model: Any) -> Any:
+    """Replaces `Model.get_metrics_result`: outside of functions, metrics are those of all ranks.
+
+    Every rank calls it. The states of all metrics are added up; each rank keeps its own.
+
+    Raises:
+        NotImplementedError: a metric has a state that can't be added up.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model)
+    states = [v for metric in model.metrics for v in metric.variables]
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if variable.aggregation not in _AGGREGATED:
+                raise NotImplementedError(
+                    f"The metric '{metric.name}' has the state '{variable.name}' with "
+                    f"aggregation={variable.aggregation.name}: ranks can't combine theirs. Make it "
+                    "with aggregation=tf.VariableAggregation.SUM (or MEAN)."
+                )
+    own = [v.numpy() for v in states]
+    sums = eager_values.sums(f"metrics of the Keras model '{model.name}'", own)
+    for variable, total in zip(states, sums):
+        is_mean = variable.aggregation == tf.VariableAggregation.MEAN
+        variable.assign(total / collectives.size() if is_mean else total)
+    try:
+        return tf_utils.sync_to_numpy_or_python_type(original(model))
+    finally:
+        for variable, value in zip(states, own):
+            variable.assign(value)
+
+
+def epoch_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    """Replaces `Model._validate_and_get_metrics_result`: logs are those of all ranks.
+
+    What a `train_step` of the script's own returns besides its metrics is the mean over the ranks.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, logs)
+    metrics = model.get_metrics_result()
+    if not logs or set(logs) == set(metrics):
+        return metrics
+    names = sorted(name for name, value in logs.items() if _is_number(value))
+    name = f"logs of the Keras model '{model.name}'"
+    sums = eager_values.sums(name, [tf.constant(logs[n], tf.float32).numpy() for n in names])
+    means = {n: float(total) / collectives.size() for n, total in zip(names, sums)}
+    return {n: metrics.get(n, means.get(n, value)) for n, value in logs.items()}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return tf.constant(value).shape.rank == 0 and tf.constant(value).dtype.is_floating
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,167 @@
+"""Lets Keras's optimizers update tables in a `tf.function` that eager code calls.
+
+To an optimizer a table looks like this rank's shard, with slots as large as that. So its own update
+of rows is right, if it treats every row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.gradients import reduction
+from collective.ops.graph import graphs, library_operations
+from collective.tables import traced_lookups
+from collective.tables.table import Sharded, shard_view
+from collective.tables.updates.optimizer_slots import sharded_as
+from collective.tensorflow_internals.keras import package
+
+# Which update each row by itself, or by numbers that are the same for all rows.
+BY_ROW = frozenset(
+    getattr(package.optimizers, name)
+    for name in (
+        "SGD",
+        "RMSprop",
+        "Adam",
+        "AdamW",
+        "Adadelta",
+        "Adagrad",
+        "Adamax",
+        "Nadam",
+        "Ftrl",
+        "Lion",
+    )
+    if hasattr(package.optimizers, name)
+)
+
+
+def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
+    """Returns gradients for an optimizer to apply in a traced function.
+
+    Those of tables are of their shards, with the shards' shapes.
+
+    Raises:
+        NotImplementedError: it isn't where the function is traced, but in a branch or loop of it.
+        ValueError: two tables have the same name.
+    """
+    graph = tf.get_default_graph()
+    tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Sharded)]
+    if tables and not graphs.is_traced(graph):
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} updates the table '{tables[0].op.name}' in a branch or a "
+            "loop of a tf.function. Update it directly in the function that eager code calls."
+        )
+    names = [table.op.name for table in tables]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"Two tables are called '{name}': their slots couldn't be told apart. Give the "
+                "layers different names."
+            )
+    if not tables:
+        return list(grads_and_vars)
+    traced_lookups.group(graph)
+    return [
+        (_with_shape(g, v) if g is not None and isinstance(v, Sharded) else g, v)
+        for g, v in reduction.of_shards(grads_and_vars)
+    ]
+
+
+def _with_shape(gradient: Any, table: Sharded) -> Any:
+    """Returns the gradient of a shard with its shape, by which some optimizers make it a matrix."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.constant(table.shard_shape.as_list(), tf.int64)
+    return tf.IndexedSlices(gradient.values, gradient.indices, shape)
+
+
+def apply_gradients(
+    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces `apply_gradients` of the new optimizers: updates the shards of tables.
+
+    Raises:
+        RuntimeError: it is called eagerly.
+        NotImplementedError: it is called in a graph of TensorFlow 1; or the optimizer may not
+            update each row by itself.
+    """
+    refuse_outside_functions(optimizer, "trains")
+    grads_and_vars = list(grads_and_vars)
+    tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Sharded)]
+    if tables:
+        if type(optimizer) not in BY_ROW:
+            raise NotImplementedError(
+                f"The Keras optimizer {type(optimizer).__name__} may compute something of all rows "
+                f"of the table '{tables[0].op.name}', and a rank has its own only. Use "
+                + ", ".join(sorted(kind.__name__ for kind in BY_ROW))
+                + ", or an optimizer of tf.keras.optimizers.legacy."
+            )
+        # By XLA, which knows none of the operations that the update waits for.
+        optimizer.jit_compile = False
+    grads_and_vars = shards_of(optimizer, grads_and_vars)
+    noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
+    with noted, shard_view():
+        return original(optimizer, grads_and_vars, *args, **kwargs)
+
+
+def refuse_outside_functions(optimizer: Any, action: str) -> None:
+    """Refuses a new optimizer eagerly, and in a graph of TensorFlow 1, where it updates nothing.
+
+    Raises:
+        RuntimeError: execution is eager.
+        NotImplementedError: the graph is one of TensorFlow 1.
+    """
+    name = type(optimizer).__name__
+    if tf.executing_eagerly():
+        graphs.refuse_eager(
+            "scope()",
+            f"the Keras optimizer {name} {action}",
+            " Or train inside a tf.function, or by fit.",
+        )
+    if not hasattr(tf.get_default_graph(), "outer_graph"):
+        raise NotImplementedError(
+            f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
+            f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
+            "tf.compat.v1.train."
+        )
+
+
+def compute_gradients(
+    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces `compute_gradients` of the new optimizers: refuses it outside of functions."""
+    refuse_outside_functions(optimizer, "takes gradients")
+    return original(optimizer, *args, **kwargs)
+
+
+def build(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `build` of BY_ROW: slots of tables are as large as the shards."""
+    with shard_view():
+        return original(optimizer, *args, **kwargs)
+
+
+def add_slot(
+    original: Callable[..., Any], optimizer: Any, model_variable: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces `add_variable_from_reference`: a slot of a table is sharded like the table."""
+    if not isinstance(model_variable, Sharded):
+        return original(optimizer, model_variable, *args, **kwargs)
+
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        value = arguments["initial_value"]
+        value = value() if callable(value) else tf.convert_to_tensor(value)
+        if value.shape.rank != 2:
+            return next_creator(**arguments)
+        arguments["initial_value"] = value
+        return sharded_as(model_variable, value.shape[1], next_creator, **arguments)
+
+    with shard_view(), tf.variable_creator_scope(create):
+        return original(optimizer, model_variable, *args, **kwargs)
+
+
+def finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `finalize_variable_values`: averages of tables are assigned to the shards."""
+    with shard_view():
+        return original(optimizer, *args, **kwargs)

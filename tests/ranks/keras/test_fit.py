@@ -1,0 +1,191 @@
+"""`fit`, `evaluate` and `predict` of eager Keras models equal plain Keras in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+
+from tests.ranks.keras.models import (
+    BATCH,
+    STEPS,
+    compare,
+    data,
+    dataset,
+    keras,
+    loss_of,
+    make_model,
+    part,
+    weights_of,
+)
+
+
+def compiled(model, optimizer="adagrad", **options):
+    model.compile(
+        optimizer,
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=[keras.metrics.AUC(50, from_logits=True, name="auc"), "mae"],
+        **options,
+    )
+    return model
+
+
+def held_out(rank=0, size=1, records=100):
+    """Returns what a rank evaluates: rank 0 has more than the others, each record once."""
+    inputs, labels = data(records, seed=1)
+    cuts = [0, *(records // 2 + records // 4 * r // size for r in range(size)), records]
+    first, last = (cuts[rank], cuts[rank + 1]) if size > 1 else (0, records)
+    if rank == size - 1:
+        last = records
+    return tf2.nest.map_structure(lambda x: x[first:last], (inputs, labels))
+
+
+class Stop(keras.callbacks.Callback):
+    """Wants to stop after an epoch; keeps the logs."""
+
+    def __init__(self, epoch=None):
+        super().__init__()
+        self.epoch, self.logs = epoch, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+        if epoch == self.epoch:
+            self.model.stop_training = True
+
+
+def same_logs(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.either_backend
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize(
+    "unknown, executions, optimizer",
+    [
+        (False, None, "adagrad"),
+        pytest.param(True, None, "adam", marks=pytest.mark.matrix),
+        pytest.param(False, 7, "sgd", marks=pytest.mark.matrix),
+    ],
+)
+def test_fit_equals_one_process(strategy, rank, size, unknown, executions, optimizer):
+    """Weights, losses, metrics; ranks have other numbers of records to evaluate."""
+    plain, all_data = compiled(make_model(), optimizer), data()
+    plain_history = plain.fit(
+        dataset(all_data, BATCH),
+        epochs=2,
+        verbose=0,
+        validation_data=dataset(held_out(), 10),
+    )
+    want = plain.evaluate(dataset(held_out(), 10), verbose=0, return_dict=True)
+    with strategy.scope():
+        model = compiled(
+            make_model(strategy.embedding_scope), optimizer, steps_per_execution=executions
+        )
+        own = dataset(part(all_data, rank, size), BATCH // size)
+        own = own.filter(lambda *_: True) if unknown else own
+        if executions:  # Keras has to know how many batches there are then.
+            evaluated, steps = dataset(part(held_out(records=96), rank, size), 8), 12 // size
+            del steps
+            history = model.fit(own, epochs=2, verbose=0)
+            compare(model, plain, rank, size)
+            assert len(model.predict(evaluated, verbose=0)) == 96 // size
+            return
+        mine = dataset(held_out(rank, size), 10)
+        stop = Stop()
+        history = model.fit(own, epochs=2, verbose=0, validation_data=mine, callbacks=[stop])
+        got = model.evaluate(mine, verbose=0, return_dict=True)
+        predicted = model.predict(mine, verbose=0)
+    compare(model, plain, rank, size)
+    same_logs(history.history, plain_history.history)
+    same_logs(stop.logs[-1], {name: x[-1] for name, x in plain_history.history.items()})
+    same_logs(got, want)
+    (users, words), _ = held_out(rank, size)
+    alone = plain.predict([users, words], verbose=0)
+    np.testing.assert_allclose(predicted, alone, rtol=0, atol=1e-6)
+    assert int(model.optimizer.iterations.numpy()) == 2 * STEPS
+
+
+def test_ranks_end_and_stop_together(strategy, rank, size):
+    """Unequal data, known or not; one rank's wish to stop; replicas stay equal."""
+    for unknown in (False, True):
+        with strategy.scope():
+            model = compiled(make_model(strategy.embedding_scope), "adam")
+            mine = part(data(), rank, size)
+            own = dataset(mine, BATCH // size).take(STEPS - 3 * rank)
+            own = own.filter(lambda *_: True) if unknown else own
+            stop = Stop(1 if rank == size - 1 else None)
+            history = model.fit(own, epochs=4, verbose=0, callbacks=[stop])
+        assert len(history.history["loss"]) == 2
+        steps = int(model.optimizer.iterations.numpy())
+        assert steps == 2 * (STEPS - 3 * (size - 1))
+
+
+class OwnStep(keras.Model):
+    """Has a step of its own, which returns something that is no metric."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.total = inner, keras.metrics.Mean(name="total")
+
+    def call(self, inputs, training=None):
+        return self.inner(inputs)
+
+    @property
+    def metrics(self):
+        return [self.total]
+
+    def train_step(self, data):
+        (users, words), labels = data
+        with tf2.GradientTape() as tape:
+            loss = loss_of(self.inner, users, words, labels)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.total.update_state(labels)
+        return {"total": self.total.result(), "own": loss}
+
+
+def test_a_train_step_of_ones_own(strategy, rank, size):
+    """Its metrics are of all ranks, other logs the mean over ranks; batch normalisation, too."""
+    all_data = data()
+    plain = OwnStep(make_model())
+    plain.compile(keras.optimizers.SGD(0.1))
+    want = plain.fit(dataset(all_data, BATCH), verbose=0)
+    with strategy.scope():
+        model = OwnStep(make_model(strategy.embedding_scope))
+        model.compile(keras.optimizers.SGD(0.1))
+        got = model.fit(dataset(part(all_data, rank, size), BATCH // size), verbose=0)
+    compare(model.inner, plain.inner, rank, size)
+    same_logs(got.history, want.history)
+
+
+def test_weights_are_those_of_whole_tables(strategy, rank, size):
+    """Also after training; what one model has, another one gets."""
+    all_data = data()
+    with strategy.scope():
+        model = compiled(make_model(strategy.embedding_scope))
+        model.fit(dataset(part(all_data, rank, size), BATCH // size), verbose=0)
+        weights = model.get_weights()
+        other = make_model(strategy.embedding_scope)
+        other.set_weights(weights)
+        for own, copied in zip(weights_of(model, rank, size), weights_of(other, rank, size)):
+            np.testing.assert_array_equal(copied, own)
+        assert other.count_params() == make_model().count_params()
+    plain = make_model()
+    plain.set_weights(weights)
+    compare(model, plain, rank, size, 0)
+
+
+def test_options_that_are_not_possible(strategy, size):
+    with strategy.scope():
+        model = make_model(strategy.embedding_scope)
+        inputs, labels = data(BATCH)
+        for options, error, message in (
+            ({"jit_compile": True}, NotImplementedError, "compiled with jit_compile=True"),
+            ({"run_eagerly": True}, RuntimeError, "trains eagerly"),
+        ):
+            if size == 1 and "jit_compile" in options:
+                continue
+            compiled(model, **options)
+            with pytest.raises(error, match=message):
+                model.fit(list(inputs), labels, verbose=0)

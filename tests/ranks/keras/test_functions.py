@@ -1,0 +1,228 @@
+"""A loop of `tf.function` and `tf.GradientTape` on tables equals plain Keras in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+
+from collective.errors import RankError, TableError
+from tests.ranks.keras.models import (
+    batches,
+    compare,
+    data,
+    keras,
+    loss_of,
+    make_model,
+    part,
+    train_step,
+    weights_of,
+)
+
+new, legacy = keras.optimizers, keras.optimizers.legacy
+OPTIMIZERS = {
+    "Adagrad": lambda: new.Adagrad(0.05),
+    "Adam": lambda: new.Adam(0.003),
+    "SGD": lambda: new.SGD(0.05, momentum=0.9),
+    "Ftrl": lambda: new.Ftrl(0.05),
+    "RMSprop": lambda: new.RMSprop(0.003, momentum=0.5),
+    "AdamW": lambda: new.AdamW(0.003, use_ema=True, ema_overwrite_frequency=7),
+    "Adamax": lambda: new.Adamax(0.01),
+    "Nadam": lambda: new.Nadam(0.003),
+    "Adadelta": lambda: new.Adadelta(0.5),
+    "Lion": lambda: new.Lion(0.001),
+    "legacy Adagrad": lambda: legacy.Adagrad(0.05),
+    "legacy Adam": lambda: legacy.Adam(0.003, amsgrad=True),
+    "legacy SGD": lambda: legacy.SGD(0.05, momentum=0.9),
+    "legacy Ftrl": lambda: legacy.Ftrl(0.05),
+}
+CLIPPED = {
+    "global_clipnorm": lambda: new.Adagrad(0.05, global_clipnorm=0.05),
+    "clipnorm": lambda: new.SGD(0.5, clipnorm=0.02),
+    "clipvalue": lambda: new.SGD(0.5, clipvalue=0.01),
+    "legacy global_clipnorm": lambda: legacy.SGD(0.5, global_clipnorm=0.05),
+}
+
+
+def equals(strategy, rank, size, optimizer, dense=False):
+    """Trains both; those of plain Keras may have gradients whose rows are summed up first."""
+    arrays, plain = data(), make_model()
+    step = train_step(plain, optimizer(), dense)
+    for batch in batches(arrays):
+        step(*batch)
+    with strategy.scope():
+        model, on_ranks = make_model(strategy.embedding_scope), optimizer()
+        step = train_step(model, on_ranks)
+        for batch in batches(part(arrays, rank, size), size):
+            loss = step(*batch)
+    assert np.isfinite(loss.numpy())
+    assert int(on_ranks.iterations.numpy()) == len(batches(arrays))
+    compare(model, plain, rank, size)
+
+
+@pytest.mark.either_backend
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("optimizer", ["Adagrad", "legacy Adam"])
+def test_a_loop_equals_one_process(strategy, rank, size, optimizer):
+    equals(strategy, rank, size, OPTIMIZERS[optimizer])
+
+
+@pytest.mark.matrix
+@pytest.mark.either_backend
+@pytest.mark.parametrize(
+    "optimizer", [x for x in OPTIMIZERS if x not in ("Adagrad", "legacy Adam")]
+)
+def test_every_optimizer_equals_one_process(strategy, rank, size, optimizer):
+    equals(strategy, rank, size, OPTIMIZERS[optimizer])
+
+
+@pytest.mark.matrix
+@pytest.mark.either_backend
+@pytest.mark.parametrize("optimizer", CLIPPED)
+def test_clipping_counts_every_row_once(strategy, rank, size, optimizer):
+    equals(strategy, rank, size, CLIPPED[optimizer], dense=True)
+
+
+def test_a_refused_call_changes_nothing(strategy, rank, size):
+    """An id outside of its table, other functions, an end of data: on all ranks or on none."""
+    mine = batches(part(data(), rank, size), size)
+    with strategy.scope():
+        model, optimizer = make_model(strategy.embedding_scope), new.Adam(0.01)
+        step = train_step(model, optimizer)
+        look_up = tf2.function(lambda users, words: model([users, words]))
+
+        @tf2.function
+        def step_from(iterator):
+            users, words, labels = next(iterator)
+            with tf2.GradientTape() as tape:
+                loss = loss_of(model, users, words, labels)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        for batch in mine[:3]:
+            step(*batch)
+        before = weights_of(model, rank, size)
+        users, words, labels = mine[3]
+        if rank == size - 1:
+            users = users + 77
+        with pytest.raises(
+            tf2.errors.InvalidArgumentError, match=rf"is not in \[0, 50\).*rank {size - 1}"
+        ):
+            step(users, words, labels)
+        with pytest.raises(RankError, match="The ranks do not run the same.*function 'step'"):
+            look_up(*mine[3][:2]) if rank == 0 else step(*mine[3])
+        assert int(optimizer.iterations.numpy()) == 3
+        for was, now in zip(before, weights_of(model, rank, size)):
+            np.testing.assert_array_equal(now, was)
+
+        own = mine[: 5 + rank]  # rank 0 has the fewest
+        steps = iter(tf2.data.Dataset.from_tensor_slices(tuple(tf2.stack(x) for x in zip(*own))))
+        taken = 0
+        with pytest.raises(tf2.errors.OutOfRangeError):
+            while True:
+                step_from(steps)
+                taken += 1
+        assert (taken, int(optimizer.iterations.numpy())) == (5, 8)
+        step(*mine[3])
+        assert int(optimizer.iterations.numpy()) == 9
+
+
+def test_several_tapes_and_gradients_of_tensors(strategy, rank, size):
+    """A table that two losses use, and inputs' gradients, which are each rank's own."""
+    mine, arrays = batches(part(data(), rank, size), size), batches(data())
+
+    def trained(model, own):
+        optimizer = new.SGD(0.1)
+
+        @tf2.function
+        def step(users, words, labels):
+            with tf2.GradientTape(persistent=True) as tape:
+                scores = model([users, words])
+                first = tf2.reduce_mean(scores**2)
+                second = tf2.reduce_mean((model([users, words[:, ::-1]])[:, 0] - labels) ** 2)
+            one = tape.gradient(first, model.trainable_variables)
+            two = tape.gradient(second, model.trainable_variables)
+            optimizer.apply_gradients(zip(one, model.trainable_variables))
+            optimizer.apply_gradients(zip(two, model.trainable_variables))
+            with tf2.GradientTape() as other:
+                other.watch(labels)
+                penalty = tf2.reduce_sum(labels**2)
+            return other.gradient(penalty, labels)
+
+        for batch in own:
+            np.testing.assert_array_equal(step(*batch), 2 * batch[2])
+        return model
+
+    plain = trained(make_model(), arrays[:5])
+    with strategy.scope():
+        model = trained(make_model(strategy.embedding_scope), mine[:5])
+    compare(model, plain, rank, size)
+
+
+REFUSED = {
+    "eagerly": "is looked up eagerly",
+    "in a branch": "in a branch, a loop or a function",
+    "in another function": "is called inside another tf.function",
+    "in a tape": "A tf.GradientTape outside of the function",
+    "whole rows": "Adafactor may compute something of all rows",
+    "levels": "Ids of a lookup depend on the rows of another lookup",
+    "in a function": "is made inside a tf.function",
+    "dynamic": "is a dynamic table, and is made eagerly",
+}
+
+
+def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
+    """Each before anything has changed, on all ranks alike."""
+    ids = tf2.constant([1, 2], tf2.int64)
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(5, 2)
+            layer.build([None])
+        table = layer.embeddings
+        look_up = tf2.function(lambda: tf2.reduce_sum(tf2.nn.embedding_lookup(table, ids)))
+        look_up()
+
+        def branch():
+            return tf2.cond(ids[0] > 0, lambda: layer(ids), lambda: layer(ids + 1))
+
+        def in_tape():
+            with tf2.GradientTape():
+                look_up()
+
+        def by_adafactor():
+            optimizer = adafactor
+            with tf2.GradientTape() as tape:
+                loss = tf2.reduce_sum(layer(ids))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+        def two_levels():
+            rows = layer(ids)
+            return layer(tf2.cast(rows[:, 0] > 0, tf2.int64))
+
+        def make():
+            with strategy.embedding_scope():
+                return tf2.compat.v1.get_variable("inside", [3, 2])
+
+        def make_dynamic():
+            with strategy.embedding_scope():
+                return tf2.compat.v1.get_variable("dynamic", [None, 2])
+
+        adafactor = new.Adafactor(0.1)
+        ways = {
+            "eagerly": lambda: layer(ids),
+            "in a branch": tf2.function(branch),
+            "in another function": tf2.function(lambda: look_up()),
+            "in a tape": in_tape,
+            "whole rows": tf2.function(by_adafactor),
+            "levels": tf2.function(two_levels),
+            "in a function": tf2.function(make),
+            "dynamic": make_dynamic,
+        }
+        for name, way in ways.items():
+            if size == 1 and name in ("in another function", "in a tape", "levels"):
+                continue
+            with pytest.raises(
+                (NotImplementedError, RuntimeError, TableError), match=REFUSED[name]
+            ):
+                way()
+        look_up()
