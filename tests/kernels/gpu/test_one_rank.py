@@ -15,6 +15,7 @@ from tensorflow.python.framework import kernels
 
 from collective import CollectiveStrategy
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from collective.ops.rows import row_changes
 from collective.strategies import grouped_exchange
 from tests import numpy_optimizers
 from tests.gpu_double import driver
@@ -162,7 +163,7 @@ def test_neither_rows_nor_sums_are_written(
 def test_rows_are_those_before_their_update(stand_in: driver.StandIn):
     """Though no gradient depends on them."""
     strategy = CollectiveStrategy()
-    with strategy.scope(plan="quiet"), tf.Graph().as_default(), tf.Session() as session:
+    with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph, tf.Session() as session:
         with strategy.embedding_scope():
             table = tf.get_variable("table", initializer=start(2))
         rows = tf.nn.embedding_lookup(table, tf.constant([3, 3, 5], tf.int64))
@@ -172,7 +173,10 @@ def test_rows_are_those_before_their_update(stand_in: driver.StandIn):
             got, _ = session.run([rows, train])
             steps = np.array([2, 2, 1], np.float32)[:, None] * step
             np.testing.assert_array_equal(got, start(2)[[3, 3, 5]] - steps)
-    assert "sum_rows" not in stand_in.launches
+    # It isn't by chance.
+    by_type = {op.type: op for op in graph.get_operations()}
+    pool, update = by_type["CollectivePool"], by_type["CollectiveSparsePoolUpdate"]
+    assert pool in update.control_inputs and "sum_rows" not in stand_in.launches
 
 
 WAYS = {
@@ -224,23 +228,53 @@ def test_which_lookups_it_is_for(kind: str):
     assert ran.keys() & set().union(*WAYS.values()) | rows_came == WAYS[kind]
 
 
-@pytest.mark.usefixtures("bound")
-def test_what_cannot_be_updated_is_refused(bound: DeviceOperations, stand_in: driver.StandIn):
+def test_an_update_is_whole_or_says_so(bound: DeviceOperations, stand_in: driver.StandIn):
+    """Who follows changes learns which rows; wrong rows are refused; after any call of the driver
+    that fails, tables are as they were, or the error says that they are not.
+    """
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph, tf.Session() as session:
         with strategy.embedding_scope():
             table = tf.get_variable("table", initializer=start(2))
-        rows = tf.nn.embedding_lookup(table, tf.constant([3, 3, 5], tf.int64))
-        train = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(rows))
-        session.run(tf.global_variables_initializer())
+        # 3 so often that a kernel of its own updates it.
+        ids = tf.constant([3] * 100 + [5], tf.int64)
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
+        session.run(table.initializer)
         session.run(train)
-        (update,) = [op for op in graph.get_operations() if op.type == "CollectiveSparsePoolUpdate"]
+        (update,) = [x for x in graph.get_operations() if x.type == "CollectiveSparsePoolUpdate"]
         local_rows = update.inputs[2]
         assert local_rows.op.type == "CollectiveHear"
+        followed = row_changes.ChangeSet(ROWS)
+        followed.listen([int(session.run(row_changes.watch(table.handle)))])
+        session.run(train)
+        followed.begin()
+        np.testing.assert_array_equal(followed.changes().rows, [3, 5])
+
         stand_in.reset()
         with pytest.raises(tf.errors.InvalidArgumentError, match="2 rows came back, but 1 row"):
             session.run(train, {local_rows: [3]})
-    assert not any(one.startswith("update_") for one in stand_in.launches)
+        assert not any(one.startswith("update_") for one in stand_in.launches)
+
+        stand_in.reset()
+        session.run(train)
+        calls, halves = list(stand_in.calls), 0
+        for number, call in enumerate(calls, 1):
+            if call in ("destroy_event", "wait_for_stream"):
+                continue
+            stand_in.reset()
+            session.run(table.initializer)
+            stand_in.reset()
+            stand_in.fails_at = number
+            with pytest.raises(tf.errors.InternalError, match="error 719 from cu") as caught:
+                session.run(train)
+            is_half = any(one.startswith("update_") for one in stand_in.launches)
+            assert is_half == ("go on from a checkpoint" in str(caught.value)), (call, number)
+            halves += is_half
+            stand_in.reset()
+            if not is_half:
+                np.testing.assert_array_equal(session.run(table.read_value()), start(2))
+        assert halves == 1
 
 
 @pytest.mark.skipif(
