@@ -143,10 +143,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 // offsets[r]: the first of the ascending `rows` that is r or more. `counters` become 0.
 //
 // Each thread writes those from the row before its own up to its own; a warp together where that
-// are many.
+// are many. Of kThreads rows side by side that are all among those, beginning with a multiple, it
+// writes the first only, and sets their mark; so occurrences_split has a block of its own for them.
 extern "C" __global__ void __launch_bounds__(kThreads)
     occurrences_offsets(const u32* __restrict__ rows, i64 count, u32 row_count,
-                        int* __restrict__ offsets, u32* counters) {
+                        int* __restrict__ offsets, u32* counters,
+                        unsigned char* __restrict__ marks) {
+  const auto write = [offsets, marks](u32 row, int place) {
+    offsets[row] = place;
+    if (row % kThreads == 0) marks[row / kThreads] = 0;
+  };
   if (blockIdx.x == 0 && threadIdx.x < 2) counters[threadIdx.x] = 0;
   const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -157,23 +163,36 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       end = (at == count ? row_count : rows[at]) + 1;
     }
     const bool together = end > begin + kEmpty;
-    for (u32 row = begin; !together && row < end; ++row) offsets[row] = static_cast<int>(at);
+    for (u32 row = begin; !together && row < end; ++row) write(row, static_cast<int>(at));
     for (u32 lanes = __ballot_sync(kAllLanes, together); lanes != 0; lanes &= lanes - 1) {
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
-      const u32 to = __shfl_sync(kAllLanes, end, lane);
-      const int place = static_cast<int>(at) - static_cast<int>(threadIdx.x % 32) + lane;
-      for (u32 row = __shfl_sync(kAllLanes, begin, lane) + threadIdx.x % 32; row < to; row += 32)
-        offsets[row] = place;
+      const u32 from = __shfl_sync(kAllLanes, begin, lane), to = __shfl_sync(kAllLanes, end, lane),
+                own = threadIdx.x % 32;
+      const int place = static_cast<int>(at) - static_cast<int>(own) + lane;
+      // Whole tiles, all of whose rows are empty: not the last row.
+      const u32 tile = (from + kThreads - 1) / kThreads, tile_end = max(tile, (to - 1) / kThreads);
+      for (u32 row = from + own; row < min(tile * kThreads, to); row += 32) write(row, place);
+      for (u32 t = tile + own; t < tile_end; t += 32) {
+        offsets[t * kThreads] = place;
+        marks[t] = 1;
+      }
+      for (u32 row = tile_end * kThreads + own; row < to; row += 32) write(row, place);
     }
   }
 }
 
 // Lists the rows with many occurrences, and cuts these in pieces. In any order: nothing depends on
-// it.
+// it. Writes the offsets of rows that are marked.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    occurrences_split(const int* __restrict__ offsets, i64 row_count, u32* counters,
-                      Long* __restrict__ longs, Piece* __restrict__ pieces) {
-  const i64 row = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+    occurrences_split(int* __restrict__ offsets, i64 row_count, u32* counters,
+                      Long* __restrict__ longs, Piece* __restrict__ pieces,
+                      const unsigned char* __restrict__ marks) {
+  const i64 first_row = static_cast<i64>(blockIdx.x) * kThreads, row = first_row + threadIdx.x;
+  if (marks[blockIdx.x] != 0) {
+    const int place = offsets[first_row];
+    if (threadIdx.x > 0) offsets[row] = place;
+    return;
+  }
   if (row >= row_count) return;
   const u32 begin = static_cast<u32>(offsets[row]), end = static_cast<u32>(offsets[row + 1]);
   if (end - begin <= kLong) return;

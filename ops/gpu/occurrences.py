@@ -144,13 +144,16 @@ def occurrences(
         numbers, order = placed, placed_order
     offsets = workspace.take(f"{name}.offsets", rows + 1, np.int32)
     counters = workspace.take(f"{name}.counters", 2, np.uint32)
+    marks = workspace.take(f"{name}.marks", rows // THREADS + 1, np.uint8)
     longs = workspace.take(f"{name}.longs", 3 * (size // LONG), np.uint32).reshape(-1, 3)
     pieces = workspace.take(f"{name}.pieces", 3 * most_pieces(size), np.uint32).reshape(-1, 3)
     device.kernel(SOURCE, "occurrences_offsets")(
-        size // TILE + 1, THREADS, (numbers, np.int64(size), np.uint32(rows), offsets, counters)
+        size // TILE + 1,
+        THREADS,
+        (numbers, np.int64(size), np.uint32(rows), offsets, counters, marks),
     )
     device.kernel(SOURCE, "occurrences_split")(
-        -(-rows // THREADS), THREADS, (offsets, np.int64(rows), counters, longs, pieces)
+        -(-rows // THREADS), THREADS, (offsets, np.int64(rows), counters, longs, pieces, marks)
     )
     by_row = (order, None) if terms is None else (_NULL, order)
     return Occurrences(offsets, by_row[0], counters, longs, pieces, by_row[1])

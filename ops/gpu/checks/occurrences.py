@@ -40,6 +40,11 @@ def number_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.
         np.concatenate([np.arange(60), np.arange(900, 960)]).astype(np.int32),
         2000,
     )
+    yield (
+        "with many before the last of a block's and its first",
+        np.repeat(np.array([767, 1024], np.int32), [100, 70]),
+        1025,
+    )
     yield "skewed", np.minimum(rng.zipf(1.2, most) - 1, 2**17).astype(np.int32), 2**17 + 1
 
 

@@ -104,13 +104,15 @@ class Occurrences {
     }
     TF_RETURN_IF_ERROR(stream->Scratch((rows_ + 1) * kBytes, &offsets));
     TF_RETURN_IF_ERROR(stream->Scratch(2 * kBytes, &counters));
+    void* marks = nullptr;
+    TF_RETURN_IF_ERROR(stream->Scratch(rows_ / kThreads + 1, &marks));
     TF_RETURN_IF_ERROR(stream->Scratch(most_longs() * kWordsOfLong * kBytes, &longs));
     TF_RETURN_IF_ERROR(stream->Scratch(most_pieces() * kWordsOfPiece * kBytes, &pieces));
     TF_RETURN_IF_ERROR(stream->Launch(Kernel::kOccurrencesOffsets, Grid(count_ / kKeysOfTile + 1),
                                       numbers, count_, static_cast<uint32_t>(rows_), offsets,
-                                      counters));
+                                      counters, marks));
     return stream->Launch(Kernel::kOccurrencesSplit, Grid(CeilOfQuotient(rows_, kThreads)), offsets,
-                          rows_, counters, longs, pieces);
+                          rows_, counters, longs, pieces, marks);
   }
 
   // On the device, once they are ordered.
