@@ -113,8 +113,8 @@ def advice(plan: PlanData) -> list[str]:
             f"step of {ranks} sharding doesn't pay: one rank alone is faster."
         )
     wanted = (
-        "Try larger batches, scope(local_steps=…), embedding_scope(min_rows=…) for small tables, "
-        "or one rank."
+        "Try larger batches, scope(local_steps=…), embedding_scope(replicate_below='1 MB') for "
+        "small tables, or one rank."
     )
     return textwrap.wrap(f"{claim} {wanted}", COLUMNS)
 

@@ -123,6 +123,8 @@ class Built:
             else None
         )
         outer = self._scope() if table.kind != "replicated" else tf.name_scope("replicated")
+        if self._ranks and table.kind == "replicated" and table.rows % 2:
+            outer = self._scope(placement="replicated")
         again = table.name in self._made
         with (
             outer,

@@ -50,7 +50,8 @@ def _text(drawn: Any) -> str:
 class Table:
     """Describes one table.
 
-    `kind` is static, dynamic, or replicated: an embedding outside of embedding_scope().
+    `kind` is static, dynamic, or replicated: an embedding outside of embedding_scope() or, if it
+    has an odd number of rows, inside with that placement.
     """
 
     name: str

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import collective
 from collective import TablePolicy, checkpoint
 from collective.checkpoint import WarmStart
 from collective.tables.table import Table
@@ -235,6 +236,34 @@ def test_a_model_is_served_in_another_placement(strategy, rank, folder, there, h
         got = exports.served(path, {"ids": [3, 10]})["rows"]
         np.testing.assert_array_equal(got, reference.table_values(V, D)[[3, 10]])
         wait()
+
+
+def test_every_way_to_make_a_table_is_replicated(strategy, rank):
+    """A column, a Keras layer, a function of tables, and a name that a scope asks for again."""
+    ids = tf.feature_column.categorical_column_with_identity("ids", V)
+    column = tf.feature_column.embedding_column(ids, D)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        batch = tf.constant(ids_of(rank))
+        with strategy.embedding_scope(placement="replicated"):
+            rows = [tf.compat.v1.feature_column.input_layer({"ids": batch[:, None]}, [column])]
+            rows.append(tf.keras.layers.Embedding(V, D)(batch))
+            table = tf.get_variable("table", [V, D])
+            with tf.variable_scope("", reuse=True):
+                assert tf.get_variable("table", [V, D]) is table
+            with strategy.embedding_scope(placement="rows"), tf.variable_scope("", reuse=True):
+                assert tf.get_variable("table", [V, D]) is table
+        sparse = tf.sparse.from_dense(1 + batch[:, None])
+        rows += collective.group_embedding_lookup_sparse([table], [sparse], ["sum"])
+        loss = tf.add_n([tf.reduce_mean(tf.square(1 - x)) for x in rows])
+        train = tf.train.AdagradOptimizer(0.5).minimize(loss)
+        assert len(tf.trainable_variables()) == 3
+        assert not any(isinstance(v, Table) for v in tf.global_variables())
+        assert [table.placement for table in strategy.plan().tables] == ["replicated"] * 3
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            before = session.run(loss)
+            session.run(train)
+            assert session.run(loss) < before
 
 
 def test_lookups_of_a_replicated_table_exchange_nothing(strategy, rank, size):

@@ -62,8 +62,8 @@ def test_a_small_model_is_told_the_times_and_what_to_try():
     plan = plan_of(SMALL, estimate=StepEstimate(768, 1.53, 4.21, 3000))
     assert " ".join(step_estimate.advice(plan)) == (
         "An estimate: sharding doesn't pay here. A step of 768 samples takes 4.2 ms on 4 ranks, "
-        "1.5 ms on one. Try larger batches, scope(local_steps=…), embedding_scope(min_rows=…) for "
-        "small tables, or one rank."
+        "1.5 ms on one. Try larger batches, scope(local_steps=…), "
+        "embedding_scope(replicate_below='1 MB') for small tables, or one rank."
     )
     assert str(plan).splitlines()[-2:] == step_estimate.advice(plan)
 
