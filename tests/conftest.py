@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 
 import pytest
+
+# Hundreds of processes import the library, and its tests: each would compile them again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.rank_plugin", "tests.modelzoo_fixtures"]
 
