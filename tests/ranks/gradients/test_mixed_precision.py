@@ -172,9 +172,10 @@ def test_training_equals_tensorflows_own_loss_scale(strategy, rank, size):
         assert found["good"] == expected["good"]
         assert found["global_step"] == expected["global_step"]
         for name in ("t", "w"):
-            # TensorFlow's own loss scale alone computes in float32: 2**-11 is a float16's rounding.
-            rtol = 2.0**-10 if kernel_device.chosen() == "gpu" else 2e-5
-            np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=1e-6)
+            # TensorFlow's own loss scale alone computes in float32: 2**-11 is a float16's rounding,
+            # of updates of some 1e-2, also where their sum is near 0.
+            rtol, atol = (2.0**-10, 1e-5) if kernel_device.chosen() == "gpu" else (2e-5, 1e-6)
+            np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=atol)
     assert want[-1]["global_step"] == 3
 
 
