@@ -87,6 +87,7 @@ from collective.wrappers import (
     keras_fit,
     keras_functions,
     keras_loops,
+    keras_saving,
     keras_updates,
 )
 
@@ -151,6 +152,12 @@ GRADIENTS = (
         WHOLE_TABLE,
     ),
     Patch(
+        OptimizerV2,
+        "tf.keras.optimizers.legacy.Optimizer.add_slot",
+        keras_updates.add_slot,
+        WHOLE_TABLE,
+    ),
+    Patch(
         LossScaleOptimizer,
         "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
         loss_scaling.refuse_second_scale,
@@ -192,6 +199,8 @@ GRADIENTS = (
             ("fit", keras_loops.fit),
             ("evaluate", keras_loops.evaluate),
             ("predict", keras_loops.predict),
+            ("save", keras_saving.save),
+            ("save_weights", keras_saving.save),
             ("get_metrics_result", keras_loops.metrics_result),
             ("_validate_and_get_metrics_result", keras_loops.epoch_logs),
         )

@@ -8,6 +8,7 @@ cost as much as moving the whole table.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,25 @@ from collective.tensorflow_internals.graphs import pywrap_tfe
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 UNREAD = "/unread/"  # In the names of the operations that `unread` makes.
+
+
+# Not empty while all ranks save whole tables.
+_saving: list[bool] = []
+
+
+@contextlib.contextmanager
+def whole_saves() -> Iterator[None]:
+    """Inside, tables that were made eagerly are saved whole, by all ranks together."""
+    _saving.append(True)
+    try:
+        yield
+    finally:
+        _saving.pop()
+
+
+def saves_whole() -> bool:
+    """Tells whether all ranks save whole tables now."""
+    return bool(_saving)
 
 
 class ShardedRows(Protocol):

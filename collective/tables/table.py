@@ -21,7 +21,8 @@ from collective.ops.placement import Placement, RowPlacement
 from collective.policy import TablePolicy
 from collective.tables import dense_view
 from collective.tables.rows import initializers
-from collective.tensorflow_internals.variables import resource_variable_ops
+from collective.tensorflow_internals.checkpoints import tensor_callable
+from collective.tensorflow_internals.variables import base, resource_variable_ops
 
 _view = threading.local()
 
@@ -230,19 +231,49 @@ class Sharded(resource_variable_ops.ResourceVariable):
             dense_view.load(self, value, session)
 
     def _serialize_to_tensors(self) -> Any:
-        return super()._serialize_to_tensors() if self._is_whole() else self._refuse_checkpoint()
+        if self._is_whole():
+            return super()._serialize_to_tensors()
+        if not self.is_eager:
+            return self._refuse_checkpoint()
+
+        def read() -> tf.Tensor:
+            # Not when a checkpoint is restored, which asks for names and types only.
+            return dense_view.read(self) if dense_view.saves_whole() else self._refuse_checkpoint()
+
+        value = tensor_callable.Callable(read, dtype=self.dtype, device=self.device)
+        return {base.VARIABLE_VALUE_KEY: value}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        if self.is_eager and not self.shows_shard and collectives.size() > 1:
+            # An optimizer, to which a table looks like its shard, may restore its slots.
+            value = restored_tensors[base.VARIABLE_VALUE_KEY]
+            with shard_view():
+                own = tf.identity(dense_view.local_rows(self, value))
+                return super().assign(own, read_value=False)
         return (
             super()._restore_from_tensors(restored_tensors)
             if self._is_whole()
             else self._refuse_checkpoint()
         )
 
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_whole():
+            return super()._export_to_saved_model_graph(*args, **kwargs)
+        raise TableError(
+            f"A SavedModel of table '{self.op.name}' isn't possible, as its rows are on several "
+            "ranks. Save the weights (model.save_weights('…h5')), and load them outside of scope() "
+            "into the same model, which plain TensorFlow can save."
+        )
+
     def _refuse_checkpoint(self) -> NoReturn:
+        ways = (
+            "model.save_weights and model.load_weights"
+            if self.is_eager
+            else "tf.train.Saver, or a session with a checkpoint_dir"
+        )
         raise TableError(
             f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, as its rows are on "
-            "several ranks: use tf.train.Saver, or a session with a checkpoint_dir."
+            f"several ranks: use {ways}."
         )
 
     def refuse(self, way: str) -> NoReturn:

@@ -142,23 +142,27 @@ def build(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: An
         return original(optimizer, *args, **kwargs)
 
 
-def add_slot(
-    original: Callable[..., Any], optimizer: Any, model_variable: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replaces `add_variable_from_reference`: a slot of a table is sharded like the table."""
-    if not isinstance(model_variable, Sharded):
-        return original(optimizer, model_variable, *args, **kwargs)
+def add_slot(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `add_variable_from_reference`, and `add_slot` of legacy optimizers.
+
+    A slot of a table is sharded like the table, also if a checkpoint is restored to it when it is
+    made.
+    """
+    of = args[0] if args else kwargs.get("model_variable", kwargs.get("var"))
+    if not isinstance(of, Sharded) or not of.is_eager:
+        return original(optimizer, *args, **kwargs)
 
     def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
         value = arguments["initial_value"]
-        value = value() if callable(value) else tf.convert_to_tensor(value)
+        value = value() if callable(value) else value
+        value = tf.convert_to_tensor(getattr(value, "wrapped_value", value))
         if value.shape.rank != 2:
             return next_creator(**arguments)
         arguments["initial_value"] = value
-        return sharded_as(model_variable, value.shape[1], next_creator, **arguments)
+        return sharded_as(of, value.shape[1], next_creator, **arguments)
 
     with shard_view(), tf.variable_creator_scope(create):
-        return original(optimizer, model_variable, *args, **kwargs)
+        return original(optimizer, *args, **kwargs)
 
 
 def finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

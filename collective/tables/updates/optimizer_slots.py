@@ -24,6 +24,7 @@ from collective.ops.counting import counted
 from collective.ops.graph import device_scopes, training_flag
 from collective.ops.rows import dynamic_rows
 from collective.ops.updates import reduced_updates
+from collective.tables import dense_view
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.rows import initializers, row_store, rows_in_file
 from collective.tables.table import Sharded, in_shard_view, mark_shard, shard_view
@@ -163,6 +164,8 @@ def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) ->
     The initial value is that of this rank's rows.
     """
     del next_creator
+    if tf.executing_eagerly():
+        arguments["initial_value"] = _own_rows(table, arguments["initial_value"])
     slot = Sharded(
         rows=table.rows,
         dim=dim,
@@ -180,6 +183,13 @@ def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) ->
     )
     mark_shard(slot, table)
     return slot
+
+
+def _own_rows(table: Sharded, value: Any) -> Any:
+    """Returns the first value of a slot's shard; a checkpoint has that of all rows."""
+    value = tf.convert_to_tensor(value() if callable(value) else value)
+    is_whole = value.shape[0] == table.rows != table.shard_shape[0]
+    return dense_view.local_rows(table, value) if is_whole else value
 
 
 def get_processor(original: Any, v: Any) -> Any:

@@ -1,0 +1,47 @@
+"""Lets eager Keras models save whole tables: files that plain Keras reads, at any number of ranks.
+
+    rank 0: its rows ─┐                       ┌─ rank 0: the script's file
+                      ├── whole tables ───────┤
+    rank 1: its rows ─┘   (also of slots)     └─ others: a file that is thrown away
+
+Keras reads a variable's value for each file it writes, and all ranks take part in reading a table.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination import barrier
+from collective.ops.communication import collectives
+from collective.tables import dense_view
+
+
+def save(
+    original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Replaces `Model.save` and `Model.save_weights`: all ranks call it, and rank 0 writes.
+
+    Every rank holds each table whole for a while. When it returns, the file is there for all ranks.
+
+    Raises:
+        RankError: it failed on another rank, or another rank does something else.
+    """
+    if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, filepath, *args, **kwargs)
+
+    def write() -> None:
+        with dense_view.whole_saves():
+            if collectives.rank() == 0:
+                original(model, filepath, *args, **kwargs)
+                return
+            with tempfile.TemporaryDirectory() as folder:
+                aside = os.path.join(folder, os.path.basename(os.fspath(filepath).rstrip("/")))
+                original(model, aside, *args, **kwargs)
+
+    barrier.run_on_all_ranks(None, f"saving the Keras model '{model.name}'", write)
+    return None
