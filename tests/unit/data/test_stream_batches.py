@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.data import Batch
@@ -74,6 +74,7 @@ def test_the_end_is_known_however_the_stream_was_begun():
         assert [taken(numbered, n) for n in range(5)] == [0, 1, 2, 3, None]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=6))
 def test_a_count_is_exact_whatever_came_before(length, calls):
     numbered = NumberedBatches(Source(length), window=2, ahead=1)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.flight as flight
 import pytest
 import tensorflow.compat.v1 as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective import data
@@ -255,6 +255,7 @@ REQUEST = {"ask": "batch", "name": "data", "stream": 0, "streams": 1}
 REQUEST |= {"number": 0, "rank": 0, "ranks": 1}
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.sampled_from([*REQUEST, "other"]), VALUES, min_size=1), st.booleans())
 def test_malformed_requests_are_refused_and_change_nothing(client, changes, drops):
     fields = {k: v for k, v in REQUEST.items() if not (drops and k in changes)}
@@ -271,6 +272,7 @@ def test_malformed_requests_are_refused_and_change_nothing(client, changes, drop
     assert firsts([found]) == [0]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=60))
 def test_tickets_that_are_no_requests_are_refused(client, ticket):
     with pytest.raises(flight.FlightServerError, match="malformed request"):
