@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 
@@ -12,6 +13,10 @@ def module(name: str = "") -> Any:
     Raises:
         ImportError: pyarrow isn't installed, or doesn't import with the installed NumPy.
     """
+    # Looked up for each column of each batch: an import that is done takes longer.
+    known = sys.modules.get(f"pyarrow.{name}" if name else "pyarrow")
+    if known is not None:
+        return known
     try:
         return importlib.import_module(f"pyarrow.{name}" if name else "pyarrow")
     except ImportError as error:

@@ -102,35 +102,71 @@ def generated(
 
     model = like.arrays()
 
+    layout = _Layout(model)
+
     def flat(*values: Any) -> Iterator[tuple[np.ndarray, ...]]:
         for number, batch in enumerate(read(*values)):
             if not hasattr(batch, "arrays"):
                 raise ValueError(f"batch {number} is no Batch, but {type(batch).__name__}.")
             arrays = batch.arrays()
             check_alike(arrays, model, f"batch {number}")
-            parts: list[np.ndarray] = []
-            for name in model["ids"]:
-                ids = arrays["ids"][name]
-                parts += [ids.values, ids.row_splits]
-            for role in ("dense", "labels"):
-                parts += [arrays[role][name] for name in model[role]]
-            yield tuple(parts)
+            yield layout.packed(arrays)
 
-    types = [tf2.TensorSpec([None], tf.int64)] * 2 * len(model["ids"])
-    for role in ("dense", "labels"):
-        types += [tf2.TensorSpec([None, *a.shape[1:]], a.dtype) for a in model[role].values()]
-
-    @tf.autograph.experimental.do_not_convert
-    def whole(*parts: tf.Tensor) -> dict[str, dict[str, Any]]:
-        left = iter(parts)
-        element: dict[str, dict[str, Any]] = {"ids": {}}
-        for name in model["ids"]:
-            ids, splits = next(left), next(left)
-            element["ids"][name] = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
-        for role in ("dense", "labels"):
-            element[role] = {name: next(left) for name in model[role]}
-        return element
-
+    types = [tf2.TensorSpec([None], tf.int64)]
+    types += [tf2.TensorSpec([None], dtype) for dtype in layout.dtypes]
     return tf2.data.Dataset.from_generator(
         flat, args=arguments or None, output_signature=tuple(types)
-    ).map(whole)
+    ).map(tf.autograph.experimental.do_not_convert(layout.tensors))
+
+
+class _Layout:
+    """Packs the arrays of a batch into one for each type, and takes tensors apart again.
+
+    TensorFlow takes each array of a generator by Python: of forty columns that is most of the time.
+
+    Attributes:
+        dtypes: the types, in the order of the packed arrays.
+    """
+
+    def __init__(self, model: Parts):
+        self._names = {role: list(of_role) for role, of_role in model.items()}
+        self._parts: list[tuple[str, str, tuple[int, ...], np.dtype]] = []
+        for name in model["ids"]:
+            self._parts += [("ids", name, (), np.dtype(np.int64))] * 2
+        for role in ("dense", "labels"):
+            for name, array in model[role].items():
+                self._parts.append((role, name, array.shape[1:], array.dtype))
+        self.dtypes = list(dict.fromkeys(dtype for _, _, _, dtype in self._parts))
+
+    def packed(self, arrays: Parts) -> tuple[np.ndarray, ...]:
+        """Returns how many values each part has, and the values of each type."""
+        flat: list[np.ndarray] = []
+        for name in self._names["ids"]:
+            ids = arrays["ids"][name]
+            flat += [ids.values, ids.row_splits]
+        for role in ("dense", "labels"):
+            flat += [arrays[role][name].reshape(-1) for name in self._names[role]]
+        counts = np.array([len(each) for each in flat])
+        of_type = [
+            np.concatenate([each for each in flat if each.dtype == dtype]) for dtype in self.dtypes
+        ]
+        return counts, *of_type
+
+    def tensors(self, counts: Any, *packed: Any) -> dict[str, dict[str, Any]]:
+        """Returns the tensors of an element."""
+        import tensorflow.compat.v1 as tf
+
+        flat: dict[int, tf.Tensor] = {}
+        for dtype, values in zip(self.dtypes, packed):
+            places = [i for i, part in enumerate(self._parts) if part[3] == dtype]
+            pieces = tf.split(values, tf.gather(counts, places), num=len(places))
+            flat.update(zip(places, pieces))
+        element: dict[str, dict[str, Any]] = {"ids": {}, "dense": {}, "labels": {}}
+        for place, (role, name, shape, _) in enumerate(self._parts):
+            if role != "ids":
+                element[role][name] = tf.reshape(flat[place], [-1, *shape])
+            elif name not in element["ids"]:
+                element["ids"][name] = tf.RaggedTensor.from_row_splits(
+                    flat[place], flat[place + 1], validate=False
+                )
+        return element
