@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -9,6 +11,8 @@ import tensorflow as tf2
 from tests.ranks.keras.models import (
     BATCH,
     STEPS,
+    WORD_ROWS,
+    WORDS,
     compare,
     data,
     dataset,
@@ -146,7 +150,7 @@ class OwnStep(keras.Model):
 
 
 def test_a_train_step_of_ones_own(strategy, rank, size):
-    """Its metrics are of all ranks, other logs the mean over ranks; batch normalisation, too."""
+    """Its metrics are of all ranks, other logs the mean over ranks."""
     all_data = data()
     plain = OwnStep(make_model())
     plain.compile(keras.optimizers.SGD(0.1))
@@ -157,6 +161,50 @@ def test_a_train_step_of_ones_own(strategy, rank, size):
         got = model.fit(dataset(part(all_data, rank, size), BATCH // size), verbose=0)
     compare(model.inner, plain.inner, rank, size)
     same_logs(got.history, want.history)
+
+
+class Lookups(keras.Model):
+    """Looks a table up in all ways, sparse ones with weights, and regularises it."""
+
+    def __init__(self, embedding_scope):
+        super().__init__()
+        with embedding_scope():
+            self.words = keras.layers.Embedding(
+                WORDS, 4, keras.initializers.Constant(WORD_ROWS), embeddings_regularizer="l2"
+            )
+            self.words.build([None])
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, inputs, training=None):
+        users, words = inputs
+        table, bags = self.words.embeddings, tf2.sparse.from_dense(words)
+        filled = tf2.sparse.fill_empty_rows(bags, tf2.constant(1, tf2.int64))[0]
+        weights = tf2.cast(filled.values, tf2.float32) / WORDS
+        weights = tf2.SparseTensor(filled.indices, weights, filled.dense_shape)
+        rows = tf2.nn.embedding_lookup_sparse(table, filled, weights, combiner="mean")
+        rows += tf2.nn.safe_embedding_lookup_sparse(table, bags, combiner="sqrtn")
+        rows += tf2.gather(table, users % WORDS) + self.words(users % 3)
+        # Its values are no longer used: each rank normalises by its own batch.
+        self.norm(tf2.stop_gradient(rows), training=training)
+        return tf2.reduce_sum(rows, 1, keepdims=True)
+
+
+@pytest.mark.either_backend
+def test_every_kind_of_lookup_and_averages_of_layers(strategy, rank, size):
+    all_data = data(BATCH * 5)
+    plain = Lookups(contextlib.nullcontext)
+    plain.compile("adagrad", "mse")
+    want = plain.fit(dataset(all_data, BATCH), epochs=2, verbose=0)
+    with strategy.scope():
+        model = Lookups(strategy.embedding_scope)
+        model.compile("adagrad", "mse")
+        own = dataset(part(all_data, rank, size), BATCH // size)
+        got = model.fit(own, epochs=2, verbose=0)
+    compare(model, plain, rank, size)
+    same_logs(got.history, want.history)
+    np.testing.assert_allclose(
+        model.norm.moving_mean.numpy(), plain.norm.moving_mean.numpy(), rtol=0, atol=1e-6
+    )
 
 
 def test_weights_are_those_of_whole_tables(strategy, rank, size):
