@@ -94,9 +94,10 @@ def apply_gradients(
         if type(optimizer) not in BY_ROW:
             raise NotImplementedError(
                 f"The Keras optimizer {type(optimizer).__name__} may compute something of all rows "
-                f"of the table '{tables[0].op.name}', and a rank has its own only. Use "
+                f"of the table '{tables[0].op.name}', and a rank has its own only. Use one of "
                 + ", ".join(sorted(kind.__name__ for kind in BY_ROW))
-                + ", or an optimizer of tf.keras.optimizers.legacy."
+                + ", no subclass (Horovod's wrapper isn't needed here), or an optimizer of "
+                "tf.keras.optimizers.legacy."
             )
         # By XLA, which knows none of the operations that the update waits for.
         optimizer.jit_compile = False
