@@ -343,6 +343,7 @@ def reduce_tape(
     if graphs.is_traced(tf.get_default_graph()):
         if not any(is_variable(x) for x in flat):
             return original(tape, target, sources, *args, **kwargs)
+        traced_gradients.check(flat, *args, **kwargs)
         own = functools.partial(traced_gradients.take, take, flat)
         reduced = reduce_gradients(own, flat, scale=scale)
     else:

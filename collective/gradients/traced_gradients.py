@@ -13,11 +13,33 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops.communication import collectives
 from collective.ops.graph import device_scopes, library_operations
 from collective.ops.graph.graphs import outside
 from collective.tables.table import Sharded
 from collective.tables.traced_lookups import lookups_in
 from collective.tensorflow_internals.graphs import pywrap_tfe
+
+
+def check(
+    xs: Sequence[Any],
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> None:
+    """Checks the arguments of `tf.GradientTape.gradient` with respect to `xs`.
+
+    Raises:
+        NotImplementedError: zeros are asked for, and a table is among `xs`: plain TensorFlow's
+            would be of all its rows.
+    """
+    del output_gradients
+    tables = [x for x in xs if isinstance(x, Sharded)]
+    if tables and tf.UnconnectedGradients(unconnected_gradients) != tf.UnconnectedGradients.NONE:
+        raise NotImplementedError(
+            f"tape.gradient(…, unconnected_gradients='zero') with respect to the table "
+            f"'{tables[0].op.name}': leave the argument out. The gradient of a table that isn't "
+            "looked up is None then, as optimizers take it."
+        )
 
 
 def take(by_tape: Callable[[list[Any]], Sequence[Any]], xs: Sequence[Any]) -> list[Any]:
@@ -40,8 +62,11 @@ def take(by_tape: Callable[[list[Any]], Sequence[Any]], xs: Sequence[Any]) -> li
         if id(written.lookup.table) in tables and written.group is not None
     ]
     others = [x for x in xs if id(x) not in tables]
-    taken = by_tape([*others, *(written.out.outputs[0] for written in lookups)])
-    of_others, of_rows = iter(taken[: len(others)]), taken[len(others) :]
+    # One rank reads a whole table (for a regularizer, say) from the variable itself.
+    read = list(tables.values()) if collectives.size() == 1 else []
+    taken = by_tape([*others, *read, *(written.out.outputs[0] for written in lookups)])
+    of_others, of_tables = iter(taken[: len(others)]), taken[len(others) :][: len(read)]
+    of_rows = taken[len(others) + len(read) :]
     if any(gradient is not None for gradient in of_rows) and not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         name = lookups[0].lookup.table.op.name
         raise NotImplementedError(
@@ -49,7 +74,9 @@ def take(by_tape: Callable[[list[Any]], Sequence[Any]], xs: Sequence[Any]) -> li
             "doesn't see the exchange of gradients. Take it after the tape's `with` block, and "
             "inside no other tape's."
         )
-    by_table: dict[int, list[tf.IndexedSlices]] = {}
+    by_table: dict[int, list[Any]] = {
+        id(table): [gradient] for table, gradient in zip(read, of_tables) if gradient is not None
+    }
     for key in dict.fromkeys(id(written.group) for written in lookups):
         members = [
             (written, gradient)
@@ -79,12 +106,18 @@ def _of_group(members: Sequence[tuple[Any, Any]]) -> list[tuple[Sharded, tf.Inde
     return list(zip(tables.values(), gradients))
 
 
-def _sum(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices | None:
-    """Returns the gradient of a shard that is looked up in several groups."""
-    if len(slices) < 2:
-        return slices[0] if slices else None
+def _sum(gradients: Sequence[Any]) -> Any:
+    """Returns the gradient of a shard that is looked up in several groups, or also read whole."""
+    if len(gradients) < 2:
+        return gradients[0] if gradients else None
+    slices = [
+        each
+        if isinstance(each, tf.IndexedSlices)
+        else tf.IndexedSlices(each, tf.range(tf.shape(each, out_type=tf.int64)[0]), tf.shape(each))
+        for each in gradients
+    ]
     return tf.IndexedSlices(
         tf.concat([each.values for each in slices], 0),
         tf.concat([each.indices for each in slices], 0),
-        slices[0].dense_shape,
+        slices[-1].dense_shape,
     )

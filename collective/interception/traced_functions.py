@@ -39,10 +39,12 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
 
     Raises:
         NotImplementedError: another function calls it, or a tape outside of it would take its
-            gradient.
+            gradient; or it was traced outside of scope(), and trains.
     """
     plan = calls.plan_of(function.graph)
     if plan is None:
+        if tf.executing_eagerly() and not graphs.is_traced(function.graph):
+            calls.check_traced_outside(function.graph)
         return original(function, tensor_inputs, captured_inputs)
     if not tf.executing_eagerly():
         raise NotImplementedError(

@@ -60,7 +60,7 @@ def use(enabled: bool) -> None:
     _enabled = enabled
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # Tensors of functions don't tell whether they are equal.
 class WrittenLookup:
     """Records a lookup as the script wrote it.
 

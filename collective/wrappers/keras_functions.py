@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 
 
@@ -34,8 +33,6 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
             f"the Keras model '{model.name}' trains",
             " Or leave run_eagerly=True out of model.compile.",
         )
-    if collectives.size() == 1:
-        return original(model, force)
     _check_options(model)
     # Keras would track what becomes an attribute in the usual way.
     attributes = vars(model)

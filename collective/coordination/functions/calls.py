@@ -87,9 +87,11 @@ class Plans:
 
     Attributes:
         plan: None where ranks needn't call it together.
+        is_harmless: whether a function that was traced outside of scope() updates no variable.
     """
 
     plan: FunctionPlan | None = None
+    is_harmless: bool = False
 
 
 @dataclasses.dataclass
@@ -116,6 +118,25 @@ def plan_of(graph: tf.Graph) -> FunctionPlan | None:
     return graph_state.of(graph, Plans).plan if graphs.is_traced(graph) else None
 
 
+def check_traced_outside(graph: Any) -> None:
+    """Checks a function that was traced while no scope() was open, and is called in one.
+
+    Raises:
+        NotImplementedError: it updates a trainable variable: by this rank's gradients alone.
+    """
+    known = graph_state.of(graph, Plans)
+    if known.is_harmless or collectives.size() == 1:
+        return
+    updated = _updated(graph, _writes(graph, set(graph.get_operations())))
+    if updated:
+        raise NotImplementedError(
+            f"The function '{graph.name}' was traced outside of `with strategy.scope():`, where it "
+            f"updates the variable '{updated[0].name}' by the data of a single rank. Call it in "
+            "the scope from its first call on, or make another tf.function of it there."
+        )
+    known.is_harmless = True
+
+
 # While a function is traced
 
 
@@ -126,6 +147,9 @@ def close(graph: Any) -> None:
         NotImplementedError: ids depend on what is exchanged.
     """
     gates = gates_of(graph)
+    if collectives.size() == 1:
+        _hold_back(graph, gates.checked)
+        return
     if not gates.gates:
         return
     zero = gates.gates[0].zero
@@ -137,11 +161,7 @@ def close(graph: Any) -> None:
             gates.at(2)  # says why not
     ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
     executed = graph_analysis.upstream(ends)
-    sources = [
-        op
-        for op in graph.get_operations()
-        if op in executed and op.type in graph_analysis.SOURCES and not gates.level(op)
-    ]
+    sources = [op for op in _sources(graph, executed) if not gates.level(op)]
     before = graph_analysis.upstream([*sources, *(check.bounds.op for check in gates.checks)])
     with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
         with tf.name_scope("collective/agreement"):
@@ -160,6 +180,34 @@ def close(graph: Any) -> None:
     graph_state.of(graph, Plans).plan = _plan(graph, executed, written)
 
 
+def _hold_back(graph: Any, checks: Sequence[tf.Operation]) -> None:
+    """Lets all writes of a function that trains wait for its data and checks, on one rank.
+
+    TensorFlow itself counts a step in a call that finds the data at their end.
+
+    Args:
+        graph: the function's.
+        checks: of the ids of its lookups.
+    """
+    executed = graph_analysis.upstream(
+        [*(x.op for x in graph.outputs), *graph.control_outputs],
+    )
+    written = _writes(graph, executed)
+    first = [*_sources(graph, executed), *(op for op in checks if op in executed)]
+    if not first or not _updated(graph, written):
+        return
+    before = graph_analysis.upstream(first)
+    for op in written:
+        if op not in before:
+            op._add_control_inputs(first)
+
+
+def _sources(graph: Any, executed: set[tf.Operation]) -> list[tf.Operation]:
+    return [
+        op for op in graph.get_operations() if op in executed and op.type in graph_analysis.SOURCES
+    ]
+
+
 def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
     """Returns the operations that write variables, calls of functions that do included."""
     return [
@@ -174,18 +222,24 @@ def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
     ]
 
 
+def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
+    """Returns the tables and trainable variables that operations of a function write."""
+    inside = {id(external): inner for external, inner in graph.captures}
+    holders = {graph_analysis.holder(x) for op in written for x in op.inputs}
+    return [
+        v
+        for v in {id(v): v for v in graph.variables}.values()
+        if id(v.handle) in inside
+        and inside[id(v.handle)].op in holders
+        # Keras's counters of steps are trainable, too, as far as TensorFlow knows.
+        and (v.trainable and v.dtype.is_floating or shard_of(v) is not None)
+    ]
+
+
 def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operation]) -> FunctionPlan:
     shared = tuple(sorted(run_analysis.shared_names(graph, executed, ())))
-    inside = {id(external): inner for external, inner in graph.captures}
     variables = {id(v): v for v in graph.variables}
-    trained = {
-        inside[id(v.handle)].op
-        for v in variables.values()
-        # Keras's counters of steps are trainable, too, as far as TensorFlow knows.
-        if id(v.handle) in inside
-        and (v.trainable and v.dtype.is_floating or shard_of(v) is not None)
-    }
-    trains = any(graph_analysis.holder(x) in trained for op in written for x in op.inputs)
+    trains = bool(_updated(graph, written))
     description = f"calls the function '{graph.name}'"
     return FunctionPlan(
         description,
