@@ -42,6 +42,7 @@ class NumberedBatches:
         self._beginning = 0  # counts how often the batches were begun
         self._is_over = False  # they came to their end
         self._error: tuple[int, str] | None = None
+        self._is_told = False  # the error was raised: who asks again gets another try
         self._length: int | None = None
         self._seen = 0  # so many batches exist for sure
         self._counting = threading.Lock()
@@ -67,6 +68,7 @@ class NumberedBatches:
                 if self._has_ended_before(number):
                     return None
                 if self._error is not None:
+                    self._is_told = True
                     raise LoaderError(self._error[1])
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise TimeoutError
@@ -140,7 +142,7 @@ class NumberedBatches:
             self._thread.start()
         elif self._has_ended_before(number):
             return
-        elif self._error is not None or not self._is_coming(number):
+        elif self._is_told or not self._is_coming(number):
             self._begin(number)
         elif number > self._highest:
             self._highest = number
@@ -152,7 +154,7 @@ class NumberedBatches:
         self._made.clear()
         self._next = self._highest = number
         self._beginning += 1
-        self._is_over, self._error = False, None
+        self._is_over, self._error, self._is_told = False, None, False
 
     def _work(self) -> None:
         """Makes batches, in a thread of its own."""
