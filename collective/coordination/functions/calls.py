@@ -127,7 +127,11 @@ def check_traced_outside(graph: Any) -> None:
     known = graph_state.of(graph, Plans)
     if known.is_harmless or collectives.size() == 1:
         return
-    updated = _updated(graph, _writes(graph, set(graph.get_operations())))
+    # A plain assignment restores a saved model's values, or copies others.
+    changes = [
+        op for op in _writes(graph, set(graph.get_operations())) if op.type != "AssignVariableOp"
+    ]
+    updated = _updated(graph, changes)
     if updated:
         raise NotImplementedError(
             f"The function '{graph.name}' was traced outside of `with strategy.scope():`, where it "
