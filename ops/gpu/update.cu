@@ -102,9 +102,9 @@ __device__ __forceinline__ bool are_whole(const Target& target) {
 
 // The gradients of a group's rows: sums, times `scale`.
 template <bool kLong>
-__device__ __forceinline__ void sum_gradients(
-    const ShareOf<kLong>& share, const Span& span, float scale,
-    float (&gradients)[Flight<kLong>::kRows][kWidth]) {
+__device__ __forceinline__ void sum_gradients(const ShareOf<kLong>& share, const Span& span,
+                                              float scale,
+                                              float (&gradients)[Flight<kLong>::kRows][kWidth]) {
   float sums[Flight<kLong>::kSums][kWidth];
   if (kLong) {
     sum_long(share, span, sums);
@@ -176,8 +176,7 @@ __device__ __forceinline__ void update_row_wise_spans(const RowWiseAdagrad& rule
   float accumulated[kRows], gradients[kRows][kWidth], squares[kRows] = {};
   // Before the sums, as above.
 #pragma unroll
-  for (int f = 0; f < kRows; ++f)
-    accumulated[f] = read_one_where(rows[f] >= 0, slots + rows[f]);
+  for (int f = 0; f < kRows; ++f) accumulated[f] = read_one_where(rows[f] >= 0, slots + rows[f]);
   Held<RowWiseAdagrad, kRows, kWhole> held(target, rows, Span(share.group.lane, target.dim));
 #pragma unroll 1
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
@@ -204,7 +203,8 @@ __device__ __forceinline__ void update_row_wise_spans(const RowWiseAdagrad& rule
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
     const Span span(base + share.group.lane, target.dim);
     if (base > 0) held = {target, rows, span};
-    if (accesses_of(target) > share.group.lanes) sum_gradients<kLong>(share, span, scale, gradients);
+    if (accesses_of(target) > share.group.lanes)
+      sum_gradients<kLong>(share, span, scale, gradients);
     held.update([&](int f, float w, float g, float*) { return rule(w, g, accumulated[f]); }, target,
                 rows, span, gradients, bound);
   }
@@ -221,22 +221,22 @@ __device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
   }
 }
 
-#define KERNELS(name, Rule, resident, rows)                                                 \
-  extern "C" __global__ void __launch_bounds__(kThreads, resident)                          \
-      update_##name(WORK_PARAMETERS, float scale, const float* __restrict__ options,        \
-                    const float* __restrict__ bounds) {                                     \
-    const Rule rule(options);                                                               \
-    for_segments<Flight<false>::kSums, false>(WORK, SOURCE, [=](const ShareOf<false>& share) {           \
-      rows<false>(rule, share, scale, Bound(bounds, share.target - targets));               \
-    });                                                                                     \
-  }                                                                                         \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                 \
-      update_##name##_long(WORK_PARAMETERS, float scale, const float* __restrict__ options, \
-                           const float* __restrict__ bounds) {                              \
-    const Rule rule(options);                                                               \
-    for_longs<Flight<true>::kSums>(WORK, SOURCE, [=](const ShareOf<true>& share) {                     \
-      rows<true>(rule, share, scale, Bound(bounds, share.target - targets));                \
-    });                                                                                     \
+#define KERNELS(name, Rule, resident, rows)                                                    \
+  extern "C" __global__ void __launch_bounds__(kThreads, resident)                             \
+      update_##name(WORK_PARAMETERS, float scale, const float* __restrict__ options,           \
+                    const float* __restrict__ bounds) {                                        \
+    const Rule rule(options);                                                                  \
+    for_segments<Flight<false>::kSums, false>(WORK, SOURCE, [=](const ShareOf<false>& share) { \
+      rows<false>(rule, share, scale, Bound(bounds, share.target - targets));                  \
+    });                                                                                        \
+  }                                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
+      update_##name##_long(WORK_PARAMETERS, float scale, const float* __restrict__ options,    \
+                           const float* __restrict__ bounds) {                                 \
+    const Rule rule(options);                                                                  \
+    for_longs<Flight<true>::kSums>(WORK, SOURCE, [=](const ShareOf<true>& share) {             \
+      rows<true>(rule, share, scale, Bound(bounds, share.target - targets));                   \
+    });                                                                                        \
   }
 #define UPDATE(name, Rule) KERNELS(name, Rule, RESIDENT(Rule), update_rows)
 

@@ -343,7 +343,7 @@ REGISTER_OP("CollectiveGatherRows")
     .Attr("max_norms: list(float)")
     .Attr("shapes: list(shape)")
     .Attr("unread: bool = false")  // Nobody reads the rows: there are none.
-    .SetIsStateful()  // it reads variables: never folded, never merged with another
+    .SetIsStateful()               // it reads variables: never folded, never merged with another
     .SetShapeFn(Flat);
 
 REGISTER_OP("CollectiveReduceRows")
