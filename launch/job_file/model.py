@@ -16,7 +16,7 @@ from collective.yaml_file import Contradictions, Place, StrictModel
 
 RECIPE = (
     "a launch trains once, and a library searches better. Say 'name: single', and let Optuna call "
-    "`collective launch FILE --set hyperparameters.NAME=VALUE` (docs/guides/jobs.md has the "
+    "`collective launch FILE --set hyperparameters.NAME=VALUE` (docs/guides/jobs.md names a "
     "program); or print `--emit optimizationjob`."
 )
 _HOST = re.compile(r"[^\s:,]+(:[1-9][0-9]*)?|\[[^\s,]+\](:[1-9][0-9]*)?")

@@ -6,6 +6,7 @@ shares, so training on the mean of the ranks' losses gives the same numbers for 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,9 +26,35 @@ def training(
     for step in range(finished, steps):
         epoch, place = divmod(step, per_epoch)
         if place == 0 or step == finished:
-            order = np.random.default_rng([seed, epoch]).permutation(rows)
+            order = order_of_epoch(rows, seed, epoch)
         start = place * batch + rank * share
         yield order[start : start + share]
+
+
+def order_of_epoch(rows: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the row numbers of an epoch, in the order in which training takes them."""
+    return np.random.default_rng([seed, epoch]).permutation(rows)
+
+
+def epochs(rows: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields the row numbers of one epoch after another, without end."""
+    for epoch in itertools.count():
+        yield order_of_epoch(rows, seed, epoch)
+
+
+def without_gaps(rows: int, batch: int, seed: int, first: int = 0) -> Iterator[np.ndarray]:
+    """Yields the global batches that a Trainer makes of `epochs`, from number `first` on.
+
+    An epoch's last rows share a batch with the next epoch's first ones.
+    """
+    epoch, taken = divmod(first * batch, rows)
+    left = order_of_epoch(rows, seed, epoch)[taken:]
+    while True:
+        while len(left) < batch:
+            epoch += 1
+            left = np.concatenate([left, order_of_epoch(rows, seed, epoch)])
+        yield left[:batch]
+        left = left[batch:]
 
 
 def training_of_all_ranks(

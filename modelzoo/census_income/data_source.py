@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 
-from census_income import click_log
+from census_income import adult_files, click_log
 from census_income.columns import Rows
 from census_income.options import Options
 from common import datasets_package
@@ -26,7 +26,19 @@ def load(options: Options, report: Print, fail: Print) -> tuple[Rows, Rows, str]
     dataset = datasets_package.reader("census_income.dataset", "--data generated", fail)
     try:
         train, test = dataset.load(options.census_dir, report)
-    except (dataset.MalformedFile, OSError, zipfile.BadZipFile) as error:
+    except (adult_files.MalformedFile, OSError, zipfile.BadZipFile) as error:
         fail(f"the census data could not be prepared: {error}")
         raise
     return train, test, "PERSIA publishes 0.8929 on these rows"
+
+
+def load_without_tensorflow(options: Options, fail: Print) -> tuple[Rows, Rows]:
+    """Loads the same training and test rows, without TensorFlow, which a loader needs not."""
+    if options.click_log:
+        log = click_log.generate()
+        return log.train, log.test
+    try:
+        return adult_files.load(options.census_dir)
+    except (adult_files.MalformedFile, OSError, zipfile.BadZipFile) as error:
+        fail(f"the census data could not be read: {error}")
+        raise

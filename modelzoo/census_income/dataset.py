@@ -1,9 +1,7 @@
 """Reads the Adult (Census Income) data as a data set of tensorflow-datasets.
 
 It has 32,561 training rows and 16,281 test rows. They come from the files in a folder, if the
-configuration names one, else from the archive that comes along; nothing is downloaded. Both forms
-of the files are read: UCI's own (no header, a comment as the first line of adult.test, labels with
-a full stop there) and a plain CSV with a header.
+configuration names one, else from the archive that comes along; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -11,36 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from census_income import archive
+from census_income import adult_files, archive
 from census_income.columns import CATEGORICAL, LABEL, NUMERIC, Rows
 from common import data_preparation
-from common.counting import counted
 
-FILES = dict(zip(("train", "test"), archive.FILES))
-FILE_COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-    LABEL,
-)
-LABELS = ("<=50K", ">50K")
 CITATION = """\
 @misc{adult,
   author = {Becker, Barry and Kohavi, Ronny},
@@ -50,10 +28,6 @@ CITATION = """\
   doi = {10.24432/C5XW20},
   note = {Licence: CC BY 4.0}
 }"""
-
-
-class MalformedFile(Exception):
-    """A line isn't a row of the Adult data."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,18 +42,13 @@ class CensusConfig(tfds.core.BuilderConfig):
     @classmethod
     def of_files(cls, folder: Path | None) -> CensusConfig:
         digest = hashlib.sha256()
-        for name in FILES.values():
-            digest.update(read(folder, name))
+        for name in adult_files.FILES.values():
+            digest.update(adult_files.read(folder, name))
         return cls(
             name=f"local-{digest.hexdigest()[:12]}",
             description=f"of {folder}" if folder else "that come along",
             folder=folder,
         )
-
-
-def read(folder: Path | None, name: str) -> bytes:
-    """Returns a file of `folder`, or of the archive without one."""
-    return (folder / name).read_bytes() if folder else archive.read(name)
 
 
 class CensusIncome(tfds.core.GeneratorBasedBuilder):
@@ -91,7 +60,7 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
     def _info(self) -> tfds.core.DatasetInfo:
         features = {column: tfds.features.Text() for column in CATEGORICAL}
         features.update({column: tfds.features.Scalar(np.int32) for column in NUMERIC})
-        features[LABEL] = tfds.features.ClassLabel(names=LABELS)
+        features[LABEL] = tfds.features.ClassLabel(names=adult_files.LABELS)
         return tfds.core.DatasetInfo(
             builder=self,
             description=f"{type(self).__doc__}\n"
@@ -104,46 +73,12 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager):
-        return {split: self._generate_examples(name) for split, name in FILES.items()}
+        return {split: self._generate_examples(name) for split, name in adult_files.FILES.items()}
 
     def _generate_examples(self, name):
         folder = self.builder_config.folder
-        lines = io.TextIOWrapper(io.BytesIO(read(folder, name)), encoding="utf-8")
-        yield from enumerate(parse(lines, (folder or archive.ARCHIVE) / name))
-
-
-def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
-    """Yields the examples in a file's lines, in their order; errors call the file `path`."""
-    empty = True
-    for number, line in enumerate(lines, start=1):
-        fields = [field.strip() for field in line.split(",")]
-        if fields == [""] or line.startswith("|") or fields[0] == "age":
-            continue
-        if len(fields) != len(FILE_COLUMNS):
-            raise MalformedFile(
-                f"{path}, line {number}: {counted(len(fields), 'field')} instead of "
-                f"{len(FILE_COLUMNS)}"
-            )
-        example: dict[str, object] = {
-            column: fields[place] for place, column in enumerate(FILE_COLUMNS)
-        }
-        example[LABEL] = fields[-1].rstrip(".")
-        if example[LABEL] not in LABELS:
-            raise MalformedFile(
-                f"{path}, line {number}: the label is {fields[-1]!r} instead of one of {LABELS}"
-            )
-        for column in NUMERIC:
-            try:
-                example[column] = int(example[column])
-            except ValueError:
-                raise MalformedFile(
-                    f"{path}, line {number}: {column} is {example[column]!r} instead of a "
-                    f"whole number"
-                ) from None
-        empty = False
-        yield example
-    if empty:
-        raise MalformedFile(f"{path}: no rows in it")
+        lines = io.TextIOWrapper(io.BytesIO(adult_files.read(folder, name)), encoding="utf-8")
+        yield from enumerate(adult_files.parse(lines, (folder or archive.ARCHIVE) / name))
 
 
 def as_rows(builder: CensusIncome, split: str) -> Rows:
@@ -161,7 +96,7 @@ def load(folder: Path | None, report: Callable[[str], None] = print) -> tuple[Ro
     """Loads the training and test rows: of the files in `folder`, or of the archive without one.
 
     Raises:
-        MalformedFile: a line of the files isn't a row.
+        adult_files.MalformedFile: a line of the files isn't a row.
         OSError: the files can't be read, or the prepared data can't be written.
         zipfile.BadZipFile: the archive is damaged.
     """

@@ -1,14 +1,14 @@
-"""Trains the census model as a job: a slots file, a Trainer, an export, an answer.
+"""Trains the census model as a job: a slots file, a Trainer, an export, an answer, a picture.
 
     collective launch modelzoo/census_income/job.yaml [--set hyperparameters.learning_rate=0.1]
 
 What the script leaves out (lengths, periods, the folder, the metric) is in job.yaml. `--data
-generated` trains on generated rows instead of the census.
+generated` trains on generated rows instead of the census. With `--data-loaders 2
+modelzoo/census_income/loader.py` other processes make the batches, the same ones.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -18,13 +18,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import collective
-from census_income import data_source, model, options, serving
+import loss_curve
+from census_income import data_source, job_data, model, options, serving
 from census_income.columns import CATEGORICAL, LABEL, NUMERIC, Rows
-from census_income.features import Encoder, Examples
+from census_income.features import Encoder
 from collective import estimator as estimators
 from common import reporting
 
 SLOTS = collective.features.load(str(Path(__file__).with_name("slots.yml")))
+CURVES = ("loss", "auc")
 THRESHOLDS = 2000  # of the AUC
 
 
@@ -46,12 +48,6 @@ def model_fn(
     train = optimizer.minimize(loss, tf.train.get_or_create_global_step())
     auc = tf.metrics.auc(labels, probability, num_thresholds=THRESHOLDS)
     return estimators.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops={"auc": auc})
-
-
-def records(examples: Examples) -> tf.data.Dataset:
-    """Returns the rows one by one."""
-    features = {**examples.ids, "numeric": examples.numeric}
-    return tf.data.Dataset.from_tensor_slices((features, examples.label))
 
 
 def served_auc(folder: str, test: Rows) -> float:
@@ -76,11 +72,19 @@ def main() -> None:
         fail("start it by its job file: collective launch modelzoo/census_income/job.yaml")
     train_rows, test_rows, reference = data_source.load(chosen, report, fail)
     encoder = Encoder(train_rows)
-    train, test = encoder.encode(train_rows), encoder.encode(test_rows)
+    test = encoder.encode(test_rows)
 
-    trainer = collective.Trainer(model_fn)
-    trainer.fit(lambda: records(train).shuffle(len(train), seed=chosen.seed), lambda: records(test))
-    best = trainer.evaluate(lambda: records(test), checkpoint="best")
+    def training_data() -> tf.data.Dataset:
+        if job_data.has_loaders():
+            return job_data.of_loaders(job.hyperparameters["global_batch_size"])
+        return job_data.of_epochs(encoder.encode(train_rows), job.config.get("seed", 0))
+
+    def test_data() -> tf.data.Dataset:
+        return job_data.in_order(test)
+
+    trainer = collective.Trainer(model_fn, records_per_epoch=len(train_rows[LABEL]))
+    trainer.fit(training_data, test_data)
+    best = trainer.evaluate(test_data, checkpoint="best")
     report(f"test AUC {best['auc']:.4f} of the best checkpoint; {reference}")
 
     def serving_input() -> estimators.export.ServingInputReceiver:
@@ -89,10 +93,14 @@ def main() -> None:
         features = {**encoded["ids"], "numeric": encoded["numeric"]}
         return estimators.export.ServingInputReceiver(features, rows)
 
-    folder = os.path.join(job.config["checkpoints"]["folder"], "served")
-    exported = trainer.export(folder, serving_input, "best")
+    folder = Path(job.config["checkpoints"]["folder"])
+    trained = folder / "test_mode" if job.test_mode else folder
+    exported = trainer.export(str(folder / "served"), serving_input, "best")
     if job.rank == 0:
         report(f"served AUC {served_auc(exported, test_rows):.4f}, by {exported}")
+        drawn = loss_curve.draw_metrics({"census": trained / "metrics.jsonl"}, CURVES)
+        (folder / "curves.svg").write_text(drawn, encoding="utf-8")
+        report(f"loss and AUC are drawn in {folder / 'curves.svg'}")
 
 
 if __name__ == "__main__":

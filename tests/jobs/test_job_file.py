@@ -1,18 +1,15 @@
-"""Jobs of a job file: a Trainer's, a session's, ones that fail, and a search's."""
+"""Jobs of a job file: a Trainer's, a session's, and ones that fail."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.docs import blocks
-from tests.docs.session import ROOT
 from tests.jobs import pool
 
 FOLDER = os.path.dirname(__file__)
@@ -125,33 +122,3 @@ def test_a_line_ends_restarts(tmp_path):
     assert done.returncode == 3 and "restart    1 of 5" in done.stdout
     assert "no restart: rank 0 wrote 'CUDA out of memory'" in done.stdout
     assert "attempt 2" not in done.stdout
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(300)
-def test_the_guides_search_finds_the_best_trial(tmp_path):
-    """With Optuna where it is installed, else with as much of it as the program uses."""
-    page = blocks.read((ROOT / "docs" / "guides" / "jobs.md").read_text(encoding="utf-8"))
-    for block in page:
-        if block.kind == "file":
-            (tmp_path / block.note).write_text(block.code)
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "collective").write_text(f'#!/bin/sh\nexec {sys.executable} -m collective "$@"\n')
-    (commands / "collective").chmod(0o755)
-    environment = {
-        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        stand_in = os.path.join(FOLDER, "optuna_stand_in")
-        environment["PYTHONPATH"] = f"{stand_in}{os.pathsep}{environment['PYTHONPATH']}"
-    done = pool.python("search.py", cwd=tmp_path, environment=environment, pool=False, timeout=280)
-    assert done.returncode == 0, done.stdout
-    aucs = [float(auc) for auc in re.findall(r"\[0\] AUC after step 200: (.*)", done.stdout)]
-    [best] = re.findall(r"^best AUC (\S+) with {'lr': ", done.stdout, re.M)
-    assert len(aucs) == 3 and float(best) >= max(aucs) - 0.001
-    folders = sorted(path.name for path in (tmp_path / "trials").iterdir())
-    assert folders == ["0", "1", "2"]

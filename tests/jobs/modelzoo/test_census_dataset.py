@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from program_launch import MODELZOO, NO_NETWORK, environ
 
-from census_income import archive, click_log, dataset
+from census_income import adult_files, archive, click_log, dataset
 from tests.unit.modelzoo import census_files
 
 LOAD = """
@@ -26,7 +26,7 @@ print(len(train['age']), len(test['age']), train['income'].sum(), *train['workcl
 
 def parsed(path: Path) -> list[dict]:
     with open(path) as lines:
-        return list(dataset.parse(lines, path))
+        return list(adult_files.parse(lines, path))
 
 
 def test_both_forms_of_the_files_hold_the_same_rows(tmp_path):
@@ -67,13 +67,13 @@ def test_both_forms_of_the_files_hold_the_same_rows(tmp_path):
     ],
 )
 def test_a_malformed_line_is_named(line, complaint):
-    with pytest.raises(dataset.MalformedFile, match=complaint):
-        list(dataset.parse([census_files.HEADER, line], "adult.data"))
+    with pytest.raises(adult_files.MalformedFile, match=complaint):
+        list(adult_files.parse([census_files.HEADER, line], "adult.data"))
 
 
 def test_a_file_without_rows_is_an_error():
-    with pytest.raises(dataset.MalformedFile, match="adult.test: no rows in it"):
-        list(dataset.parse(["|1x3 Cross validator", ""], "adult.test"))
+    with pytest.raises(adult_files.MalformedFile, match="adult.test: no rows in it"):
+        list(adult_files.parse(["|1x3 Cross validator", ""], "adult.test"))
 
 
 def test_edited_files_and_other_sources_are_prepared_apart(tmp_path):
@@ -91,8 +91,8 @@ def test_the_rows_that_come_along_are_the_census():
     counts = []
     for name in archive.FILES:
         text = archive.read(name).decode()
-        labels = [row["income"] for row in dataset.parse(text.splitlines(), name)]
-        counts.append([labels.count(label) for label in dataset.LABELS])
+        labels = [row["income"] for row in adult_files.parse(text.splitlines(), name)]
+        counts.append([labels.count(label) for label in adult_files.LABELS])
     assert counts == [[24720, 7841], [12435, 3846]]
     assert archive.ARCHIVE.stat().st_size < 900_000
 

@@ -35,7 +35,7 @@ def as_uci_has_them(folder: Path) -> Path:
 
 def from_rows(folder: Path, train: dict, test: dict) -> Path:
     """Writes rows in memory (of the click log, say) as files."""
-    from census_income.dataset import FILE_COLUMNS, LABEL, LABELS
+    from census_income.adult_files import FILE_COLUMNS, LABEL, LABELS
 
     def lines(rows):
         rows = {**rows, LABEL: np.array(LABELS)[rows[LABEL]]}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from census_income import batches
+from census_income import batches, click_log, loader
+from census_income.columns import LABEL
+from census_income.features import Encoder
 
 
 def global_batches(ranks: int, **changes) -> list[np.ndarray]:
@@ -63,3 +66,29 @@ def test_the_example_needs_no_horovod():
     for program in [*folder.glob("census_income/*.py"), *folder.glob("common/*.py")]:
         text = program.read_text(encoding="utf-8")
         assert not re.search(r"^\s*(import|from) horovod", text, re.MULTILINE), program
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4, 9])
+def test_batches_without_gaps_go_on_from_any_number(first):
+    """An epoch of 50 rows ends in the middle of the batches of 12."""
+    rows = np.concatenate(list(itertools.islice(batches.epochs(50, 3), 4)))
+    assert sorted(rows) == sorted([*range(50)] * 4)
+    assert (rows[:50] != rows[50:100]).any()
+    found = list(itertools.islice(batches.without_gaps(50, 12, 3, first), 16 - first))
+    np.testing.assert_array_equal(np.concatenate(found), rows[12 * first : 12 * 16])
+
+
+@pytest.mark.parametrize("streams, first", [(1, 0), (2, 0), (3, 2)])
+def test_loaders_take_turns_with_the_batches_of_the_program(streams, first):
+    log = click_log.generate(train_rows=50, test_rows=1)
+    examples = Encoder(log.train).encode(log.train)
+    make = loader.training(examples, 12, seed=3)
+    rows = np.concatenate(list(itertools.islice(batches.epochs(50, 3), 4)))
+    for stream in range(streams):
+        for number, batch in enumerate(itertools.islice(make(stream, streams, first), 3), first):
+            start = 12 * (number * streams + stream)
+            own = rows[start : start + 12]
+            np.testing.assert_array_equal(batch.labels[LABEL], examples.label[own])
+            np.testing.assert_array_equal(batch.dense["numeric"], examples.numeric[own])
+            for column, ids in examples.ids.items():
+                assert batch.ids[column].to_list() == [[each] for each in ids[own]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -63,3 +64,33 @@ def test_another_file_is_an_error_that_names_it(tmp_path, text):
     (tmp_path / "losses.tsv").write_text(text)
     with pytest.raises(ValueError, match="losses.tsv"):
         loss_curve.read(tmp_path / "losses.tsv")
+
+
+def test_metrics_of_a_trainer_have_a_diagram_each(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"kind": kind, "step": step, "metrics": metrics}
+        for step in (10, 20)
+        for kind, metrics in (
+            ("training", {"loss": 1.0 - step / 40, "samples_per_s": 5.0}),
+            ("validation", {"loss": None if step == 10 else 0.5, "auc": 0.5 + step / 80}),
+        )
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert loss_curve.read_metric(path, "auc") == {"validation": [(10, 0.625), (20, 0.75)]}
+    assert loss_curve.read_metric(path, "loss") == {
+        "training": [(10, 0.75), (20, 0.5)],
+        "validation": [(20, 0.5)],
+    }
+    root = ElementTree.fromstring(loss_curve.draw_metrics({"a": path, "b": path}, ["loss", "auc"]))
+    assert len(list(root.iter(f"{{{NAMES['svg']}}}polyline"))) == 6
+    texts = [text.text for text in root.iter(f"{{{NAMES['svg']}}}text")]
+    assert {"loss", "auc", "a, training", "b, validation"} <= set(texts)
+    path.write_text(json.dumps(lines[0]) + "\n")  # one point is a dot
+    root = ElementTree.fromstring(loss_curve.draw_metrics({"a": path}, ["loss"]))
+    assert len(list(root.iter(f"{{{NAMES['svg']}}}circle"))) == 1
+    with pytest.raises(ValueError, match="metrics.jsonl: it has no value of 'accuracy'"):
+        loss_curve.read_metric(path, "accuracy")
+    path.write_text("step\t1\n")
+    with pytest.raises(ValueError, match="metrics.jsonl, line 1: .* isn't one of a Trainer"):
+        loss_curve.read_metric(path, "loss")

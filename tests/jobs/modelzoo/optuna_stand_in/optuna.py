@@ -1,4 +1,4 @@
-"""As much of Optuna as the search of docs/guides/jobs.md uses, where Optuna isn't installed.
+"""As much of Optuna as the search of the census job uses, where Optuna isn't installed.
 
 It chooses at random. The names, arguments and attributes are those of Optuna 5.
 """
@@ -23,6 +23,9 @@ class Trial:
         else:
             value = self._generator.uniform(low, high)
         return self.params.setdefault(name, value)
+
+    def suggest_int(self, name: str, low: int, high: int) -> int:
+        return int(self.params.setdefault(name, self._generator.randint(low, high)))
 
 
 class Study:
