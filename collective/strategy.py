@@ -126,12 +126,14 @@ class CollectiveStrategy:
                 `collective.TablePolicy`, DeepRec's `EmbeddingVariableOption` or PERSIA's
                 `EmbeddingConfig`. A warning names the options that have no effect yet. Its
                 initializer is for tables that are made without one. Default None: no policy.
-            placement: Where the rows of a table are. 'rows', the default: each on one rank.
-                'replicated': all on every rank, as a variable outside of the scope has them, so
-                that lookups need no exchange. Such a table starts with the same values as one with
-                'rows', its updates are the same, and a checkpoint that was saved with one placement
-                can be restored with the other. It is an error for a dynamic table, whose number of
-                rows isn't known, and for a policy with a weight_bound.
+            placement: Where the rows of a table are. 'rows', the default: row i on rank i mod N.
+                'whole': all on one rank, the one that has the fewest bytes of such tables so far;
+                'whole:K': all on rank K mod N. 'replicated': all on every rank, as a variable
+                outside of the scope has them, so that lookups need no exchange. With each of them a
+                table starts with the same values and its updates are the same, and a checkpoint
+                that was saved with one can be restored with another. All but 'rows' are an error
+                for a dynamic table, whose number of rows isn't known, and 'replicated' is one for a
+                policy with a weight_bound.
             replicate_below: Replicates static tables whose weights take fewer bytes, all rows
                 together and without slots; other tables follow `placement`. A number, or a text
                 with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' is 1,048,576. Tables with a
@@ -141,8 +143,8 @@ class CollectiveStrategy:
 
         Raises:
             TypeError: an option is unknown, or `policy` is no policy.
-            ValueError: an option has an invalid value; or, when a table is made, it can't be
-                replicated.
+            ValueError: an option has an invalid value; or, when a table is made, it can't have the
+                placement.
             RuntimeError: it is entered outside scope(), or a table is made inside a tf.function.
         """
         if policy is not INHERIT:

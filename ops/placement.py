@@ -1,6 +1,7 @@
 """Places the rows of tables on ranks. No other module knows which rank has which row.
 
     static table     key k is row k div N of rank k mod N               `static(N)`
+    whole table      key k is row k of one rank                         `on_one_rank(N, rank)`
     dynamic table    key k is on rank mix(k) mod N, in a row store      `dynamic(N)`
 
 What follows from this is here as well: how many rows a rank has, which rows of a whole table are
@@ -8,7 +9,7 @@ its own, which parts of a checkpoint can hold its keys. A checkpoint stores tabl
 the ranks that saved it, so a stored table has a placement, too: over its parts.
 
 Compiled operations have the same functions in `ops/native/placement.h`, CUDA kernels in
-`ops/gpu/placement.cuh`.
+`ops/gpu/placement.cuh`. They are told a table's placement by its `kind`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from collective.ops.exchange import key_hashing
 # A number, an int64 or uint64 array, or an int64 tensor. Results are of the same kind.
 Numbers = TypeVar("Numbers", int, np.ndarray)
 
+# Kinds of tables. Kind ON_ONE_RANK + r is a static table that rank r has whole.
+STATIC, DYNAMIC, ON_ONE_RANK = range(3)
+
 
 def static(ranks: int) -> RowPlacement:
     """Returns the placement of a static table, or of its parts in a checkpoint.
@@ -35,6 +39,16 @@ def static(ranks: int) -> RowPlacement:
         ranks: N, the number of ranks or parts.
     """
     return ByRemainder(ranks)
+
+
+def on_one_rank(ranks: int, only: int) -> OnOneRank:
+    """Returns the placement of a static table that one rank has whole.
+
+    Args:
+        ranks: N, the number of ranks.
+        only: the rank, modulo N: a script for more ranks than there are runs, too.
+    """
+    return OnOneRank(ranks, only % ranks)
 
 
 def dynamic(ranks: int) -> Placement:
@@ -58,6 +72,27 @@ class Placement(abc.ABC):
 
     ranks: int
 
+    @property
+    @abc.abstractmethod
+    def kind(self) -> int:
+        """Returns by what number compiled operations and kernels know it."""
+
+    @property
+    def parts(self) -> int:
+        """Returns how many parts a checkpoint stores."""
+        return self.ranks
+
+    def part(self, rank: int) -> int | None:
+        """Returns which part of a checkpoint has the rows of `rank`; None if it has no rows."""
+        return rank
+
+    @abc.abstractmethod
+    def remainder(self, rank: int) -> tuple[int, int] | None:
+        """Returns (r, m) if `rank` has the keys that are r modulo m; None if it has none.
+
+        Of a dynamic table it is about mixed keys.
+        """
+
     @abc.abstractmethod
     def owner(self, keys: np.ndarray) -> np.ndarray:
         """Returns the ranks, int32 [K], that own the int64 `keys` [K]. They may be negative."""
@@ -66,15 +101,21 @@ class Placement(abc.ABC):
     def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns `owner` of a tensor, by TensorFlow's own operations."""
 
-    @abc.abstractmethod
-    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
-        """Tells whether a key can be both on `part` and, by another placement, on `rank`.
+    def may_hold(self, parts: np.ndarray, other: Placement, rank: int) -> np.ndarray:
+        """Tells which of `parts` can have a key that another placement has on `rank`.
 
         Args:
-            part: one of this placement's ranks, or an array of them.
-            other: a placement of the same kind.
+            parts: ranks of this placement, which is over all of them: a stored table's.
+            other: a placement of a table of the same keys.
             rank: one of its ranks.
         """
+        theirs = other.remainder(rank)
+        if theirs is None:
+            return np.zeros(np.shape(parts), bool)
+        # A number can have both remainders if they are equal modulo the greatest common divisor.
+        remainder, modulus = theirs
+        step = math.gcd(self.ranks, modulus)
+        return np.asarray(parts) % step == remainder % step
 
     def parts_of(self, other: Placement, rank: int) -> Sequence[int]:
         """Returns the ranks of this placement that can hold keys of `rank` of another one."""
@@ -99,8 +140,8 @@ class CommonRows(NamedTuple):
 class RowPlacement(Placement):
     """Tells which rank owns a key of a static table, and which row of its shard the key has.
 
-    A subclass is a way to place the rows of static tables, of which `static` chooses one. The keys
-    of a table are the numbers of its rows. A shard has its rows by ascending keys.
+    A subclass is a way to place the rows of static tables. The keys of a table are the numbers of
+    its rows. A shard has its rows by ascending keys.
 
     Attributes:
         strategy: TensorFlow's name of it, for the `partition_strategy` of `embedding_lookup`, by
@@ -151,6 +192,10 @@ class ByRemainder(RowPlacement):
     """Places key k of a static table on rank k mod N, as row k div N of its shard."""
 
     strategy = "mod"
+    kind = STATIC
+
+    def remainder(self, rank: int) -> tuple[int, int]:
+        return rank, self.ranks
 
     def owner(self, keys: np.ndarray) -> np.ndarray:
         return (keys % self.ranks).astype(np.int32)
@@ -170,19 +215,75 @@ class ByRemainder(RowPlacement):
     def rows_of(self, rank: int, first: int = 0) -> slice:
         return slice((rank - first) % self.ranks, None, self.ranks)
 
-    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
-        return _meet(part, self.ranks, rank, other.ranks)
-
     def common(self, part: int, other: RowPlacement, rank: int) -> CommonRows | None:
-        step = other.ranks // math.gcd(self.ranks, other.ranks)
+        theirs = other.remainder(rank)
+        if theirs is None:
+            return None
+        remainder, modulus = theirs
+        step = modulus // math.gcd(self.ranks, modulus)
         for first in range(step):
-            if self.key(part, first) % other.ranks == rank:
+            if self.key(part, first) % modulus == remainder:
                 return CommonRows(first, step, other.row(self.ranks * step))
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class OnOneRank(RowPlacement):
+    """Places all rows of a static table on one rank; its row k is row k of the table.
+
+    A checkpoint has such a table as one part, which is what plain TensorFlow would save.
+
+    Attributes:
+        only: the rank.
+    """
+
+    only: int
+
+    strategy = "mod"
+
+    @property
+    def kind(self) -> int:
+        return STATIC if self.ranks == 1 else ON_ONE_RANK + self.only
+
+    @property
+    def parts(self) -> int:
+        return 1
+
+    def part(self, rank: int) -> int | None:
+        return 0 if rank == self.only else None
+
+    def remainder(self, rank: int) -> tuple[int, int] | None:
+        return (0, 1) if rank == self.only else None
+
+    def owner(self, keys: np.ndarray) -> np.ndarray:
+        return np.full(keys.shape, self.only, np.int32)
+
+    def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
+        return tf.fill(tf.shape(keys), self.only)
+
+    def row(self, keys: Numbers) -> Numbers:
+        return keys
+
+    def key(self, rank: int, rows: Numbers) -> Numbers:
+        return rows
+
+    def count(self, rank: int, rows: int) -> int:
+        return rows if rank == self.only else 0
+
+    def rows_of(self, rank: int, first: int = 0) -> slice:
+        return slice(None) if rank == self.only else slice(0)
+
+    def common(self, part: int, other: RowPlacement, rank: int) -> CommonRows | None:
+        return None if part != self.only else static(1).common(0, other, rank)
+
+
 class ByHash(Placement):
     """Places key k of a dynamic table on rank mix(k) mod N, as `key_hashing` mixes it."""
+
+    kind = DYNAMIC
+
+    def remainder(self, rank: int) -> tuple[int, int]:
+        return rank, self.ranks
 
     def owner(self, keys: np.ndarray) -> np.ndarray:
         return (key_hashing.mix_np(keys) % np.uint64(self.ranks)).astype(np.int32)
@@ -192,15 +293,3 @@ class ByHash(Placement):
             return tf.zeros_like(keys, tf.int32)
         mixed = key_hashing.mix(keys)
         return tf.cast(tf.math.floormod(mixed, tf.constant(self.ranks, tf.uint64)), tf.int32)
-
-    def may_hold(self, part: Numbers, other: Placement, rank: int) -> Numbers:
-        return _meet(part, self.ranks, rank, other.ranks)
-
-
-def _meet(part: Numbers, parts: int, rank: int, ranks: int) -> Numbers:
-    """Tells whether a number has the remainders `part` mod `parts` and `rank` mod `ranks`.
-
-    There is one if they are equal modulo the greatest common divisor.
-    """
-    step = math.gcd(parts, ranks)
-    return part % step == rank % step

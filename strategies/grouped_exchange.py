@@ -127,7 +127,7 @@ def _build(
     answers: bool,
 ) -> Group:
     ranks, hosts = collectives.size(), None if provisional else hierarchy.of_group()
-    kinds = [int(table.hashed) for table in layout.tables]
+    kinds = [table.placement.kind for table in layout.tables]
     counted = [table.counts_keys for table in layout.tables]
     prefix = "lookup" if provisional else "group"
     base = f"{prefix}{level}.{_digest(group, layout, wire, hosts)}"

@@ -31,7 +31,14 @@ _PLAIN = resource_variable_ops.ResourceVariable
 _numbers = itertools.count(), itertools.count()  # for static and for dynamic variables
 
 
-def make_table(kind: type[Table], name: str, shape: Any, initializer: Any, **kwargs: Any) -> Any:
+def make_table(
+    kind: type[Table],
+    name: str,
+    shape: Any,
+    initializer: Any,
+    placement: str = "rows",
+    **kwargs: Any,
+) -> Any:
     """Makes a table under the first of the names `name`, `name_1`, … that isn't taken."""
     check_scope(f"sok makes the variable '{name}', which")
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
@@ -41,7 +48,7 @@ def make_table(kind: type[Table], name: str, shape: Any, initializer: Any, **kwa
             name,
             shape=shape,
             initializer=initializer,
-            options=EmbeddingOptions(),
+            options=EmbeddingOptions(placement=placement),
             kind=kind,
             **kwargs,
         )
@@ -102,7 +109,7 @@ class DistributedVariable(_Static):
 class LocalizedVariable(_Static):
     """For mode 'localized:k', shows rank k all rows, [V, D], and the other ranks none, [0, D].
 
-    Its rows are still on all ranks, so that all ranks read and assign it together.
+    So they are placed, too; but all ranks read and assign it together.
     """
 
     target_gpu = 0
@@ -182,7 +189,7 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa
 
 def _made_by(kind: str, mode: str) -> str:
     """Describes a 'localized:k' variable to ranks that haven't made it."""
-    return f"sok.{kind}(mode={mode!r}), whose rows are on all ranks"
+    return f"sok.{kind}(mode={mode!r}), which all ranks make"
 
 
 def _owner(kind: str, mode: str | None) -> int | None:
@@ -267,6 +274,7 @@ def make(
         name or f"sok_static_Variable_{next(_numbers[0])}",
         shape,
         initializer,
+        f"whole:{target_gpu}" if kind is LocalizedVariable else "rows",
         dtype=None if shape is None else dtype or tf.float32,
         trainable=trainable is not False,
         collections=collections,

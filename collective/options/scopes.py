@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, ClassVar, Literal, Protocol, Union, get_args
@@ -31,7 +32,8 @@ Hierarchical = Union[Literal["auto"], bool]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 HalfPrecision = Literal["float16", "bfloat16"]
-TablePlacement = Literal["rows", "replicated"]
+# Or "whole:K", with a rank K.
+TablePlacement = Union[Literal["rows", "whole", "replicated"], str]
 
 # After how many training runs scope(check=True) compares replicas.
 USUAL_CHECK = 100
@@ -393,8 +395,8 @@ class EmbeddingOptions:
     Attributes:
         min_rows: variables with fewer rows don't become tables.
         policy: the policy of tables without one of their own; None for no policy.
-        placement: where the rows of a static table are: 'rows', each on one rank, or 'replicated',
-            all on every rank.
+        placement: where the rows of a static table are: 'rows', dealt to all ranks; 'whole', all
+            on one rank; 'whole:K', all on rank K mod N; or 'replicated', all on every rank.
         replicate_below: static tables whose weights take fewer bytes are replicated. Given as a
             number, or as a text with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' 1,048,576.
         chosen: whether the launcher's --embedding-scope auto has opened the scope instead of the
@@ -420,10 +422,11 @@ class EmbeddingOptions:
             raise ValueError(
                 f"embedding_scope(policy=…) is a TablePolicy or None, not {self.policy!r}."
             )
-        if self.placement not in get_args(TablePlacement):
+        if not (isinstance(self.placement, str) and PLACEMENTS.fullmatch(self.placement)):
             raise ValueError(
-                "embedding_scope(placement=…) is 'rows' (each row on one rank) or 'replicated' "
-                f"(all rows on every rank), not {self.placement!r}.{_instead_of(self.placement)}"
+                "embedding_scope(placement=…) is 'rows' (each row on one rank), 'whole' (all rows "
+                "on one rank), 'whole:K' (on rank K) or 'replicated' (all rows on every rank), not "
+                f"{self.placement!r}.{_instead_of(self.placement)}"
             )
         object.__setattr__(self, "replicate_below", _count_bytes(self.replicate_below))
 
@@ -435,10 +438,9 @@ def _instead_of(placement: Any) -> str:
     return "" if way is None else f" {way}"
 
 
+PLACEMENTS = re.compile("rows|replicated|whole(:[0-9]+)?")
 # What to use for the placements of other libraries.
 INSTEAD_OF_PLACEMENTS = {
-    "whole": "No rank owns a table alone: 'rows' gives every rank an equal share of its rows, and "
-    "'replicated' looks up a small one without an exchange.",
     "columns": "Rows aren't cut: 'rows' gives every rank an equal share also of few wide rows. To "
     "cut a table by columns, make several and join what they look up by tf.concat.",
     "auto": "To choose by size, set replicate_below='1 MB': smaller tables are replicated, and the "

@@ -233,7 +233,13 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         keys_per_owner=tuple(keys_per_owner) if keys_per_owner else None,
         key_imbalance=imbalance(keys_per_owner) if keys_per_owner else None,
         policy=_policy_options(table),
+        placement=_placement_of(table),
     )
+
+
+def _placement_of(table: Any) -> str:
+    only = getattr(table.placement, "only", None)
+    return "rows" if only is None else f"whole:{only}"
 
 
 def _replicated_table_plan(variable: Any, variables: Sequence[Any]) -> TablePlan:

@@ -69,7 +69,8 @@ class TablePlan:
         policy: the options of its `collective.TablePolicy` that differ from the defaults, by name,
             without the initializer; 'admission' is 'host' if other tables are on a GPU but this one
             stays in the host's memory.
-        placement: 'rows' if each row is on one rank, 'replicated' if every rank has all rows.
+        placement: 'rows' if rows are dealt to all ranks, 'whole:K' if rank K has all rows,
+            'replicated' if every rank has.
     """
 
     name: str

@@ -63,7 +63,8 @@ def _total_lines(plan: PlanData) -> list[str]:
     sizes = bytes_by_rank(plan.tables, plan.ranks)
     text = counted(len(plan.tables), "table")
     replicated = sum(table.placement == "replicated" for table in plan.tables)
-    kinds = [(dynamic, "dynamic"), (replicated, "replicated")]
+    whole = sum(table.placement.startswith("whole") for table in plan.tables)
+    kinds = [(dynamic, "dynamic"), (whole, "whole on one rank"), (replicated, "replicated")]
     special = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
     text += f" ({special})" if special else ""
     text += f", {in_bytes(max(sizes))} on the largest rank, slots included"

@@ -186,6 +186,9 @@ def _exchanges_of_table(
     ungrouped = sum(x.table == table.name for x in plan.alone)
     if ungrouped:
         texts.append(f"{ungrouped} alone")
+    whole, _, owner = table.placement.partition(":")
+    if whole == "whole":
+        texts.append(f"whole on rank {owner}")
     return "; ".join(texts)
 
 

@@ -52,7 +52,7 @@ class _Named:
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
-    """Holds V rows of dimension D, each on one of N ranks (`collective.ops.placement.static`).
+    """Holds V rows of dimension D, each on one of N ranks (`collective.ops.placement`).
 
     Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
     `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
@@ -75,6 +75,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     Args:
         rows, dim: V and D.
+        placed: the placement of its rows, if it isn't `collective.ops.placement.static`.
         **kwargs: `ResourceVariable`'s; its initial value is the shard's.
     """
 
@@ -83,8 +84,9 @@ class Sharded(resource_variable_ops.ResourceVariable):
     made_by = ""
     rows: Any  # None of dynamic tables.
 
-    def __init__(self, *, rows: int, dim: int, **kwargs: Any):
+    def __init__(self, *, rows: int, dim: int, placed: RowPlacement | None = None, **kwargs: Any):
         self.rows, self.dim, self.warned_of_dense_read = rows, dim, False
+        self._placed = placed
         self._fetched: tf.Tensor | None = None
         with shard_view():
             super().__init__(**kwargs)
@@ -134,7 +136,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     @property
     def row_placement(self) -> RowPlacement:
         """Returns the placement of its keys on ranks, and on the rows of their shards."""
-        return placement.static(collectives.size())
+        return self._placed or placement.static(collectives.size())
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the ranks that own the int64 `keys` [K], int32 [K]."""
@@ -303,7 +305,14 @@ class Table(Sharded):
     policy = TablePolicy()
 
     def __init__(
-        self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any
+        self,
+        *,
+        initializer: Any,
+        shape: tf.TensorShape,
+        dtype: tf.DType,
+        name: str,
+        placed: RowPlacement | None = None,
+        **kwargs: Any,
     ):
         rows, dim = shape.as_list()
         self._whole_value: Any = functools.partial(
@@ -313,7 +322,8 @@ class Table(Sharded):
             super().__init__(
                 rows=rows,
                 dim=dim,
-                initial_value=lambda: self._whole_value(collectives.rank(), collectives.size()),
+                placed=placed,
+                initial_value=lambda: self._whole_value(self.row_placement, collectives.rank()),
                 name=name,
                 dtype=dtype,
                 **kwargs,
@@ -325,7 +335,7 @@ class Table(Sharded):
         if self._is_whole():
             return self._initial_value
         return (
-            self._whole_value(0, 1)
+            self._whole_value(placement.static(1), 0)
             if self._whole_value
             else self.refuse("Reading the initial value, a checkpoint's,")
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import graphs
+from collective.ops.communication import collectives
+from collective.ops.graph import graph_state, graphs
+from collective.ops.placement import RowPlacement, on_one_rank, static
 from collective.options import EmbeddingOptions
 from collective.policy import TablePolicy
 from collective.scope import SCOPES
@@ -83,6 +87,7 @@ def table_getter(
 
     [V, D] is a static table if V is at least `options.min_rows`; [None, D] is a dynamic one. A
     static table that the options replicate is an ordinary variable with a table's initial value.
+    One that the options put on one rank has all rows there.
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
     made as outside: replicated. No variable is partitioned: in embedding_scope() the library, not a
@@ -144,7 +149,11 @@ def table_getter(
             )
         if not tf.executing_eagerly():
             STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
+        placed = {}
+        if rows is not None:
+            placed["placed"] = _placed(options, rows * dim * int(dtype.size))
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
+            **placed,
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,
@@ -199,6 +208,33 @@ def _start_from_first_rows(policy: TablePolicy, variable: Any) -> None:
         tf.train.init_from_checkpoint(first_rows.checkpoint, {name: variable})
 
 
+@dataclasses.dataclass
+class WholeTables:
+    """Remembers how many bytes of weights each rank has of tables that one rank has whole."""
+
+    bytes_of: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+    def choose(self) -> int:
+        """Returns the rank with the fewest bytes, the first of several: the same on all ranks."""
+        return min(range(collectives.size()), key=lambda rank: self.bytes_of[rank])
+
+
+def _placed(options: EmbeddingOptions, size: int) -> RowPlacement | None:
+    """Returns where the rows of a static table are to be; None for its share on each rank.
+
+    Args:
+        options: those of the scope.
+        size: the bytes of its weights.
+    """
+    name, _, number = options.placement.partition(":")
+    if name != "whole":
+        return None
+    whole_tables = graph_state.of(graphs.outermost(tf.get_default_graph()), WholeTables)
+    placed = on_one_rank(collectives.size(), int(number) if number else whole_tables.choose())
+    whole_tables.bytes_of[placed.only] += size
+    return placed
+
+
 def _is_to_be_replicated(
     name: str,
     rows: int | None,
@@ -210,19 +246,20 @@ def _is_to_be_replicated(
     """Tells whether the table [rows, dim] is to have all rows on every rank.
 
     Raises:
-        ValueError: placement='replicated' demands it, but the table is dynamic or has a bound.
+        ValueError: placement='replicated' demands it, but the table is dynamic or has a bound; or
+            the table is dynamic, and is to be whole on one rank.
     """
     served = served_table.served_graph(tf.get_default_graph())
     if served is not None and served.has_table(name):
         return False  # It was trained with another placement, and is served by its parts.
     bound = policy.weight_bound
+    if rows is None and options.placement != "rows":
+        raise ValueError(
+            f"dynamic table '{name}': placement={options.placement!r} is for tables with a known "
+            "number of rows, and this one gets rows as keys come. Make it in "
+            "embedding_scope(placement='rows'), or give it a shape [V, D]."
+        )
     if options.placement == "replicated":
-        if rows is None:
-            raise ValueError(
-                f"dynamic table '{name}': placement='replicated' is for tables with a known number "
-                "of rows, and this one gets rows as keys come. Make it in "
-                "embedding_scope(placement='rows'), or give it a shape [V, D]."
-            )
         if bound is not None:
             raise ValueError(
                 f"table '{name}': placement='replicated' makes an ordinary variable, whose weights "
@@ -252,7 +289,9 @@ def _replicated_table(
 
         def whole_value(shape: Any, dtype: Any = None) -> tf.Tensor:
             rows, dim = tensor_shape.as_shape(shape).as_list()
-            return initializers.shard(initializer, (rows, dim), tf.as_dtype(dtype), name, 0, 1)
+            return initializers.shard(
+                initializer, (rows, dim), tf.as_dtype(dtype), name, static(1), 0
+            )
 
     if not callable(initializer):
         shape = None  # get_variable takes an array's or a tensor's own.

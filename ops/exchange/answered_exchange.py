@@ -59,7 +59,7 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
         and carrier_choice.in_force() == carrier_choice.SHARED_MEMORY
         and wire == Wire(tf.float32, tf.float32)
         and not any(counted)
-        and all(kind == embedding_bag.STATIC for kind in kinds)
+        and all(kind != embedding_bag.DYNAMIC for kind in kinds)
     )
 
 

@@ -35,7 +35,7 @@ from collective.ops.exchange.shard_gradients import scaled  # noqa: F401 (part o
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
 
 ROWS, SUM, MEAN, SQRTN = range(4)  # combiners
-STATIC, DYNAMIC = range(2)  # kinds of tables
+STATIC, DYNAMIC = range(2)  # kinds of tables; `collective.ops.placement` has all of them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    const u32* __restrict__ words, u32 base, u32* __restrict__ firsts) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
-  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [=](i64 at) {
+  count_tile(tile, keys, ranks, ByOwner{tile.kind, ranks}, counts, tiles, counters, [=](i64 at) {
     if (tile.slot_count == 0) return true;
     const u32 first = words[firsts[at]] - base;
     firsts[at] = first;
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
   place_tile(
-      tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
+      tile, keys, ranks, ByOwner{tile.kind, ranks}, counts, tiles, starts, counters,
       [=](i64 at) { return firsts[at] == static_cast<u32>(at); },
       [=](i64 at, i64 key, u32 number) {
         numbers[at] = number;

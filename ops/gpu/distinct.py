@@ -99,7 +99,7 @@ def distinct(
     Args:
         keys: [K] int64, any values, including the extreme ones. `placement.cuh` has their owners.
         segments: M of them with K keys. Keys are equal only within a section.
-        kinds: S of them, STATIC or DYNAMIC.
+        kinds: S of them, of the sections' tables.
         ranks: N, up to `MOST_RANKS`; 1 to de-duplicate the keys that an owner received.
         workspace: holds the results until the next call with it.
 

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                      const u32* __restrict__ slots, u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
-  count_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, counters,
+  count_tile(Tile(segments, segment_count), keys, 1, ByOwner{kDynamic, 1}, counts, tiles, counters,
              [&](i64 at) {
                if (rows[at] >= 0) return false;
                const i64 first = kMost - (fetch_slot(table.slot(slots[at])).row & kMost);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const u32 before = counts[table.first_tile];
   const i64 highest = *table.counter(kHighest);
   place_tile(
-      Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
+      Tile(segments, segment_count), keys, 1, ByOwner{kDynamic, 1}, counts, tiles, starts, counters,
       [=](i64 at) { return rows[at] == ~at; },
       [=](i64 at, i64 key, u32 number) {
         const i64 added = highest + (number - before) + 1;

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                     int segment_count, u32 ranks, u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
-  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters,
+  count_tile(tile, keys, ranks, ByOwner{tile.kind, ranks}, counts, tiles, counters,
              [](i64) { return true; });
 }
 
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
   place_tile(
-      tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
+      tile, keys, ranks, ByOwner{tile.kind, ranks}, counts, tiles, starts, counters,
       [](i64) { return true; },
       [=](i64 at, i64 key, u32 number) {
         ordered[number] = key;
@@ -79,7 +79,7 @@ struct Keys {
   i64 tile;        // its first one
   i64 keys, rows;  // addresses
   i64 count;
-  i64 dynamic;  // its table is
+  i64 kind;  // of its table
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -91,6 +91,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
     const i64 at = first + turn * kThreads;
-    if (at < piece.count) rows[at] = local_row_of(keys[at], piece.dynamic != 0, ranks);
+    if (at < piece.count) rows[at] = local_row_of(keys[at], static_cast<int>(piece.kind), ranks);
   }
 }

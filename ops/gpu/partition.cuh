@@ -15,9 +15,9 @@ __device__ __forceinline__ u32 peers_of(u32 owner, u32 ranks) {
 
 // The owner of a key of a tile.
 struct ByOwner {
-  bool dynamic;
+  int kind;
   u32 ranks;
-  __device__ __forceinline__ u32 operator()(i64 key) const { return owner_of(key, dynamic, ranks); }
+  __device__ __forceinline__ u32 operator()(i64 key) const { return owner_of(key, kind, ranks); }
 };
 
 // Counts by owner(key) the keys for which `select(position)` holds. `counters` is shared memory for

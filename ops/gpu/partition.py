@@ -115,7 +115,7 @@ def partition(
     Args:
         keys: [K] int64, any values. `placement.cuh` has their owners.
         segments: M of them with K keys.
-        kinds: S of them, STATIC or DYNAMIC.
+        kinds: S of them, of the sections' tables.
         ranks: N, up to `MOST_RANKS`.
         workspace: holds the results until the next call with it.
 
@@ -147,8 +147,8 @@ def local_rows(
 ) -> Any:
     """Finds the owner's row of each key that it received, [K] int64. One kernel.
 
-    For a static table it is key div N, rounded down; for a dynamic one the key itself. Bytes moved:
-    8 K read, 8 K written.
+    For a static table that is dealt to all ranks it is key div N, rounded down, else the key.
+    Bytes moved: 8 K read, 8 K written.
 
     Args:
         keys, segments, kinds, ranks, workspace: as for `partition`. All keys belong to this rank;
@@ -172,7 +172,7 @@ def keys_words(
     """
     lengths, offsets = np.diff(segments.offsets), 8 * segments.offsets[:-1]
     tiles = -(-lengths // TILE)
-    dynamic = np.asarray(kinds, np.int64)[segments.sections]
+    kind = np.asarray(kinds, np.int64)[segments.sections]
     first = np.cumsum(tiles) - tiles
-    words = np.stack([first, keys + offsets, rows + offsets, lengths, dynamic], 1)
+    words = np.stack([first, keys + offsets, rows + offsets, lengths, kind], 1)
     return words[lengths > 0], int(tiles.sum())

@@ -6,7 +6,7 @@ struct Segment {
   i64 tile;        // its first one
   i64 first, end;  // of its keys
   i64 section;
-  i64 dynamic;     // its table is
+  i64 kind;        // of its table
   i64 slots;       // where its section's part of a scratch table begins
   i64 slot_count;  // and how large that is; 0: its keys are not de-duplicated
 };
@@ -46,7 +46,7 @@ __device__ __forceinline__ void for_tile(const T* things, int count, Use use) {
 struct Tile {
   i64 first, end;
   u32 index;
-  bool dynamic;
+  int kind;
   u32 slots, slot_count;
 
   __device__ __forceinline__ Tile(const Segment* segments, int count) {
@@ -54,7 +54,7 @@ struct Tile {
     const Segment& segment = holding(segments, count, index);
     first = segment.first + (index - segment.tile) * kTile;
     end = first + kTile < segment.end ? first + kTile : segment.end;
-    dynamic = segment.dynamic != 0;
+    kind = static_cast<int>(segment.kind);
     slots = static_cast<u32>(segment.slots);
     slot_count = static_cast<u32>(segment.slot_count);
   }

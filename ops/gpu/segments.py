@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-STATIC, DYNAMIC = range(2)  # kinds of tables, as in ops/exchange/embedding_bag.py
+STATIC, DYNAMIC, ON_ONE_RANK = range(3)  # kinds of tables, as in ops/placement.py
 THREADS = 256  # threads of a block
 TILE = 2048  # keys per block; both as in segments.cuh
 MOST = 2**31 - 1  # keys in one call
@@ -77,7 +77,7 @@ class Plan(NamedTuple):
 
 
 def plan(segments: Segments, kinds: Sequence[int]) -> Plan:
-    """Plans the tiles of segments, for the `kinds` of S sections, STATIC or DYNAMIC.
+    """Plans the tiles of segments, for the `kinds` of S sections' tables.
 
     Raises:
         ValueError: a segment has no section, or there are too many keys.

@@ -84,7 +84,7 @@ class AlltoallKeysOp : public SharedOp {
     OP_REQUIRES_OK(context, layout_.Read(context));
     OP_REQUIRES_OK(context, context->GetAttr("rows_name", &rows_name_));
     for (const Section& section : layout_.sections) {
-      OP_REQUIRES(context, section.kind == kStatic && !section.counted,
+      OP_REQUIRES(context, section.kind != kDynamic && !section.counted,
                   errors::InvalidArgument("'", collective_, "' finds rows of static tables only, ",
                                           "but table ", section.table, " is dynamic"));
     }
@@ -342,8 +342,8 @@ class AlltoallKeysOp : public SharedOp {
         TF_RETURN_IF_ERROR(context_->allocate_output(5 + t, shape, &out));
         rows[t] = out->flat<int64_t>().data();
       }
-      const Placement placement(kStatic, layout.ranks);
       for (const collective::Piece& piece : received.pieces) {
+        const Placement placement(layout.sections[piece.section].kind, layout.ranks);
         int64_t* out = rows[layout.sections[piece.section].table] + piece.row;
         for (int64_t k = 0; k < piece.keys; ++k) out[k] = placement.Row(piece.key[k]);
       }

@@ -72,11 +72,11 @@ class AskOp : public OpKernel {
                                         " sections"));
     for (size_t s = 0; s < sections; ++s) {
       OP_REQUIRES(context,
-                  (kinds[s] == kStatic || kinds[s] == kDynamic) && dims[s] >= 1 &&
-                      dims[s] <= kMaxCount && (pooled[s] || !weighted[s]),
-                  errors::InvalidArgument(
-                      "section ", s, " of kind ", kinds[s], " and dimension ", dims[s],
-                      ": there are kinds 0 and 1, and only pooled sections have weights"));
+                  IsKind(kinds[s], ranks_) && dims[s] >= 1 && dims[s] <= kMaxCount &&
+                      (pooled[s] || !weighted[s]),
+                  errors::InvalidArgument("section ", s, " of kind ", kinds[s], " and dimension ",
+                                          dims[s], ": there are kinds 0 to ", 1 + ranks_,
+                                          ", and only pooled sections have weights"));
       Section section;
       section.kind = kinds[s];
       section.dim = dims[s];

@@ -8,7 +8,11 @@
 
 namespace collective {
 
-enum Kind { kStatic = 0, kDynamic = 1 };
+// The kind of a table: how its keys are placed on ranks. From kOnOneRank on it is a static table
+// that one rank has whole: kind kOnOneRank + r says that it is rank r.
+enum Kind { kStatic = 0, kDynamic = 1, kOnOneRank = 2 };
+
+inline bool IsKind(int kind, int ranks) { return kind >= 0 && kind < kOnOneRank + ranks; }
 
 // SplitMix64's output function, as in ops/exchange/key_hashing.py.
 inline uint64_t Mix(uint64_t x) {
@@ -22,12 +26,14 @@ class Placement {
  public:
   Placement(int kind, int ranks)
       : dynamic_(kind == kDynamic),
+        only_(kind >= kOnOneRank ? kind - kOnOneRank : -1),
         ranks_(ranks),
         mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
     while ((1 << shift_) < ranks) ++shift_;
   }
 
   int32_t Owner(int64_t key) const {
+    if (only_ >= 0) return only_;
     if (dynamic_) {
       const uint64_t mixed = Mix(static_cast<uint64_t>(key));
       return static_cast<int32_t>(mask_ >= 0 ? mixed & static_cast<uint64_t>(mask_)
@@ -43,7 +49,7 @@ class Placement {
   // Returns the row of a static table's key in its owner's shard; a dynamic table's key itself,
   // whose row its row store finds.
   int64_t Row(int64_t key) const {
-    if (dynamic_) return key;
+    if (dynamic_ || only_ >= 0) return key;
     if (mask_ >= 0) return key >> shift_;
     if (IsUint32(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
     return key / ranks_ - (key % ranks_ < 0 ? 1 : 0);
@@ -53,6 +59,7 @@ class Placement {
   static bool IsUint32(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
 
   bool dynamic_;
+  int32_t only_;  // The rank that has all rows, or -1.
   int ranks_;
   int64_t mask_;
   int shift_ = 0;

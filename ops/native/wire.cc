@@ -46,7 +46,7 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
   for (size_t s = 0; s < count; ++s) {
     if (section_tables[s] < 0 || section_tables[s] >= tables)
       return InvalidArgument("section ", s, " is of table ", section_tables[s], " of ", tables);
-    if (kinds[section_tables[s]] != kStatic && kinds[section_tables[s]] != kDynamic)
+    if (!IsKind(kinds[section_tables[s]], ranks))
       return InvalidArgument("table ", section_tables[s], " is of no kind that there is");
     if (dims[s] < 1 || dims[s] > kMaxCount)
       return InvalidArgument("section ", s, " has dimension ", dims[s]);

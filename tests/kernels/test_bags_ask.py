@@ -12,6 +12,7 @@ from bag_exchange import given
 
 from collective.ops import placement
 from collective.ops.exchange import embedding_bag
+from collective.ops.placement import ON_ONE_RANK
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -3, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
 
@@ -24,6 +25,8 @@ def graph() -> Any:
 
 def owner_of(kind: int, keys: np.ndarray, ranks: int) -> np.ndarray:
     # NumPy's remainder isn't negative
+    if kind >= ON_ONE_RANK:
+        return np.full(keys.shape, kind - ON_ONE_RANK)
     return keys % ranks if kind == embedding_bag.STATIC else placement.dynamic(ranks).owner(keys)
 
 
@@ -152,7 +155,7 @@ def check(
             bag_count, key_count = header[2 * s : 2 * s + 2]
             mine, body = body[:key_count], body[key_count:]
             wanted[section.table] += (
-                mine if kinds[section.table] == embedding_bag.DYNAMIC else mine // ranks
+                mine // ranks if kinds[section.table] == embedding_bag.STATIC else mine
             ).tolist()
             body = body[
                 section.pooled * ((bag_count + 1) // 2)
@@ -247,7 +250,7 @@ def test_one_kernel_after_many_keys():
 def test_random_sections(ranks: int):
     rng = np.random.default_rng(ranks)
     for _ in range(12):
-        kinds = [int(rng.integers(2)) for _ in range(3)]
+        kinds = [int(rng.integers(2 + ranks)) for _ in range(3)]
         sections = [
             embedding_bag.Section(
                 int(rng.integers(3)),

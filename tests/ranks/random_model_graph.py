@@ -125,6 +125,8 @@ class Built:
         outer = self._scope() if table.kind != "replicated" else tf.name_scope("replicated")
         if self._ranks and table.kind == "replicated" and table.rows % 2:
             outer = self._scope(placement="replicated")
+        if self._ranks and table.kind == "static" and table.rows % 3 == 0:
+            outer = self._scope(placement="whole")
         again = table.name in self._made
         with (
             outer,

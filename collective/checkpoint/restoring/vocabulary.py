@@ -24,7 +24,6 @@ from collective.checkpoint.restoring import warm_start
 from collective.checkpoint.rows.shards import Shard
 from collective.coordination import barrier
 from collective.errors import RankError
-from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.graph import device_scopes
@@ -236,7 +235,8 @@ def _moved(
         else:
             values = Drawn(fills[0], missing, loaded, dim, words.axis)
         fill_shard = _fill_rows if words.axis == 0 else _fill_columns
-        fill_shard(bundle, stored, out, rows, mapping, values)
+        numbers = shard.table.row_placement.keys(collectives.rank(), rows)
+        fill_shard(bundle, stored, out, numbers, mapping, values)
 
     dtype = shard.variable.dtype.base_dtype
     return initializers.filled(shard.shape, dtype, fill, [mapping, *given])
@@ -331,12 +331,11 @@ def _fill_rows(
     bundle: Bundle,
     stored: StoredTable,
     out: np.ndarray,
-    rows: int,
+    numbers: np.ndarray,
     mapping: np.ndarray,
     values: Drawn | Given,
 ) -> None:
-    """Fills this rank's shard: rows of old words, rows of new ones, buckets."""
-    numbers = placement.static(collectives.size()).keys(collectives.rank(), rows)
+    """Fills this rank's shard, whose rows are `numbers`: of old words, of new ones, buckets."""
     has_word = numbers < len(mapping)
     old = mapping[numbers[has_word]]
     found = np.flatnonzero(old >= 0)
@@ -357,12 +356,11 @@ def _fill_columns(
     bundle: Bundle,
     stored: StoredTable,
     out: np.ndarray,
-    rows: int,
+    numbers: np.ndarray,
     mapping: np.ndarray,
     values: Drawn | Given,
 ) -> None:
-    """Fills this rank's shard: columns of old words, columns of new ones, buckets."""
-    numbers = placement.static(collectives.size()).keys(collectives.rank(), rows)
+    """Fills this rank's shard, likewise: columns of old words, of new ones, buckets."""
     missing, present = np.flatnonzero(mapping < 0), np.flatnonzero(mapping >= 0)
 
     def receive(places: np.ndarray, read: np.ndarray) -> None:

@@ -131,7 +131,7 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
         value = initializers.filled(
             shard.shape,
             variable.dtype.base_dtype,
-            lambda out: table_io.read_shard(bundle, stored, out),
+            lambda out: table_io.read_shard(bundle, stored, shard.table.row_placement, out),
         )
         initialize_by(variable, value)
 

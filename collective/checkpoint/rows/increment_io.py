@@ -47,14 +47,15 @@ def write(
         changes: what changed, by the names of tables and of static tables' slots.
         writer: writes the increment.
     """
-    ranks, rank = collectives.size(), collectives.rank()
+    ranks = collectives.size()
     layout, counts = CheckpointLayout(ranks), Counts()
     stored_tables: dict[str, StoredTable] = {}
 
     def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
-        stored = stored_tables[shard.name]
-        entry = layout.entry(stored, rank)
-        writer.add(entry, (stored.parts[rank], stored.dim), first, values)
+        stored, part = stored_tables[shard.name], shard.part
+        assert part is not None
+        entry = layout.entry(stored, part)
+        writer.add(entry, (stored.parts[part], stored.dim), first, values)
 
     reads = RowReads(session, write_rows)
     for group in by_table(shards):
@@ -63,9 +64,11 @@ def write(
         for shard in group:
             stored_tables[shard.name] = stored_table(shard, block, [[count, gone, False]] * ranks)
             counts[shard.name] = [count, gone, of_table.whole]
-        stored, first = stored_tables[group[0].name], 0
+        stored, first, part = stored_tables[group[0].name], 0, group[0].part
+        if part is None:
+            continue
         for keys, rows in of_table.blocks(block) if count else [(of_table.removed[:0],) * 2]:
-            writer.add(layout.keys_entry(stored, rank), (count,), first, keys)
+            writer.add(layout.keys_entry(stored, part), (count,), first, keys)
             read = of_table.read(keys, rows) if len(rows) else None
             if read is not None:
                 for shard, values in zip(group, read):
@@ -75,7 +78,7 @@ def write(
                     reads.add(RowRequest(shard, first, rows))
             first += len(rows)
         if stored.removed is not None:
-            writer.add(layout.removed_entry(stored, rank), (gone,), 0, of_table.removed)
+            writer.add(layout.removed_entry(stored, part), (gone,), 0, of_table.removed)
     reads.flush()
     for shard in shards:
         if shard.slot_of is None:
@@ -95,11 +98,12 @@ def stored_table(shard: Shard, block: int, counts_by_rank: Sequence[Sequence[Any
     """
     stored = shard.stored([rows for rows, _, _ in counts_by_rank], block)
     is_dynamic_table = shard.dynamic and shard.slot_of is None
+    of_parts = shard.of_parts(counts_by_rank)
     return dataclasses.replace(
         stored,
         keys=stored.keys or f"{shard.name}/keys",
-        whole=tuple(whole for _, _, whole in counts_by_rank),
-        removed=tuple(gone for _, gone, _ in counts_by_rank) if is_dynamic_table else None,
+        whole=tuple(whole for _, _, whole in of_parts),
+        removed=tuple(gone for _, gone, _ in of_parts) if is_dynamic_table else None,
     )
 
 
@@ -130,16 +134,20 @@ def layout_of(
 
 
 def read_static(
-    chain: Chain, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
+    chain: Chain,
+    stored: StoredTable,
+    now: placement.RowPlacement,
+    receive: Callable[[np.ndarray, np.ndarray], None],
 ) -> None:
     """Reads this rank's rows of a static table from the increments of a chain, in order.
 
     Args:
         chain: the checkpoint.
         stored: the table in its base, or a slot.
+        now: the placement of its rows on the ranks.
         receive: called with local rows [b] and their values [b, D].
     """
-    now, rank = placement.static(collectives.size()), collectives.rank()
+    rank = collectives.rank()
     for bundle, update in chain.updates_of(stored):
         with chain.advising(bundle):
             for keys, (values,) in _blocks(bundle, [update], now):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -20,6 +20,8 @@ from collective.ops.rows import data_files
 from collective.tables.rows import initializers
 from collective.tables.table import Table, shard_of
 from collective.tables.updates import row_writes
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Shard:
         return self.table.row_placement.count(collectives.rank(), self.table.rows), self.dim
 
     @property
+    def part(self) -> int | None:
+        """Returns which part of a checkpoint this rank's rows are; None if it has none."""
+        return self.table.placement.part(collectives.rank())
+
+    @property
     def dtype(self) -> Any:
         return self.variable.dtype.base_dtype.as_numpy_dtype
 
@@ -67,11 +74,16 @@ class Shard:
     def keys(self) -> str | None:
         return f"{self.slot_of or self.name}/keys" if self.dynamic else None
 
-    def stored(self, parts: Sequence[int], block: int) -> StoredTable:
+    def of_parts(self, of_ranks: Sequence[Item]) -> list[Item]:
+        """Returns those items of all ranks whose ranks write a part, in the order of parts."""
+        placed = self.table.placement
+        return [item for rank, item in enumerate(of_ranks) if placed.part(rank) is not None]
+
+    def stored(self, rows: Sequence[int], block: int) -> StoredTable:
         """Describes the shards of all ranks in a checkpoint.
 
         Args:
-            parts: how many rows each part has.
+            rows: how many rows each rank has written.
             block: how many rows a slice has.
         """
         return StoredTable(
@@ -81,7 +93,7 @@ class Shard:
             dim=self.dim,
             dtype=self.variable.dtype.base_dtype.name,
             block=block,
-            parts=tuple(parts),
+            parts=tuple(self.of_parts(rows)),
             slot_of=self.slot_of,
             keys=self.keys,
         )

@@ -107,15 +107,19 @@ def write(
     stored_tables: dict[str, StoredTable] = {}
 
     def write_rows(shard: Shard, first: int, values: Any) -> None:
-        stored = stored_tables[shard.name]
-        writer.add(layout.entry(stored, rank), (stored.parts[rank], stored.dim), first, values)
+        stored, part = stored_tables[shard.name], shard.part
+        assert part is not None
+        writer.add(layout.entry(stored, part), (stored.parts[part], stored.dim), first, values)
 
-    reads = source.reads(write_rows)
+    reads, rows_of = source.reads(write_rows), {}
     for group in by_table(shards):
         block = block_of(group)
         count, blocks = source.blocks(group, block)
         for shard in group:
             stored_tables[shard.name] = shard.stored([count] * ranks, block)
+            rows_of[shard.name] = count
+        if group[0].part is None:
+            continue
         read_by_key = source.reader_by_key(group)
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
@@ -130,7 +134,6 @@ def write(
                     reads.add(RowRequest(shard, first, rows))
             first += len(rows)
     reads.flush()
-    rows_of = {name: stored.parts[rank] for name, stored in stored_tables.items()}
     for shard in shards:
         if shard.slot_of is None:
             counts = source.key_counts(shard)
@@ -182,9 +185,15 @@ def layout_of(
 # ---- Reading this rank's rows of a checkpoint that any number of ranks saved
 
 
-def own_rows(stored: StoredTable) -> Iterator[tuple[int, placement.CommonRows]]:
-    """Yields the parts of a static table that hold rows of this rank, and which of their rows."""
-    now = placement.static(collectives.size())
+def own_rows(
+    stored: StoredTable, now: placement.RowPlacement
+) -> Iterator[tuple[int, placement.CommonRows]]:
+    """Yields the parts of a static table that hold rows of this rank, and which of their rows.
+
+    Args:
+        stored: the table.
+        now: the placement of its rows on the ranks.
+    """
     for part, count in enumerate(stored.parts):
         common = stored.row_placement.common(part, now, collectives.rank())
         if common is not None and common.first < count:
@@ -192,17 +201,21 @@ def own_rows(stored: StoredTable) -> Iterator[tuple[int, placement.CommonRows]]:
 
 
 def read_static(
-    bundle: Bundle, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
+    bundle: Bundle,
+    stored: StoredTable,
+    now: placement.RowPlacement,
+    receive: Callable[[np.ndarray, np.ndarray], None],
 ) -> None:
     """Reads all rows that this rank owns, a block at a time.
 
     Args:
         bundle: the checkpoint.
         stored: a static table in it, or a slot.
+        now: the placement of its rows on the ranks.
         receive: called with local rows [b] and their values [b, D].
     """
-    saved, now = stored.row_placement, placement.static(collectives.size())
-    for part, common in own_rows(stored):
+    saved = stored.row_placement
+    for part, common in own_rows(stored, now):
         entry, step = bundle.layout.entry(stored, part), common.step
         for first in range(0, stored.parts[part], stored.block):
             count = min(stored.block, stored.parts[part] - first)
@@ -212,7 +225,9 @@ def read_static(
             receive(now.row(saved.key(part, rows_in_part)), values)
 
 
-def read_shard(bundle: Bundle, stored: StoredTable, out: np.ndarray) -> np.ndarray:
+def read_shard(
+    bundle: Bundle, stored: StoredTable, now: placement.RowPlacement, out: np.ndarray
+) -> np.ndarray:
     """Fills `out` with this rank's rows of a static table or slot, and returns it."""
 
     def receive(local_rows: np.ndarray, values: np.ndarray) -> None:
@@ -220,7 +235,7 @@ def read_shard(bundle: Bundle, stored: StoredTable, out: np.ndarray) -> np.ndarr
             step = int(local_rows[1] - local_rows[0]) if len(local_rows) > 1 else 1
             out[int(local_rows[0]) : int(local_rows[-1]) + 1 : step] = values
 
-    read_static(bundle, stored, receive)
+    read_static(bundle, stored, now, receive)
     return out
 
 
@@ -250,7 +265,9 @@ def read_dynamic(
             receive(keys[is_owned], values)
 
 
-def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.ndarray] | None:
+def slices_of_rank(
+    bundle: Bundle, stored: StoredTable, now: placement.RowPlacement
+) -> tuple[list[str], np.ndarray] | None:
     """Finds the slices of files that hold rows of a static table, or a slot, that this rank owns.
 
     Returns:
@@ -259,9 +276,8 @@ def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.n
     """
     if not data_files.are_possible(bundle.prefix):
         return None
-    saved, now = stored.row_placement, placement.static(collectives.size())
-    numbers = []
-    for part, common in own_rows(stored):
+    saved, numbers = stored.row_placement, []
+    for part, common in own_rows(stored, now):
         slices = bundle.row_slices(bundle.layout.entry(stored, part))
         if sum(piece.count for piece in slices) != stored.parts[part]:
             return None
@@ -364,18 +380,19 @@ class TableRestore:
 
     def _read_values(self, shard: Shard) -> np.ndarray:
         stored, out = self._stored[shard.name], np.empty(shard.shape, shard.dtype)
-        read_shard(self._chain.rows_of(stored), stored, out)
+        now = shard.table.row_placement
+        read_shard(self._chain.rows_of(stored), stored, now, out)
 
         def receive(rows: np.ndarray, values: np.ndarray) -> None:
             out[rows] = values
 
-        increment_io.read_static(self._chain, stored, receive)
+        increment_io.read_static(self._chain, stored, now, receive)
         return out
 
     def _read_static(self, shard: Shard, receive: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        stored = self._stored[shard.name]
-        read_static(self._chain.rows_of(stored), stored, receive)
-        increment_io.read_static(self._chain, stored, receive)
+        stored, now = self._stored[shard.name], shard.table.row_placement
+        read_static(self._chain.rows_of(stored), stored, now, receive)
+        increment_io.read_static(self._chain, stored, now, receive)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
         """Reads static shards directly into their variables."""
@@ -386,7 +403,8 @@ class TableRestore:
                 writes.add(RowRequest(shard, 0, rows, values))
 
             if self._restore_directly(shard):
-                increment_io.read_static(self._chain, self._stored[shard.name], receive)
+                now = shard.table.row_placement
+                increment_io.read_static(self._chain, self._stored[shard.name], now, receive)
             else:
                 self._allocate([shard])
                 self._read_static(shard, receive)
@@ -408,15 +426,15 @@ class TableRestore:
             Whether that is possible, and was done; else nothing was done.
         """
         restore, stored = operations_of([shard])[0].restore, self._stored[shard.name]
-        bundle = self._chain.rows_of(stored)
-        found = slices_of_rank(bundle, stored)
+        bundle, now = self._chain.rows_of(stored), shard.table.row_placement
+        found = slices_of_rank(bundle, stored, now)
         if restore is None or found is None:
             return False
         feeds = restore.feeds(*found, shard.shape, verifies)
         with bundle.naming(stored.name), errors_without_stacks():
             run_unpatched(self._session, restore.operation, feeds)
         if verifies:
-            increment_io.read_static(self._chain, stored, lambda *_: None)
+            increment_io.read_static(self._chain, stored, now, lambda *_: None)
         return True
 
     def _read_dynamic(self, group: Sequence[Shard]) -> None:

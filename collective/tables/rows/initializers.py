@@ -23,8 +23,9 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, placement
+from collective.ops import native_library
 from collective.ops.graph import device_scopes, graphs
+from collective.ops.placement import RowPlacement
 from collective.ops.rows import compiled_row_store
 from collective.ops.rows.compiled_row_store import FirstValues
 from collective.startup import STARTUP
@@ -379,9 +380,14 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
 
 
 def shard(
-    init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int
+    init: Any,
+    shape: tuple[int, int],
+    dtype: tf.DType,
+    name: str,
+    placed: RowPlacement,
+    rank: int,
 ) -> tf.Tensor:
-    """Returns the initial value of a rank's shard of a static table [V, D].
+    """Returns the initial value of a rank's shard of a static table [V, D], so `placed`.
 
     A rank holds no more than its shard and one block while it draws, if `init` is an array or one
     of TensorFlow's zeros, ones, constant, uniform, normal, truncated normal and variance scaling
@@ -392,7 +398,6 @@ def shard(
         init = init()
     value = None if callable(init) or isinstance(init, (tf.Tensor, variables.Variable)) else init
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
-    placed = placement.static(ranks)
     shard_rows = placed.count(rank, shape[0])
     if fill is None:
         # A GPU may have no room for the whole table.

@@ -22,6 +22,7 @@ from collective.errors import TableError
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.graph import device_scopes, training_flag
+from collective.ops.placement import static
 from collective.ops.rows import dynamic_rows
 from collective.ops.updates import reduced_updates
 from collective.tables import dense_view
@@ -101,7 +102,9 @@ def _create_slot(
         rows, dim = slot_shape.as_list()
         initial_value = val
         if not in_shard_view() or initializers.is_constant(val):
-            part = (0, 1) if in_shard_view() else (collectives.rank(), collectives.size())
+            part = (
+                (static(1), 0) if in_shard_view() else (primary.row_placement, collectives.rank())
+            )
             shape = [rows, dim]
 
             def initial_value(*_: Any, **__: Any) -> tf.Tensor:
@@ -169,6 +172,7 @@ def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) ->
     slot = Sharded(
         rows=table.rows,
         dim=dim,
+        placed=table.row_placement,
         **{
             key: arguments.get(key)
             for key in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collective.ops.gpu.segments import DYNAMIC
+from collective.ops.gpu.segments import DYNAMIC, ON_ONE_RANK, STATIC
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
@@ -18,9 +18,11 @@ def mix(keys: np.ndarray) -> np.ndarray:
 
 def owners(keys: np.ndarray, kind: int, ranks: int) -> np.ndarray:
     """Returns the rank that owns each of the int64 `keys` of a table of `kind`, int64."""
+    if kind >= ON_ONE_RANK:
+        return np.full(keys.shape, kind - ON_ONE_RANK, np.int64)
     return (mix(keys) % np.uint64(ranks)).astype(np.int64) if kind == DYNAMIC else keys % ranks
 
 
-def local_rows(keys: np.ndarray, is_dynamic: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns where the owners keep the int64 `keys` [K]: rows of static tables, else the keys."""
-    return np.where(is_dynamic, keys, keys // ranks)
+def local_rows(keys: np.ndarray, kinds: np.ndarray, ranks: int) -> np.ndarray:
+    """Returns where the owners keep the int64 `keys` [K], each of a table of its kind."""
+    return np.where(kinds == STATIC, keys // ranks, keys)

@@ -9,7 +9,7 @@ import numpy as np
 
 from collective.ops.gpu.partition import Partition
 from collective.ops.gpu.reference import owners
-from collective.ops.gpu.segments import DYNAMIC, Segments
+from collective.ops.gpu.segments import Segments
 
 
 def by_key(
@@ -48,4 +48,4 @@ def local_rows(
 ) -> np.ndarray:
     """See `collective.ops.gpu.partition.local_rows`."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
-    return owners.local_rows(keys, np.asarray(kinds)[section] == DYNAMIC, ranks)
+    return owners.local_rows(keys, np.asarray(kinds)[section], ranks)

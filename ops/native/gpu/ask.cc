@@ -122,33 +122,31 @@ class AskOp : public OpKernel {
   };
 
   Status ReadSections(OpKernelConstruction* context) {
-    std::vector<int> kinds;
     std::vector<int64_t> dims;
     std::vector<bool> weighted;
     TF_RETURN_IF_ERROR(context->GetAttr("ranks", &ranks_));
-    TF_RETURN_IF_ERROR(context->GetAttr("kinds", &kinds));
+    TF_RETURN_IF_ERROR(context->GetAttr("kinds", &kinds_));
     TF_RETURN_IF_ERROR(context->GetAttr("dims", &dims));
     TF_RETURN_IF_ERROR(context->GetAttr("pooled", &is_pooled_));
     TF_RETURN_IF_ERROR(context->GetAttr("weighted", &weighted));
-    const size_t sections = kinds.size();
+    const size_t sections = kinds_.size();
     if (dims.size() != sections || is_pooled_.size() != sections || weighted.size() != sections) {
       return errors::InvalidArgument("kinds, dims, pooled and weighted have ", sections, ", ",
                                      dims.size(), ", ", is_pooled_.size(), " and ", weighted.size(),
                                      " sections");
     }
     for (size_t s = 0; s < sections; ++s) {
-      if ((kinds[s] != kStatic && kinds[s] != kDynamic) || dims[s] < 1 || dims[s] > kMaxCount ||
+      if (!IsKind(kinds_[s], ranks_) || dims[s] < 1 || dims[s] > kMaxCount ||
           (weighted[s] && !is_pooled_[s])) {
-        return errors::InvalidArgument("section ", s, " is of kind ", kinds[s], " and dimension ",
-                                       dims[s], ": there are kinds 0 and 1, and only pooled ",
-                                       "sections have weights");
+        return errors::InvalidArgument("section ", s, " is of kind ", kinds_[s], " and dimension ",
+                                       dims[s], ": there are kinds 0 to ", 1 + ranks_,
+                                       ", and only pooled sections have weights");
       }
       Section section;
       section.dim = dims[s];
       section.pooled = is_pooled_[s];
       section.weighted = weighted[s];
       sections_.push_back(section);
-      is_dynamic_.push_back(kinds[s] == kDynamic);
     }
     return OkStatus();
   }
@@ -361,7 +359,7 @@ class AskOp : public OpKernel {
 
   Status AskRows(OpKernelContext* context, Stream* stream, Asked* asked, Tensor* message,
                  int32_t* counts) const {
-    const DistinctPlan plan(asked->segments, is_dynamic_);
+    const DistinctPlan plan(asked->segments, kinds_);
     const size_t members_at = asked->packed.Add(asked->plain),
                  plan_at = AddPlan(plan, &asked->packed);
     const int64_t* there = nullptr;
@@ -384,7 +382,7 @@ class AskOp : public OpKernel {
   // `told`: see BagRequest.
   Status AskBags(OpKernelContext* context, Stream* stream, Asked* asked, Tensor* message,
                  int32_t* told) const {
-    const DistinctPlan plan(asked->segments, is_dynamic_, is_pooled_);
+    const DistinctPlan plan(asked->segments, kinds_, is_pooled_);
     Packed* packed = &asked->packed;
     const size_t plan_at = AddPlan(plan, packed), plain_at = packed->Add(asked->plain),
                  pooled_at = packed->Add(asked->pooled),
@@ -504,7 +502,8 @@ class AskOp : public OpKernel {
   std::vector<Member> members_;
   std::vector<int> pooled_;  // Members whose sections are pooled.
   std::vector<Section> sections_;
-  std::vector<bool> is_dynamic_, is_pooled_;  // Of each section.
+  std::vector<int> kinds_;       // Of each section.
+  std::vector<bool> is_pooled_;  // Likewise.
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveAsk")

@@ -34,17 +34,17 @@ class DistinctPlan {
     int64_t tile;        // its first one
     int64_t first, end;  // of its keys
     int64_t section;
-    int64_t dynamic;
+    int64_t kind;        // of its table
     int64_t slots;       // where its section's part of a scratch table begins
     int64_t slot_count;  // and how large that is; 0: all keys are kept
   };
 
-  // Of each section, `dynamic`: whether its table is; `kept`: whether all its keys are kept, each
-  // as often as it comes (empty: of none).
-  DistinctPlan(const std::vector<Segment>& segments, const std::vector<bool>& dynamic,
+  // Of each section, `kinds`: its table's; `kept`: whether all its keys are kept, each as often as
+  // it comes (empty: of none).
+  DistinctPlan(const std::vector<Segment>& segments, const std::vector<int>& kinds,
                const std::vector<bool>& kept = {})
       : section_tiles_(1, 0) {
-    const size_t sections = dynamic.size();
+    const size_t sections = kinds.size();
     std::vector<int64_t> first_of, keys_of(sections, 0);
     first_of.reserve(segments.size());
     for (const Segment& segment : segments) {
@@ -62,7 +62,7 @@ class DistinctPlan {
       const int64_t slot_count = is_kept ? 0 : 2 * keys_of[s];
       for (const size_t* i = by_section.begin(s); i != by_section.end(s); ++i) {
         const int64_t first = first_of[*i], keys = segments[*i].keys;
-        words_.push_back({tiles_, first, first + keys, static_cast<int64_t>(s), dynamic[s],
+        words_.push_back({tiles_, first, first + keys, static_cast<int64_t>(s), kinds[s],
                           2 * before, slot_count});
         tiles_ += TilesOf(keys);
       }
@@ -81,7 +81,7 @@ class DistinctPlan {
     const size_t before = words->size();
     for (const Words& of : words_) {
       words->insert(words->end(),
-                    {of.tile, of.first, of.end, of.section, of.dynamic, of.slots, of.slot_count});
+                    {of.tile, of.first, of.end, of.section, of.kind, of.slots, of.slot_count});
     }
     // Of 32 bits, two to a word.
     for (size_t s = 0; s < section_tiles_.size(); s += 2) {

@@ -92,7 +92,7 @@ class GradientSums {
       pooled_ |= section.pooled;
       clips_ |= section.max_norm > 0;
       // Keys without a row all have the first one of a dynamic table.
-      repeats_ |= section.pooled || section.kind != kStatic;
+      repeats_ |= section.pooled || section.kind == kDynamic;
     }
     for (int64_t& dim : dims_) dim = std::max<int64_t>(dim, 1);
     return tensorflow::OkStatus();
@@ -151,7 +151,7 @@ class GradientSums {
     std::vector<Segment> segments;
     segments.reserve(size());
     for (int64_t u = 0; u < size(); ++u) segments.push_back({run->came[u], u});
-    const DistinctPlan plan(segments, std::vector<bool>(size(), false));
+    const DistinctPlan plan(segments, std::vector<int>(size(), kStatic));
     void *joined = nullptr, *here = nullptr, *wrong = nullptr;
     TF_RETURN_IF_ERROR(stream->Scratch(run->keys * sizeof(int64_t), &joined));
     TF_RETURN_IF_ERROR(stream->HostScratch((size() + 1) * sizeof(int32_t), &here));

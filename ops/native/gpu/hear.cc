@@ -19,7 +19,7 @@ using namespace tensorflow;
 struct KeysWords {
   int64_t tile;  // its first one
   int64_t keys, rows;
-  int64_t count, dynamic;
+  int64_t count, kind;
 };
 
 class HearOp : public OpKernel {
@@ -61,7 +61,7 @@ class HearOp : public OpKernel {
     for (const Piece& piece : received.pieces) {
       const Section& section = layout_.sections[piece.section];
       plan.Add({0, AddressOf(piece.key), AddressOf(rows[section.table] + piece.row), piece.keys,
-                section.kind == kDynamic},
+                section.kind},
                TilesOf(piece.keys));
     }
     Packed packed;

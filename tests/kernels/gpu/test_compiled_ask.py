@@ -278,7 +278,7 @@ def build(own_samples: Sequence[Any] = (), **changed: Any) -> Any:
         ({"own": [1], "own_samples": [[0, 1]]}, "own names member 1 of 1"),
         ({"own": [0, 0], "own_samples": [[0, 1]] * 2}, "own names member 0 of 1"),
         ({"member_sections": [1]}, "member 0 is of section 1 of 1"),
-        ({"kinds": [2]}, "section 0 is of kind 2"),
+        ({"kinds": [9]}, "section 0 is of kind 9"),
         ({"dims": [2**30]}, "no more than 2147483647 can travel at once"),
         ({"ranks": 2000}, "there are 2000 ranks, but no more than 1536"),
     ],

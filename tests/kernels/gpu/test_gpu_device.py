@@ -15,7 +15,15 @@ from collective.ops.gpu.distinct import SOURCE, distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import partition
 from collective.ops.gpu.reference.owners import owners
-from collective.ops.gpu.segments import DYNAMIC, MOST_RANKS, STATIC, TILE, Segments, plan
+from collective.ops.gpu.segments import (
+    DYNAMIC,
+    MOST_RANKS,
+    ON_ONE_RANK,
+    STATIC,
+    TILE,
+    Segments,
+    plan,
+)
 from collective.ops.gpu.workspace import Workspace
 from tests.kernels.gpu.emulator import EmulatedDevice
 
@@ -27,10 +35,16 @@ def test_owners_are_those_of_the_cpu():
             owners(keys, DYNAMIC, ranks), placement.dynamic(ranks).owner(keys)
         )
         assert np.all((keys - owners(keys, STATIC, ranks)) % ranks == 0)
+        np.testing.assert_array_equal(owners(keys, ON_ONE_RANK + ranks - 1, ranks), ranks - 1)
 
 
 def test_kinds_are_those_of_the_cpu():
     assert (STATIC, DYNAMIC) == (embedding_bag.STATIC, embedding_bag.DYNAMIC)
+    assert (STATIC, DYNAMIC, ON_ONE_RANK) == (
+        placement.STATIC,
+        placement.DYNAMIC,
+        placement.ON_ONE_RANK,
+    )
 
 
 def test_a_plan():
@@ -39,7 +53,7 @@ def test_a_plan():
     np.testing.assert_array_equal(
         made.segments,
         [
-            # tile, first, end, section, dynamic, slots, slot_count
+            # tile, first, end, section, kind, slots, slot_count
             [0, 0, 10, 1, 0, 0, 30],
             [1, TILE + 11, TILE + 16, 1, 0, 0, 30],
             [2, 10, TILE + 11, 2, 1, 30, 2 * TILE + 2],

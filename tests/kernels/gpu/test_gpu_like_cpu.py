@@ -12,7 +12,7 @@ from collective.ops.exchange import embedding_bag
 from collective.ops.gpu.distinct import distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import local_rows
-from collective.ops.gpu.segments import Segments
+from collective.ops.gpu.segments import ON_ONE_RANK, Segments
 from collective.ops.gpu.workspace import Workspace
 from tests.kernels.gpu.emulator import EmulatedDevice
 
@@ -24,7 +24,7 @@ def test_ask_hear_and_gather(ranks: int):
     """
     rng, kinds, dims, of = (
         np.random.default_rng(ranks),
-        [embedding_bag.STATIC, embedding_bag.DYNAMIC, embedding_bag.STATIC],
+        [embedding_bag.STATIC, embedding_bag.DYNAMIC, ON_ONE_RANK],
         [4, 3, 16],
         [0, 1, 0, 2],
     )

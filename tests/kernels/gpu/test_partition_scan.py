@@ -9,7 +9,7 @@ import pytest
 
 from collective.ops.gpu import partition as kernels
 from collective.ops.gpu.reference import partition as reference
-from collective.ops.gpu.segments import DYNAMIC, STATIC, Segments
+from collective.ops.gpu.segments import DYNAMIC, ON_ONE_RANK, STATIC, Segments
 from collective.ops.gpu.workspace import Workspace
 from tests.kernels.gpu.emulator import EmulatedDevice
 
@@ -21,7 +21,7 @@ def test_several_rounds_of_tiles_and_of_owners(seed: int, monkeypatch: pytest.Mo
     segments = Segments.of(rng.integers(0, 4, 250), rng.integers(0, 5, 250))
     keys, kinds, ranks = (
         rng.integers(-(2**40), 2**40, segments.keys),
-        [STATIC, DYNAMIC] * 2 + [STATIC],
+        [STATIC, DYNAMIC] * 2 + [ON_ONE_RANK + 7],
         150,
     )
     got = kernels.partition(keys, segments, kinds, ranks, Workspace(EmulatedDevice(seed)))

@@ -21,10 +21,16 @@ V, D = 11, 4
 GOLDEN = str(Path(__file__).resolve().parents[2] / "golden" / "version_1" / "m")
 PLACEMENTS = {
     "rows": {"placement": "rows"},
+    "whole": {"placement": "whole"},
+    "last": {"placement": "whole:5"},  # 5 mod 3 ranks
     "replicated": {"placement": "replicated"},
     "small": {"replicate_below": V * D * 4 + 1},
     "large": {"replicate_below": V * D * 4},
 }
+MOVES = pytest.mark.parametrize(
+    "there, here",
+    [("rows", "replicated"), ("replicated", "last"), ("last", "rows"), ("rows", "whole")],
+)
 
 
 def ids_of(rank):
@@ -68,7 +74,7 @@ def test_training_is_plain_tensorflows(strategy, rank, size, optimizer):
             with strategy.embedding_scope(**options):
                 tables.append(reference.table(placement, V, D))
         kinds = [isinstance(table, Table) for table in tables]
-        assert kinds == [True, False, False, True]
+        assert kinds == [True, True, True, False, False, True]
         got = trained(tables, [ids_of(rank)])
     with tf.Graph().as_default():
         tables = [reference.table(name, V, D, use_resource=True) for name in PLACEMENTS]
@@ -101,7 +107,7 @@ def test_initial_values_are_the_same_everywhere(strategy, initializer):
         np.testing.assert_array_equal(values[0], other)
 
 
-@pytest.mark.parametrize("there, here", [("rows", "replicated"), ("replicated", "rows")])
+@MOVES
 def test_a_checkpoint_goes_on_in_another_placement(strategy, rank, folder, there, here):
     """By a Saver, a monitored session and both ways to start from another job's checkpoint."""
     with strategy.scope(), tf.Graph().as_default():
@@ -143,7 +149,7 @@ def test_a_checkpoint_goes_on_in_another_placement(strategy, rank, folder, there
             np.testing.assert_array_equal(session.run(rows), saved)
 
 
-@pytest.mark.parametrize("there, here", [("rows", "replicated"), ("replicated", "rows")])
+@MOVES
 def test_increments_go_on_in_another_placement(strategy, rank, folder, there, here):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         table, train, rows = model(strategy, rank, there, tf.train.AdagradOptimizer(0.1))
@@ -218,7 +224,7 @@ def test_what_does_not_fit_is_named(strategy):
             assert isinstance(tf.get_variable("e", [None, 2]), Table)
 
 
-@pytest.mark.parametrize("there, here", [("rows", "replicated"), ("replicated", "rows")])
+@MOVES
 def test_a_model_is_served_in_another_placement(strategy, rank, folder, there, here):
     def build(placement):
         with strategy.embedding_scope(**PLACEMENTS[placement]):
@@ -264,6 +270,30 @@ def test_every_way_to_make_a_table_is_replicated(strategy, rank):
             before = session.run(loss)
             session.run(train)
             assert session.run(loss) < before
+
+
+def test_tables_that_one_rank_has_whole(strategy, rank, size):
+    """Each goes to the rank with the fewest bytes of them; a rank without rows works as well."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope(placement="whole"):
+            tables = [reference.table(f"t{i}", rows, D) for i, rows in enumerate([9, 2, 2, 8, 1])]
+        with strategy.embedding_scope(placement=f"whole:{size + 1}"):
+            tables.append(reference.table("named", 3, D))
+        train = tf.train.AdagradOptimizer(0.1).minimize(
+            tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(t, [0])) for t in tables])
+        )
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+        plan = strategy.plan()
+    owners = {1: [0] * 6, 2: [0, 1, 1, 1, 0, 1], 3: [0, 1, 2, 1, 2, 1]}[size]
+    by_name = {described.name: described for described in plan.tables}
+    for table, owner in zip(tables, owners):
+        described = by_name[table.op.name]
+        assert described.placement == f"whole:{owner}"
+        assert described.slots == (f"{described.name}/Adagrad",)
+        assert described.shard_rows == tuple(described.rows * (r == owner) for r in range(size))
+    assert f"whole on rank {owners[-1]}" in plan.to_text(full=True)
 
 
 def test_lookups_of_a_replicated_table_exchange_nothing(strategy, rank, size):

@@ -22,7 +22,11 @@ RANKS = range(1, 9)
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -7, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
 DRAWN = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
 KEYS = np.concatenate([np.array(EDGES, np.int64), DRAWN])
-PLACEMENTS = {"static": placement.static, "dynamic": placement.dynamic}
+PLACEMENTS = {
+    "static": placement.static,
+    "whole": lambda ranks: placement.on_one_rank(ranks, ranks // 2),
+    "dynamic": placement.dynamic,
+}
 
 
 def mixed(key: int) -> int:
@@ -34,6 +38,8 @@ def mixed(key: int) -> int:
 
 
 def owner_of(kind: str, key: int, ranks: int) -> int:
+    if kind == "whole":
+        return ranks // 2
     return (key if kind == "static" else mixed(key)) % ranks
 
 
@@ -109,7 +115,7 @@ def test_rows_that_two_placements_have_in_common(saved: int, ranks: int):
                 assert pair == (common.first + i * common.step, row + i * common.other_step)
 
 
-@pytest.mark.parametrize("kind", PLACEMENTS)
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("saved", RANKS)
 def test_parts_that_can_hold_a_ranks_keys(kind: str, saved: int):
     """Counted out: of the numbers of one period, those that a rank owns, and their parts."""
@@ -124,10 +130,37 @@ def test_parts_that_can_hold_a_ranks_keys(kind: str, saved: int):
             assert np.flatnonzero(is_part).tolist() == sorted(want)
 
 
+@pytest.mark.parametrize("ranks, only", [(2, 0), (3, 2), (8, 5)])
+def test_a_table_that_one_rank_has_whole(ranks: int, only: int):
+    """It is stored as one part, as plain TensorFlow would save it."""
+    placed, whole = placement.on_one_rank(ranks, only), np.arange(23)
+    assert (placed.kind, placed.parts) == (placement.ON_ONE_RANK + only, 1)
+    assert placed.counts(23) == [23 * (rank == only) for rank in range(ranks)]
+    for rank in range(ranks):
+        own = whole if rank == only else whole[:0]
+        assert placed.part(rank) == (0 if rank == only else None)
+        assert placed.keys(rank, 23).tolist() == own.tolist()
+        assert placed.row(own).tolist() == own.tolist()
+        assert whole[placed.rows_of(rank)].tolist() == own.tolist()
+        assert whole[5:][placed.rows_of(rank, 5)].tolist() == [k for k in own.tolist() if k >= 5]
+        # All rows of each part of a checkpoint, and none on other ranks.
+        for saved in (1, 3, 4):
+            before = placement.static(saved)
+            every = list(range(saved)) if rank == only else []
+            assert before.parts_of(placed, rank) == every
+            for part in range(saved):
+                common = before.common(part, placed, rank)
+                assert common == ((0, 1, saved) if rank == only else None)
+    assert placement.on_one_rank(1, 4).kind == placement.STATIC
+    assert placement.on_one_rank(3, 4).only == 1
+
+
 def test_placements_are_equal_if_they_place_all_keys_alike():
     assert placement.static(3) == placement.static(3)
     assert placement.static(3) != placement.static(2)
     assert placement.static(3) != placement.dynamic(3)
+    assert placement.on_one_rank(3, 1) == placement.on_one_rank(3, 1)
+    assert placement.on_one_rank(3, 1) != placement.on_one_rank(3, 2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -336,10 +336,12 @@ def test_replicated_tables_are_counted_and_told_apart():
         imbalance=1.0,
         placement="replicated",
     )
-    plan = plan_of([whole, *(table(f"t{i}", 100, 16) for i in range(50))])
-    assert "51 tables (1 replicated)" in str(plan)
+    on_one = [dataclasses.replace(table(f"w{i}", 7, 2), placement=f"whole:{i}") for i in range(2)]
+    plan = plan_of([whole, *on_one, *(table(f"t{i}", 100, 16) for i in range(50))])
+    assert "53 tables (2 whole on one rank, 1 replicated)" in str(plan)
     assert re.search(r"\nreplicated +16 +float32 +1 +100 +100 +12.8 kB +1.00\n", str(plan))
     assert "replicated: nothing is exchanged" in plan.to_text(full=True)
+    assert re.search(r"\nw1 .*whole on rank 1", plan.to_text(full=True))
 
 
 @pytest.mark.parametrize("make", [large_plan, crowded_plan])
