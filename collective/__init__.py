@@ -38,6 +38,7 @@ Public names, in short:
     collective.features              PERSIA's slots: tables and embeddings of a file
     collective.data                  reads Parquet, deals items of work; batches; Criteo's logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
+    collective.keras                 layers for Keras's models
     collective.estimator             what tf.estimator has up to TensorFlow 2.15
     collective.serving               follows the versions of an exported model
     collective.train, collective.trainer  optimizers; the units of a Trainer's periods
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from collective import estimator as estimator
     from collective import feature_column as feature_column
     from collective import features as features
+    from collective import keras as keras
     from collective import serving as serving
     from collective import testing as testing
     from collective import train as train
@@ -184,6 +186,7 @@ _SUBMODULES = frozenset(
         "estimator",
         "feature_column",
         "features",
+        "keras",
         "serving",
         "testing",
         "train",

@@ -26,7 +26,7 @@ from collective.ops import kernel_device, placement
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import dispatch, shard_gradients
 from collective.ops.graph import device_scopes, graphs, training_flag
-from collective.ops.graph.sessions import raw_session, run_unpatched
+from collective.ops.graph.sessions import raw_session
 from collective.ops.placement import Placement
 from collective.ops.rows import dynamic_rows, keymap, memory
 from collective.tables.rows import (
@@ -112,9 +112,9 @@ class DynamicTable(ReservedVariable, Table):
         self._fill = initializers.by_key(initializer, self.dim, name)
         with tf.init_scope(), device_scopes.on_host():
             # The number of rows that were read and wait to replace the session's, 0 for none.
-            self.source = tf.placeholder_with_default(
-                tf.constant(0, tf.int64), [], f"{name}/source"
-            )
+            self.source = tf.constant(0, tf.int64)
+            if not tf.executing_eagerly():
+                self.source = tf.placeholder_with_default(self.source, [], f"{name}/source")
         self._create(
             name,
             self.capacity + 1,
@@ -184,7 +184,8 @@ class DynamicTable(ReservedVariable, Table):
     @property
     def shape(self) -> tf.TensorShape:
         """Returns [None, D]; for optimizers [1, D], as one row of a slot stands for all rows."""
-        return tf.TensorShape([1 if in_shard_view() else None, self.dim])
+        is_one_row = in_shard_view() and self.view is None
+        return tf.TensorShape([1 if is_one_row else None, self.dim])
 
     @property
     def shard_shape(self) -> tf.TensorShape:
@@ -327,10 +328,10 @@ class DynamicTable(ReservedVariable, Table):
         Raises:
             tf.errors.FailedPreconditionError: it isn't initialized.
         """
-        store: row_store.Store = row_store.registered(int(run_unpatched(session, self.number)))
+        store: row_store.Store = row_store.registered(self.number_in(session))
         return store
 
-    def local_count(self, session: Any) -> int:
+    def local_count(self, session: Any = None) -> int:
         """Returns the number of rows on this rank in `session`."""
         return len(self.store(session))
 
@@ -340,7 +341,7 @@ class DynamicTable(ReservedVariable, Table):
 
     def export(
         self,
-        session: Any,
+        session: Any = None,
         block: int = 1 << 16,
         frequencies: bool = False,
         last_used: bool = False,
@@ -462,7 +463,7 @@ class DynamicTable(ReservedVariable, Table):
             store.keys.forget(None)
         return removed
 
-    def statistics(self, session: Any) -> TableStatistics:
+    def statistics(self, session: Any = None) -> TableStatistics:
         """Returns how many rows this rank has in `session`, and how many were added and removed.
 
         Args:

@@ -45,8 +45,8 @@ def in_shard_view() -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Named:
-    """Stands for the operation of a table that was made eagerly, which has none."""
+class Named:
+    """Stands for the operation of a variable that was made eagerly, which has none."""
 
     name: str
 
@@ -102,7 +102,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     @property
     def op(self) -> Any:
         """Returns the operation that holds it; one made eagerly has only its name."""
-        return _Named(self._shared_name) if self.is_eager else super().op
+        return Named(self._shared_name) if self.is_eager else super().op
 
     @property
     def counts_keys(self) -> bool:

@@ -94,6 +94,8 @@ def stand_in(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
         out = of_shape(lookup, name)
     # The gradient function is called where it isn't wanted, too.
     record.record_operation("CollectiveLookup", [out], [table.handle], lambda *_: [None])
+    # A dynamic table's rows are found and read by no operation that TensorFlow knows.
+    out.graph.watch_variable(table)
     lookups_of(out.graph).add(lookup, out, "")
     return out
 

@@ -124,7 +124,7 @@ def table_getter(
             name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
         )
     if tf.executing_eagerly():
-        _refuse_eagerly(name, is_dynamic(shape), policy)
+        _refuse_eagerly(name, policy)
     if initializer is None:
         initializer = policy.initializer
     if initializer is None and not is_dynamic(shape):
@@ -321,19 +321,17 @@ def _refuse_in_function(name: str) -> None:
         )
 
 
-def _refuse_eagerly(name: str, dynamic: bool, policy: TablePolicy) -> None:
-    """Refuses a table that can't be made eagerly.
+def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
+    """Refuses a policy whose work is done between the runs of a session.
 
     Raises:
-        NotImplementedError: it is dynamic, or has a policy.
+        NotImplementedError: the table has one.
     """
-    if dynamic or policy != TablePolicy():
-        kind = "a dynamic table" if dynamic else f"a table with {policy}"
+    if policy != TablePolicy():
         raise NotImplementedError(
-            f"embedding_scope(): '{name}' is {kind}, and is made eagerly, where tables have a "
-            "known number of rows and no policy. Build the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`, or give the table its number of "
-            "rows (ids of strings and open sets: tf.keras.layers.Hashing, StringLookup)."
+            f"embedding_scope(): '{name}' is a table with {policy}, and is made eagerly, where "
+            "tables have no policy but an initializer. Build the model inside "
+            "`with strategy.scope(), tf.Graph().as_default():`, or leave the policy out."
         )
 
 

@@ -34,6 +34,7 @@ package = importlib.import_module(PACKAGE)
 backend = _module("backend")
 base_layer_utils = _module("engine.base_layer_utils")
 Callback: Any = _module("callbacks").Callback
+Layer: Any = package.layers.Layer
 Model = _module("engine.training").Model
 tf_utils = _module("utils.tf_utils")
 # Models in a graph are of this class.
@@ -50,5 +51,8 @@ adagrad = _module("optimizers.legacy.adagrad")
 adamax = _module("optimizers.legacy.adamax")
 ftrl = _module("optimizers.legacy.ftrl")
 gradient_descent = _module("optimizers.legacy.gradient_descent")
-Adam = _module("optimizers.legacy.adam").Adam
+legacy_adam = _module("optimizers.legacy.adam")
+legacy_nadam = _module("optimizers.legacy.nadam")
+rmsprop = _module("optimizers.legacy.rmsprop")
+Adam = legacy_adam.Adam
 OptimizerV2 = _module("optimizers.legacy.optimizer_v2").OptimizerV2

@@ -36,18 +36,11 @@ from collective.tensorflow_internals.keras import (
     PACKAGE,
     DenseFeatures,
     Embedding,
-    adadelta,
-    adagrad,
-    adamax,
     backend,
     base_layer_utils,
-    ftrl,
-    gradient_descent,
 )
-from collective.wrappers import keras_updates
+from collective.wrappers import keras_rows, keras_updates
 
-# Which update the rows that a gradient is of, and no others.
-ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)
 # Whose weights are embeddings. (The DenseFeatures of tf.compat.v1 calls tf.get_variable.)
 EMBEDDING_LAYERS = (Embedding, DenseFeatures)
 
@@ -93,9 +86,13 @@ def _apply_to_shards(
     if local_steps > 1:
         raise NotImplementedError(f"{advice}: scope(local_steps={local_steps}) is for these.")
     dynamic = [table for table in tables if isinstance(table, DynamicTable)]
-    if dynamic and type(optimizer) not in ROW_BY_ROW:
+    in_function = tf.executing_eagerly_outside_functions()
+    in_place = keras_rows.updates_in_place(optimizer) and (
+        in_function or type(optimizer) in keras_rows.ROW_BY_ROW
+    )
+    if dynamic and not in_place and not (in_function and keras_rows.is_possible(optimizer)):
         raise NotImplementedError(
-            f"{advice}, which updates all rows of the dynamic table '{dynamic[0].op.name}'."
+            f"{advice}, which computes with all rows of the dynamic table '{dynamic[0].op.name}'."
         )
 
     def create_slot(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -115,9 +112,13 @@ def _apply_to_shards(
         named = contextlib.nullcontext() if dynamic else backend.name_scope(optimizer._name)
         with tf.init_scope(), tf.variable_creator_scope(create_slot), named:
             optimizer._create_all_weights([v for g, v in grads_and_vars if g is not None])
-        if dynamic:
-            grads_and_vars = [(settled(g, v) if v in dynamic else g, v) for g, v in grads_and_vars]
-        applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        if dynamic and in_place:
+            grads_and_vars = [
+                (settled(g, v) if isinstance(v, DynamicTable) and g is not None else g, v)
+                for g, v in grads_and_vars
+            ]
+        with keras_rows.updating_legacy(optimizer) if dynamic else contextlib.nullcontext():
+            applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:
             update_kernels.check(optimizer, table)
         return weight_bound.with_clipping(applied, grads_and_vars)
@@ -127,12 +128,21 @@ def _apply_to_shards(
 def _writing_rows(optimizer: Any) -> Iterator[None]:
     """Keeps an optimizer's updates of rows from returning the whole variable."""
 
-    def of_rows(write: Callable[..., Any], of_others: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, *rows: (write if isinstance(x, ReservedVariable) else of_others)(x, *rows)
+    def of_rows(
+        name: str, write: Callable[..., Any], of_others: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def scatter(x: Any, rows: Any, values: Any) -> Any:
+            if not isinstance(x, ReservedVariable):
+                return of_others(x, rows, values)
+            if x.view is None:
+                return write(x, rows, values)
+            return getattr(x.view, f"scatter_{name}")(tf.IndexedSlices(values, rows))
+
+        return scatter
 
     for name, write in (("add", row_writes.add), ("update", row_writes.write)):
         method = f"_resource_scatter_{name}"
-        setattr(optimizer, method, of_rows(write, getattr(optimizer, method)))
+        setattr(optimizer, method, of_rows(name, write, getattr(optimizer, method)))
     try:
         yield
     finally:
@@ -221,12 +231,13 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: A
     """
     options = SCOPES.embedding_options
     if options is not None:
-        kwargs.setdefault("getter", functools.partial(_get_table, options))
+        kwargs.setdefault("getter", functools.partial(get_table, options))
     kind: Any = next(kind for kind in EMBEDDING_LAYERS if isinstance(layer, kind))
     return super(kind, layer).add_weight(*args, **kwargs)
 
 
-def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
+def get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
+    """Makes a table in the place of a layer's weight: a getter for `add_weight`."""
     # Initial values of rows depend on the name: it must be the one that the variable will have.
     if tf.executing_eagerly():
         with tf2.name_scope(name) as scope:

@@ -14,9 +14,12 @@ import tensorflow.compat.v1 as tf
 from collective.gradients import reduction
 from collective.ops.graph import graphs, library_operations
 from collective.tables import traced_lookups
+from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Sharded, shard_view
 from collective.tables.updates.optimizer_slots import sharded_as
+from collective.tables.updates.slots import Slot
 from collective.tensorflow_internals.keras import package
+from collective.wrappers import keras_rows
 
 # Which update each row by itself, or by numbers that are the same for all rows.
 BY_ROW = frozenset(
@@ -71,7 +74,7 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
 
 def _with_shape(gradient: Any, table: Sharded) -> Any:
     """Returns the gradient of a shard with its shape, by which some optimizers make it a matrix."""
-    if not isinstance(gradient, tf.IndexedSlices):
+    if not isinstance(gradient, tf.IndexedSlices) or isinstance(table, DynamicTable):
         return gradient
     shape = tf.constant(table.shard_shape.as_list(), tf.int64)
     return tf.IndexedSlices(gradient.values, gradient.indices, shape)
@@ -99,11 +102,12 @@ def apply_gradients(
                 + ", no subclass (Horovod's wrapper isn't needed here), or an optimizer of "
                 "tf.keras.optimizers.legacy."
             )
+        keras_rows.check(optimizer, tables)
         # By XLA, which knows none of the operations that the update waits for.
         optimizer.jit_compile = False
     grads_and_vars = shards_of(optimizer, grads_and_vars)
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
-    with noted, shard_view():
+    with noted, shard_view(), keras_rows.updating(optimizer):
         return original(optimizer, grads_and_vars, *args, **kwargs)
 
 
@@ -159,6 +163,8 @@ def add_slot(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs:
         value = tf.convert_to_tensor(getattr(value, "wrapped_value", value))
         if value.shape.rank != 2:
             return next_creator(**arguments)
+        if isinstance(of, DynamicTable):
+            return Slot(of, value, arguments["name"])
         arguments["initial_value"] = value
         return sharded_as(of, value.shape[1], next_creator, **arguments)
 

@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow.compat.v1 as tf
 
 from collective.ops.graph import device_scopes, graph_state
-from collective.ops.graph.graphs import outermost
+from collective.ops.graph.graphs import outermost, outside
 
 
 @dataclasses.dataclass
@@ -25,7 +25,8 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     """Returns a bool scalar: True in a run that updates a table or a global variable.
 
     `collective.coordination.session_runs` feeds it. Each graph that a session runs has one flag,
-    shared by the functions and branches in it.
+    shared by the functions and branches in it. So has a function that eager code calls, which sets
+    it when it is traced to its end.
 
     Args:
         graph: the graph.
@@ -37,7 +38,7 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     graph = outermost(graph)
     record = graph_state.of(graph, TrainingFlag)
     if record.tensor is None:
-        with graph.as_default(), tf.init_scope(), device_scopes.on_host():
+        with graph.as_default(), outside(), device_scopes.on_host():
             record.tensor = tf.placeholder_with_default(
                 tf.constant(False), [], "collective/training"
             )
@@ -47,3 +48,11 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
 def existing(graph: tf.Graph) -> tf.Tensor | None:
     """Returns the flag of `graph`; None if nothing has asked for one."""
     return graph_state.of(graph, TrainingFlag).tensor
+
+
+def set_in_function(graph: tf.Graph, trains: bool) -> None:
+    """Sets the flag of a function that eager code calls, if anything has asked for it."""
+    tensor = existing(graph)
+    if tensor is not None:
+        with graph.as_default(), outside(), device_scopes.on_host():
+            tensor.op._update_input(0, tf.constant(trains))

@@ -37,7 +37,13 @@ from collective.errors import RankError
 from collective.job.progress_board import Label, Phase
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import Check, gates_of
-from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
+from collective.ops.graph import (
+    device_scopes,
+    graph_analysis,
+    graph_state,
+    graphs,
+    training_flag,
+)
 from collective.tables.table import is_replicated, shard_of
 
 CLOSED = (
@@ -181,7 +187,9 @@ def close(graph: Any) -> None:
         if op not in before and not gates.level(op):
             op._add_control_input(zero.op)
     gates.changed()
-    graph_state.of(graph, Plans).plan = _plan(graph, executed, written)
+    plan = _plan(graph, executed, written)
+    training_flag.set_in_function(graph, plan.trains)
+    graph_state.of(graph, Plans).plan = plan
 
 
 def _hold_back(graph: Any, checks: Sequence[tf.Operation]) -> None:
@@ -197,8 +205,10 @@ def _hold_back(graph: Any, checks: Sequence[tf.Operation]) -> None:
         [*(x.op for x in graph.outputs), *graph.control_outputs],
     )
     written = _writes(graph, executed)
+    trains = bool(_updated(graph, written))
+    training_flag.set_in_function(graph, trains)
     first = [*_sources(graph, executed), *(op for op in checks if op in executed)]
-    if not first or not _updated(graph, written):
+    if not first or not trains:
         return
     before = graph_analysis.upstream(first)
     for op in written:

@@ -224,7 +224,7 @@ class _Processor(optimizer._OptimizableVariable):
         all_rows = _goes_over_all_rows(optimizer_)
         if all_rows:
             rows_in_file.check_all_rows_are_not_updated(table, optimizer_)
-        settled, count = _settle(table, gradient, all_rows)
+        settled, count = settle(table, gradient, all_rows)
         with (
             tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
             tf.control_dependencies([settled]),
@@ -241,12 +241,12 @@ class _Processor(optimizer._OptimizableVariable):
 
 def settled(gradient: tf.IndexedSlices, table: DynamicTable) -> tf.IndexedSlices:
     """Returns the gradient of a dynamic table, after slots have its rows."""
-    with tf.control_dependencies([_settle(table, gradient, False)[0]]):
+    with tf.control_dependencies([settle(table, gradient, False)[0]]):
         values = tf.identity(gradient.values)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
-def _settle(
+def settle(
     table: DynamicTable, gradient: tf.IndexedSlices, needs_count: bool
 ) -> tuple[Any, tf.Tensor | None]:
     """Refuses an update in a run that doesn't train; gives slots the gradient's rows.

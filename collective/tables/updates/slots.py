@@ -9,12 +9,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops.graph.sessions import run_unpatched
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.rows import row_store
 from collective.tables.rows.reserved_variable import ReservedVariable, refusing_method
 from collective.tables.rows.row_columns import RowColumn
-from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, mark_shard
+from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Named, mark_shard
 
 
 class Slot(ReservedVariable):
@@ -42,7 +41,7 @@ class Slot(ReservedVariable):
                 f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row, "
                 f"such as [1, {table.dim}] or [1, 1], not {first.shape}."
             )
-        self.table, self.dim = table, int(first.shape[1])
+        self.table, self.dim, self._label = table, int(first.shape[1]), name
         self._numpy = first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
@@ -61,7 +60,7 @@ class Slot(ReservedVariable):
         mark_shard(self, table)
 
     def new_column(self, first: np.ndarray | None = None) -> RowColumn:
-        return self.table.new_column(self.op.name, self.dim, self._numpy, first)
+        return self.table.new_column(self._label, self.dim, self._numpy, first)
 
     def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
         column = None
@@ -75,13 +74,17 @@ class Slot(ReservedVariable):
 
     def column(self, session: Any) -> RowColumn:
         """Returns the memory that the slot has in `session`."""
-        number = int(run_unpatched(session, self.number))
-        column: RowColumn = row_store.registered(number)
+        column: RowColumn = row_store.registered(self.number_in(session))
         return column
 
     def settle(self, session: Any, count: int) -> None:
         """Gives rows 1 to `count` the values that they lack in `session`, before they are read."""
         self.column(session).initialize_rows(count)
+
+    @property
+    def op(self) -> Any:
+        """Returns the operation that holds it; one made eagerly has only its name."""
+        return super().op if self._in_graph_mode else Named(self._shared_name)
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
@@ -91,6 +94,20 @@ class Slot(ReservedVariable):
         )
 
 
+def _showing_rows(method: str) -> Any:
+    """Returns the inherited method, for the rows in view while there are any."""
+    inherited = getattr(ReservedVariable, method)
+
+    def scatter(self: Slot, *args: Any, **kwargs: Any) -> Any:
+        if self.view is not None:
+            return getattr(self.view, method)(*args, **kwargs)
+        return inherited(self, *args, **kwargs)
+
+    return scatter
+
+
+for _method in ("scatter_add", "scatter_sub", "scatter_update"):
+    setattr(Slot, _method, _showing_rows(_method))
 for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():
     # Optimizers update single rows of a slot by these.
     if not _method.startswith(("scatter", "batch_scatter", "_lazy")):

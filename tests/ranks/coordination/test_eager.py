@@ -164,8 +164,9 @@ def test_tables_and_sessions_are_refused(strategy):
                 tf2.keras.layers.Embedding(3, 2)(tf.constant([1]))
             with pytest.raises(RuntimeError, match="'t' is made inside a tf.function"):
                 tf.function(lambda: tf.get_variable("t", [3, 3]))()
-        with pytest.raises(NotImplementedError, match="is a dynamic table, and is made eagerly"):
-            collective.get_embedding_variable("d", 3)
+        policy = collective.TablePolicy(steps_to_live=3)
+        with pytest.raises(NotImplementedError, match="'d' is a table with .*is made eagerly"):
+            collective.get_embedding_variable("d", 3, ev_option=policy)
         with pytest.raises(RuntimeError, match=FOR_GRAPHS):
             tf.train.MonitoredTrainingSession("")
 

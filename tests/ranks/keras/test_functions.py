@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf2
 
 from collective.errors import RankError, TableError
+from collective.policy import TablePolicy
 from tests.ranks.keras.models import (
     batches,
     compare,
@@ -169,7 +170,7 @@ REFUSED = {
     "whole rows": "Adafactor may compute something of all rows",
     "levels": "Ids of a lookup depend on the rows of another lookup",
     "in a function": "is made inside a tf.function",
-    "dynamic": "is a dynamic table, and is made eagerly",
+    "policy": "is a table with .*, and is made eagerly",
     "zeros": "leave the argument out",
 }
 
@@ -211,8 +212,8 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
             with strategy.embedding_scope():
                 return tf2.compat.v1.get_variable("inside", [3, 2])
 
-        def make_dynamic():
-            with strategy.embedding_scope():
+        def make_with_policy():
+            with strategy.embedding_scope(policy=TablePolicy(filter_freq=2)):
                 return tf2.compat.v1.get_variable("dynamic", [None, 2])
 
         adafactor = new.Adafactor(0.1)
@@ -224,7 +225,7 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
             "whole rows": tf2.function(by_adafactor),
             "levels": tf2.function(two_levels),
             "in a function": tf2.function(make),
-            "dynamic": make_dynamic,
+            "policy": make_with_policy,
             "zeros": tf2.function(zeros),
         }
         for name, way in ways.items():

@@ -46,7 +46,7 @@ LAYERS = (
     ("plan", "serving"),
     ("profiling",),
     ("monitoring",),
-    ("estimator",),
+    ("estimator", "keras"),
     ("integrations",),
     ("interception",),
     ("strategy",),

@@ -227,6 +227,7 @@ def probes():
             "_weights",
         ],
     )
+    yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay"]
     yield keras.backend, ["_SEED_GENERATOR"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]

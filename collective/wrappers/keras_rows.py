@@ -1,0 +1,135 @@
+"""Lets Keras's optimizers update dynamic tables in a `tf.function` that eager code calls.
+
+Where the optimizer computes with whole variables, these are a table's rows in use
+(`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
+hasn't looked up before: moments are 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.updates import row_views
+from collective.tensorflow_internals.keras import (
+    adadelta,
+    adagrad,
+    adamax,
+    ftrl,
+    gradient_descent,
+    legacy_adam,
+    legacy_nadam,
+    package,
+    rmsprop,
+)
+
+# Legacy optimizers that update the rows that a gradient is of, and no others.
+ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)
+# Those that move all rows, by whole variables.
+ALL_ROWS = (legacy_adam.Adam, legacy_nadam.Nadam)
+
+
+def check(optimizer: Any, tables: Sequence[Any]) -> None:
+    """Checks that a new optimizer can update dynamic tables.
+
+    Args:
+        optimizer: one of `collective.wrappers.keras_updates.BY_ROW`.
+        tables: those that it updates, of any kind.
+
+    Raises:
+        NotImplementedError: it keeps averages of the weights, or a table has a constraint.
+    """
+    dynamic = [table for table in tables if isinstance(table, DynamicTable)]
+    if dynamic and optimizer.use_ema:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__}(use_ema=True) averages all rows of the dynamic table "
+            f"'{dynamic[0].op.name}', also those to come. Leave use_ema out, or give the table its "
+            "number of rows."
+        )
+    for table in dynamic:
+        if table.constraint is not None:
+            raise NotImplementedError(
+                f"The dynamic table '{table.op.name}' has a constraint, which is one of all rows, "
+                "also those to come. Leave it out, or give the table its number of rows."
+            )
+
+
+def _moves_all_rows(optimizer: Any) -> bool:
+    """Tells whether a new optimizer moves rows without a gradient."""
+    kind = type(optimizer)
+    if getattr(optimizer, "weight_decay", None):
+        return True
+    if kind is package.optimizers.SGD:
+        return bool(optimizer.momentum)
+    return kind is not package.optimizers.Adagrad
+
+
+@contextlib.contextmanager
+def updating(optimizer: Any) -> Iterator[None]:
+    """Inside, a new optimizer updates the rows of dynamic tables."""
+    step, decay = optimizer.update_step, optimizer._apply_weight_decay
+
+    def update_step(gradient: Any, variable: Any) -> Any:
+        if not isinstance(variable, DynamicTable):
+            return step(gradient, variable)
+
+        def work(in_view: tf.IndexedSlices) -> Any:
+            decay([variable])
+            return step(in_view, variable)
+
+        return row_views.update(variable, gradient, _moves_all_rows(optimizer), work)
+
+    def apply_weight_decay(variables: Sequence[Any]) -> None:
+        decay([v for v in variables if not isinstance(v, DynamicTable)])
+
+    with _replacing(optimizer, update_step=update_step, _apply_weight_decay=apply_weight_decay):
+        yield
+
+
+def is_possible(optimizer: Any) -> bool:
+    """Tells whether a legacy optimizer can update dynamic tables in a function."""
+    return type(optimizer) in (*ROW_BY_ROW, *ALL_ROWS, rmsprop.RMSprop)
+
+
+def updates_in_place(optimizer: Any) -> bool:
+    """Tells whether a legacy optimizer's operations update single rows of a table's memory."""
+    if type(optimizer) is rmsprop.RMSprop:
+        return bool(optimizer._momentum)
+    return type(optimizer) in ROW_BY_ROW
+
+
+@contextlib.contextmanager
+def updating_legacy(optimizer: Any) -> Iterator[None]:
+    """Inside, a legacy optimizer that computes with whole variables updates dynamic tables."""
+    if updates_in_place(optimizer):
+        yield
+        return
+    apply = optimizer._resource_apply_sparse
+
+    def resource_apply_sparse(grad: Any, var: Any, indices: Any, **options: Any) -> Any:
+        if not isinstance(var, DynamicTable):
+            return apply(grad, var, indices, **options)
+
+        def work(in_view: tf.IndexedSlices) -> Any:
+            return apply(in_view.values, var, in_view.indices, **options)
+
+        return tf.group(row_views.update(var, tf.IndexedSlices(grad, indices), True, work))
+
+    with _replacing(optimizer, _resource_apply_sparse=resource_apply_sparse):
+        yield
+
+
+@contextlib.contextmanager
+def _replacing(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replaces methods of one object meanwhile."""
+    for name, method in methods.items():
+        object.__setattr__(owner, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            object.__delattr__(owner, name)

@@ -1,0 +1,180 @@
+"""`collective.keras.layers.Embedding`: dynamic and static tables equal plain Keras's embeddings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+
+from collective import keras as collective_keras
+from collective.errors import TableError
+from tests.ranks.keras.models import BATCH, keras, part
+from tests.ranks.keras.test_functions import OPTIMIZERS as ALL_OPTIMIZERS
+from tests.ranks.keras.test_functions import new
+
+STEPS, ITEMS, TAGS, WORDS = 12, 30, 9, 20
+OPTIMIZERS = {
+    # What Keras's Nadam computes depends on how often a function was traced.
+    **{name: make for name, make in ALL_OPTIMIZERS.items() if name not in ("AdamW", "Nadam")},
+    "SGD without momentum": lambda: new.SGD(0.05),
+    "AdamW": lambda: new.AdamW(0.003, weight_decay=0.01),
+    "legacy Nadam": lambda: keras.optimizers.legacy.Nadam(0.003),
+    "legacy RMSprop": lambda: keras.optimizers.legacy.RMSprop(0.003),
+    "legacy RMSprop in place": lambda: keras.optimizers.legacy.RMSprop(0.003, momentum=0.5),
+}
+# They move rows that no gradient is of, also from their first values: all keys come at once.
+FROM_THE_FIRST_STEP = ("Ftrl", "AdamW")
+
+
+def first_rows(dim: int, rows: int | None = None) -> np.ndarray:
+    row = np.linspace(-0.5, 0.7, dim).astype(np.float32)
+    return row if rows is None else np.tile(row, [rows, 1])
+
+
+def data(grows: bool) -> tuple:
+    """Returns numbers of items [n], tags [n, 2], words [n, 3] with weights, and labels [n].
+
+    Args:
+        grows: whether the items of later batches are new.
+    """
+    random, records = np.random.default_rng(5), BATCH * STEPS
+    last = np.repeat(np.minimum(ITEMS, 6 + 3 * np.arange(STEPS)), BATCH) if grows else 8
+    items = random.integers(0, last, records)
+    if not grows:
+        items[:BATCH] = np.arange(BATCH) % 8
+    tags = random.integers(0, TAGS, (records, 2))
+    tags[:TAGS] = np.arange(TAGS)[:, None]
+    words = random.integers(0, WORDS, (records, 3))
+    words[:WORDS] = np.arange(WORDS)[:, None]
+    weights = random.uniform(0.5, 2, (records, 3)).astype(np.float32)
+    return items, tags, words, weights, random.integers(0, 2, records).astype(np.float32)
+
+
+def item_keys(items):
+    return items * 7919 + 2**40
+
+
+def tag_keys(tags):
+    return tf2.strings.join(["tag", tf2.strings.as_string(tags)])
+
+
+class Plain(keras.Model):
+    """Has plain Keras's embeddings of numbers from 0."""
+
+    def __init__(self):
+        super().__init__()
+        make, constant = keras.layers.Embedding, keras.initializers.Constant
+        self.items = make(ITEMS, 4, constant(first_rows(4, ITEMS)))
+        self.tags = make(TAGS, 6, constant(first_rows(6, TAGS)))
+        self.words = make(WORDS, 4, constant(first_rows(4, WORDS)))
+        self.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(3))
+
+    def rows(self, items, tags, words, weights):
+        rows = self.words(words) * weights[:, :, None]
+        total = tf2.reduce_sum(weights, 1)[:, None]
+        return [
+            self.items(items),
+            tf2.reduce_sum(self.tags(tags), 1) / np.float32(np.sqrt(2)),
+            tf2.where(total > 0, tf2.reduce_sum(rows, 1) / total, 0.0),
+        ]
+
+    def call(self, inputs, training=None):
+        return self.dense(tf2.concat(self.rows(*inputs), 1))
+
+
+class Tables(Plain):
+    """Has this library's: of items with dense ids, of tags with ragged ones, of words with sparse
+    ones and weights, which has a number of rows.
+    """
+
+    def __init__(self):
+        super().__init__()
+        make, constant = collective_keras.layers.Embedding, keras.initializers.Constant
+        self.items = make(4, embeddings_initializer=constant(first_rows(4)))
+        self.tags = make(6, combiner="sqrtn", embeddings_initializer=constant(first_rows(6)))
+        self.words = make(4, WORDS, "mean", constant(first_rows(4, WORDS)))
+
+    def rows(self, items, tags, words, weights):
+        ids = tf2.sparse.from_dense(words + 1)
+        ids = tf2.SparseTensor(ids.indices, ids.values - 1, ids.dense_shape)
+        weights = tf2.SparseTensor(ids.indices, tf2.reshape(weights, [-1]), ids.dense_shape)
+        return [
+            self.items(item_keys(items)),
+            self.tags(tf2.RaggedTensor.from_tensor(tag_keys(tags))),
+            self.words(ids, weights),
+        ]
+
+
+def dataset(arrays, batch):
+    *inputs, labels = arrays
+    return tf2.data.Dataset.from_tensor_slices((tuple(inputs), labels)).batch(batch)
+
+
+def compare(model, plain, rank, size, came):
+    """Holds that the rows, gathered from the ranks' exports, are plain Keras's.
+
+    Args:
+        came: the items of which the model has rows.
+    """
+    np.testing.assert_allclose(
+        model.dense.kernel.numpy(), plain.dense.kernel.numpy(), rtol=0, atol=1e-6
+    )
+    want = plain.items.embeddings.numpy()
+    keys = dict(zip(item_keys(np.arange(ITEMS)).tolist(), want))
+    counted = 0
+    for own, rows in model.items.embeddings.export():
+        counted += len(own)
+        for key, row in zip(own.tolist(), rows):
+            np.testing.assert_allclose(row, keys[key], rtol=0, atol=1e-6)
+    assert counted == model.items.embeddings.local_count() <= came
+    if size == 1:
+        assert counted == came
+    tags = tf2.function(lambda x: model.tags(x))(tag_keys(np.arange(TAGS)[:, None]))
+    np.testing.assert_allclose(tags, plain.tags.embeddings.numpy(), rtol=0, atol=1e-6)
+    words = tf2.function(lambda x: model.words(x))(np.arange(WORDS)[:, None])
+    np.testing.assert_allclose(words, plain.words.embeddings.numpy(), rtol=0, atol=1e-6)
+
+
+def equals(strategy, rank, size, name):
+    grows, make = name not in FROM_THE_FIRST_STEP, OPTIMIZERS[name]
+    arrays = data(grows)
+    plain = Plain()
+    plain.compile(make(), "mse")
+    want = plain.fit(dataset(arrays, BATCH), epochs=2, verbose=0)
+    with strategy.scope():
+        model = Tables()
+        model.compile(make(), "mse")
+        own = dataset(part(arrays, rank, size), BATCH // size)
+        got = model.fit(own, epochs=2, verbose=0)
+        np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=0, atol=1e-6)
+        compare(model, plain, rank, size, len(np.unique(arrays[0])))
+    return model
+
+
+@pytest.mark.either_backend
+@pytest.mark.ranks(1, 3)
+def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size):
+    """Rows come while it trains; unknown keys of an evaluation get none; the layer's config."""
+    model = equals(strategy, rank, size, "Adam")
+    table = model.items.embeddings
+    count = table.local_count()
+    with strategy.scope():
+        unknown = tf2.constant([[1, 2], [3, 4]], tf2.int64)
+        rows = tf2.function(lambda: model.items(unknown))()
+        np.testing.assert_array_equal(rows, np.zeros([2, 2, 4]))
+        assert table.local_count() == count
+        with pytest.raises(TableError, match="Reading the value of table 'tables/.*is dynamic"):
+            model.get_weights()
+        with pytest.raises(ValueError, match="called with sparse ids, and has no combiner"):
+            model.items(tf2.sparse.from_dense([[1]]))
+        for layer in (model.items, model.tags, model.words):
+            config = keras.layers.serialize(layer)
+            again = keras.layers.deserialize(config)
+            assert type(again) is type(layer) and again.get_config() == layer.get_config()
+
+
+@pytest.mark.matrix
+@pytest.mark.either_backend
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adam"])
+def test_every_optimizer_updates_dynamic_tables(strategy, rank, size, name):
+    equals(strategy, rank, size, name)
