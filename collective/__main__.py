@@ -51,6 +51,11 @@ COMMANDS = (
         "check", "collective.launch.check.diagnostics", "say what is installed and what is missing"
     ),
     Command(
+        "plan",
+        "collective.plan.__main__",
+        "choose placements of tables and predict a step, without machines",
+    ),
+    Command(
         "checkpoint",
         "collective.checkpoint.__main__",
         "show, consolidate and verify checkpoints; import another framework's",

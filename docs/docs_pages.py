@@ -76,6 +76,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/metrics.md",
             "docs/guides/testing.md",
             "docs/guides/performance.md",
+            "docs/guides/placement.md",
             "docs/guides/gpus.md",
             "docs/troubleshooting.md",
         ),

@@ -31,6 +31,7 @@ LAYERS = (
     ("build_horovod", "horovod_source"),
     ("testing",),
     ("ops",),
+    ("planner",),
     ("strategies",),
     ("scope",),
     ("startup",),

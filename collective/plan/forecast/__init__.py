@@ -1,0 +1,1 @@
+"""Shows what the planner chose: as text, as data, as a picture."""

@@ -1,0 +1,112 @@
+"""Reads a file of tables: what a step has to do, for the planner.
+
+batch: 65536
+parameters: 2500000
+tables:
+  user: {rows: 40000000, dimension: 128, distinct: 0.4}
+  country: {rows: 200, dimension: 16, ids: 3}
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+import pydantic
+
+from collective import yaml_file
+from collective.planner.workload import OPTIMIZERS, TYPE_BYTES, TableWork, Workload
+from collective.yaml_file import Contradictions, Place, StrictModel
+
+Count = Annotated[int, pydantic.Field(ge=1)]
+Optimizer = Literal[
+    "sgd",
+    "momentum",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "lazy_adam",
+    "rmsprop",
+    "adadelta",
+    "ftrl",
+]
+assert set(Optimizer.__args__) == set(OPTIMIZERS)  # type: ignore[attr-defined]
+
+
+class TableEntry(StrictModel):
+    """Describes a table; see `TableWork` for each key."""
+
+    rows: Count
+    dimension: Annotated[
+        Count, pydantic.Field(validation_alias=pydantic.AliasChoices("dimension", "dim"))
+    ]
+    type: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
+    ids: Annotated[float, pydantic.Field(gt=0)] = 1.0
+    distinct: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
+    optimizer: Optimizer | None = None
+    imbalance: Annotated[float, pydantic.Field(ge=1)] = 1.0
+    dynamic: bool = False
+    weight_bound: bool = False
+    placement: Literal["auto", "rows", "replicated"] = "auto"
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> TableEntry:
+        found: list[tuple[Place, str]] = []
+        if self.placement == "replicated" and (self.dynamic or self.weight_bound):
+            kind = "a dynamic table" if self.dynamic else "a table with a weight_bound"
+            found.append((("placement",), f"{kind} can't be replicated. Write 'rows'."))
+        if found:
+            raise Contradictions(found)
+        return self
+
+
+class TablesFile(StrictModel):
+    """Describes a training step.
+
+    Attributes:
+        tables: by their names.
+        batch: samples of a step, of all ranks together.
+        parameters: numbers of the dense network.
+        optimizer: of tables that don't name one.
+    """
+
+    tables: Annotated[dict[str, TableEntry], pydantic.Field(min_length=1)]
+    batch: Count = 8192
+    parameters: Annotated[int, pydantic.Field(ge=0)] = 0
+    optimizer: Optimizer = "adagrad"
+
+    def workload(self) -> Workload:
+        """Returns the step's work."""
+        return Workload(
+            tuple(
+                TableWork(
+                    name,
+                    entry.rows,
+                    entry.dimension,
+                    type=entry.type,
+                    ids=entry.ids,
+                    distinct=entry.distinct,
+                    optimizer=entry.optimizer or self.optimizer,
+                    imbalance=entry.imbalance,
+                    dynamic=entry.dynamic,
+                    bounded=entry.weight_bound,
+                    placement=None if entry.placement == "auto" else entry.placement,
+                )
+                for name, entry in self.tables.items()
+            ),
+            self.batch,
+            self.parameters,
+        )
+
+
+assert set(TYPE_BYTES) == set(TableEntry.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def load(path: str | os.PathLike[str]) -> TablesFile:
+    """Reads a file, YAML or JSON.
+
+    Raises:
+        OSError: there is no such file, or it can't be read.
+        yaml_file.FileError: it isn't a file of tables. All errors are listed, with their lines.
+    """
+    return yaml_file.load(path, TablesFile)

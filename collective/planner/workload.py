@@ -1,0 +1,140 @@
+"""Describes the work of a training step: tables, ids, batch, network.
+
+Symbols: N ranks, B samples of all ranks together, V rows of dimension D.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+Placement = Literal["rows", "replicated"]
+PLACEMENTS: tuple[Placement, ...] = ("rows", "replicated")
+
+TYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+# Of a key, its place and its counters in the index of a dynamic table (ops/native/row_store.h keeps
+# more free places than keys).
+INDEX_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Describes what an optimizer keeps and touches.
+
+    Attributes:
+        slots: numbers per number of a row.
+        numbers: numbers per row in addition.
+        all_rows: whether a step changes every row, not only those that were looked up.
+    """
+
+    slots: int
+    numbers: int = 0
+    all_rows: bool = False
+
+
+# By the names of files. TensorFlow's Adam decays the slots of all rows, and moves all rows.
+OPTIMIZERS = {
+    "sgd": Rule(0),
+    "momentum": Rule(1),
+    "adagrad": Rule(1),
+    "rowwise_adagrad": Rule(0, numbers=1),
+    "adam": Rule(2, all_rows=True),
+    "lazy_adam": Rule(2),
+    "rmsprop": Rule(2),
+    "adadelta": Rule(2),
+    "ftrl": Rule(2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TableWork:
+    """Describes a table and its lookups.
+
+    Attributes:
+        name: the table's.
+        rows: V; of a dynamic table, how many it is expected to have.
+        dimension: D.
+        type: a key of `TYPE_BYTES`.
+        ids: ids of a sample, on average.
+        distinct: how much of a rank's ids in a step are distinct, above 0 and at most 1. None if it
+            isn't known: then as many as if all rows were equally likely, which is the most that
+            independent ids can have on average.
+        optimizer: a key of `OPTIMIZERS`.
+        imbalance: keys that the busiest owner is asked for, divided by the mean, from 1.
+        dynamic: whether the number of rows is open.
+        bounded: whether its policy has a weight_bound.
+        placement: None if the planner is to choose.
+    """
+
+    name: str
+    rows: int
+    dimension: int
+    type: str = "float32"
+    ids: float = 1.0
+    distinct: float | None = None
+    optimizer: str = "adagrad"
+    imbalance: float = 1.0
+    dynamic: bool = False
+    bounded: bool = False
+    placement: Placement | None = None
+
+    @property
+    def rule(self) -> Rule:
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of a row without slots."""
+        return self.dimension * TYPE_BYTES[self.type]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row with slots, and with its part of a dynamic table's index."""
+        numbers = self.dimension * (1 + self.rule.slots) + self.rule.numbers
+        return numbers * TYPE_BYTES[self.type] + INDEX_BYTES * self.dynamic
+
+    @property
+    def elements(self) -> int:
+        """The numbers of its gradient as a matrix, with one number per row."""
+        return self.rows * (self.dimension + 1)
+
+    def distinct_of(self, ids: float) -> float:
+        """Returns how many of a rank's ids are expected to be distinct."""
+        if self.distinct is not None:
+            return min(ids * self.distinct, self.rows)
+        return distinct_of_equally_likely(ids, self.rows)
+
+    def refusal(self, placement: Placement) -> str:
+        """Says why it can't be placed so; '' if it can."""
+        if self.placement is not None and placement != self.placement:
+            return f"placement: {self.placement} is given"
+        if placement == "replicated" and self.dynamic:
+            return "a dynamic table can't be replicated"
+        if placement == "replicated" and self.bounded:
+            return "a table with a weight_bound can't be replicated"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Describes a training step.
+
+    Attributes:
+        tables: in any order.
+        batch: B.
+        parameters: numbers of the dense network, which every rank has.
+    """
+
+    tables: Sequence[TableWork]
+    batch: int
+    parameters: int = 0
+
+
+def distinct_of_equally_likely(draws: float, values: float) -> float:
+    """Returns how many different values are expected among independent draws of equally likely
+    ones: V (1 - (1 - 1/V)^n)."""
+    if values <= 1:
+        return min(draws, values)
+    return -values * math.expm1(draws * math.log1p(-1 / values))

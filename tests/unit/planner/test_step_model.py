@@ -1,0 +1,155 @@
+"""Predicted steps, worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from collective.ops.exchange import slice_means
+from collective.planner import step_model
+from collective.planner.machines import Device, Figure, Machines
+from collective.planner.step_model import StepModel
+from collective.planner.workload import TableWork, Workload, distinct_of_equally_likely
+
+
+def device(**changes: float) -> Device:
+    """A device of round numbers: 1 GB/s of memory and wires, 1 ms for whatever has a fixed time."""
+    values = {
+        "memory": 1e9,
+        "memory_rate": 1e9,
+        "flops": 1e12,
+        "within_rate": 1e9,
+        "between_rate": 1e8,
+        "start": 1e-6,
+        "within_wait": 1e-3,
+        "between_wait": 2e-3,
+        "usable": 1.0,
+        "memory_share": 1.0,
+        "wire_share": 1.0,
+        "flop_share": 1.0,
+        **changes,
+    }
+    return Device("D-1GB", **{name: Figure(v, "given", "here") for name, v in values.items()})
+
+
+def test_rows_worked_out_by_hand():
+    """1,000 samples of 4 ranks: 250 ids a rank, 100 of them distinct, rows of 64 bytes.
+
+    Keys 8 (250 + 100) 2, rows 64 (400 + 750), the update 2 * 128 bytes of a quarter of what 400
+    draws among the table's million rows name. On the wires 100 (8 + 128), 3/4 of it.
+    """
+    table = TableWork("t", 1_000_000, 16, distinct=0.4)
+    model = StepModel(Workload((table,), 1000), Machines(device(), 4))
+    parts = model.table(table, "rows")
+    named = 1e6 * (1 - (1 - 1e-6) ** 400) / 4
+    assert parts.memory == pytest.approx((5600 + 64 * 1150 + 256 * named) / 1e9, rel=1e-6)
+    assert parts.exchange == pytest.approx(0.75 * 13600 / 1e9)
+    assert parts.starts == pytest.approx(step_model.ROWS_STARTS * 1e-6)
+    assert (parts.network, parts.dense, parts.waits) == (0, 0, 0)
+
+
+def test_replicated_worked_out_by_hand():
+    """As a matrix, 2 * 3/4 of 100 * 17 numbers travel; as slices 3 * 250 of 64 + 8 bytes."""
+    table = TableWork("t", 100, 16)
+    model = StepModel(Workload((table,), 1000), Machines(device(), 4))
+    matrix = model.table(table, "replicated", as_matrices=True)
+    assert matrix.dense == pytest.approx(1.5 * 100 * 17 * 4 / 1e9)
+    assert matrix.exchange == 0
+    slices = model.table(table, "replicated", as_matrices=False)
+    assert slices.exchange == pytest.approx(750 * 72 / 1e9)
+    assert slices.dense == 0
+    assert slices.memory > matrix.memory
+
+
+def test_collectives_of_a_step():
+    """The agreement; keys, rows, gradients; the dense gradients; an allgather a type."""
+    tables = tuple(
+        TableWork(name, rows, 16, type=type_)
+        for name, rows, type_ in [("a", 10, "float32"), ("b", 10**6, "float16")]
+    )
+    machines = Machines(device(), 4)
+
+    def waits(a: str, b: str, parameters: int = 0) -> float:
+        model = StepModel(Workload(tables, 100, parameters), machines)
+        return model.shared({"a": a, "b": b}).waits * 1e3
+
+    assert waits("rows", "rows") == pytest.approx(4)
+    assert waits("rows", "rows", 1000) == pytest.approx(5)
+    assert waits("replicated", "rows") == pytest.approx(5)
+    assert waits("replicated", "replicated") == pytest.approx(3)
+    assert waits("replicated", "replicated", 1000) == pytest.approx(4)
+
+
+def test_wires():
+    """The slower of two wires counts; a ring between hosts has those of all of a host's ranks."""
+    two_hosts = Machines(device(), 8, hosts=2)
+    assert two_hosts.all_to_all(8e6) == pytest.approx(4e6 / 1e8)
+    assert two_hosts.ring(1e6) == pytest.approx(1e6 / 4e8)
+    assert Machines(device(), 8).all_to_all(8e6) == pytest.approx(7e6 / 1e9)
+    assert Machines(device(), 1).all_to_all(8e6) == 0
+    assert Machines(device(), 1).wait == 0
+
+
+def test_one_rank_waits_for_nobody():
+    work = Workload((TableWork("t", 100, 16),), 100, parameters=1000)
+    parts = StepModel(work, Machines(device(), 1)).step({"t": "rows"})
+    assert (parts.waits, parts.exchange, parts.dense) == (0, 0, 0)
+    assert parts.network == pytest.approx(6 * 1000 * 100 / 1e12)
+
+
+@pytest.mark.parametrize("optimizer, slots, all_rows", [("sgd", 0, 0), ("adam", 2, 1)])
+def test_an_update_of_all_rows_passes_all_rows(optimizer, slots, all_rows):
+    table = TableWork("t", 10**6, 16, optimizer=optimizer)
+    machines = Machines(device(), 4)
+    big = StepModel(Workload((table,), 4), machines).table(table, "rows").memory
+    assert table.row_bytes == 64 * (1 + slots)
+    assert big > all_rows * 2 * 250_000 * 192 / 1e9
+    assert all_rows or big < 1e-5
+
+
+def test_memory_of_a_rank():
+    """The rank with most rows: a quarter, rounded up; all rows of what is replicated."""
+    table = TableWork("t", 101, 16, optimizer="rowwise_adagrad")
+    model = StepModel(Workload((table,), 4), Machines(device(), 4))
+    assert model.table_bytes(table, "rows") == 26 * 68
+    assert model.table_bytes(table, "replicated") == 101 * 68
+    buffers = 2 * 64 * (distinct_of_equally_likely(1, 101) + 1)
+    assert model.bytes_of({"t": "rows"}) == pytest.approx(26 * 68 + buffers)
+
+
+@pytest.mark.parametrize("draws, values", [(50, 10), (1000, 1000), (3, 10**9)])
+def test_distinct_ids_are_those_of_draws(draws, values):
+    generator = np.random.default_rng(0)
+    seen = [np.unique(generator.integers(0, values, draws)).size for _ in range(200)]
+    assert distinct_of_equally_likely(draws, values) == pytest.approx(np.mean(seen), rel=0.02)
+
+
+def test_more_of_anything_never_makes_a_step_shorter():
+    base = TableWork("t", 1000, 16)
+    machines = Machines(device(), 4)
+
+    def seconds(table: TableWork, placement: str, batch: int = 1000) -> float:
+        return StepModel(Workload((table,), batch), machines).step({"t": placement}).seconds
+
+    for placement in ("rows", "replicated"):
+        first = seconds(base, placement)
+        for change in ({"dimension": 64}, {"ids": 4.0}, {"rows": 4000}, {"optimizer": "adam"}):
+            assert seconds(dataclasses.replace(base, **change), placement) >= first, change
+        assert seconds(base, placement, 2000) > first
+    skewed = dataclasses.replace(base, imbalance=3.0)
+    assert seconds(skewed, "rows") > seconds(base, "rows")
+
+
+def test_the_limit_of_matrices_is_the_librarys():
+    assert step_model.MATRIX_ELEMENTS == slice_means.MOST_ELEMENTS
+    assert TableWork("t", 7, 5).elements == slice_means._elements([7, 5])
+    at = TableWork("t", slice_means.MOST_ELEMENTS // 16, 15)
+    over = dataclasses.replace(at, rows=at.rows + 1)
+    for table, expected in ((at, True), (over, False)):
+        model = StepModel(Workload((table,), 10), Machines(device(), 2))
+        assert model.as_matrices({"t": "replicated"}) is expected
+        assert model.as_matrices({"t": "rows"})
+    assert math.isclose(at.elements, slice_means.MOST_ELEMENTS)
