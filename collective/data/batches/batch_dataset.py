@@ -88,7 +88,10 @@ def dataset(batches: Iterable[Any] | Callable[[], Iterable[Any]], like: Any) -> 
 
 
 def generated(
-    read: Callable[..., Iterable[Any]], like: Any, arguments: tuple[Any, ...] = ()
+    read: Callable[..., Iterable[Any]],
+    like: Any,
+    arguments: tuple[Any, ...] = (),
+    packed_like: bytes | None = None,
 ) -> Any:
     """Makes a dataset of the batches that a function returns.
 
@@ -96,6 +99,8 @@ def generated(
         read: called for each iteration.
         like: a batch with the names, types and shapes of all.
         arguments: tensors, whose values `read` gets.
+        packed_like: the layout of `like`, packed, if `read` yields packed batches; None: it yields
+            batches.
     """
     import tensorflow.compat.v1 as tf
     import tensorflow.compat.v2 as tf2
@@ -106,6 +111,11 @@ def generated(
 
     def flat(*values: Any) -> Iterator[tuple[np.ndarray, ...]]:
         for number, batch in enumerate(read(*values)):
+            if packed_like is not None:
+                if batch.layout == packed_like:
+                    yield batch.flat()
+                    continue
+                batch = batch.unpacked()  # other names or types, or another order of them
             if not hasattr(batch, "arrays"):
                 raise ValueError(f"batch {number} is no Batch, but {type(batch).__name__}.")
             arrays = batch.arrays()

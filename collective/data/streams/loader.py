@@ -12,6 +12,7 @@ from typing import Any
 
 from collective.data import arrow
 from collective.data.batches.batch import Batch
+from collective.data.batches.packed_batch import pack
 from collective.data.streams import protocol
 from collective.data.streams.numbered_batches import LoaderError, NumberedBatches
 from collective.job import streams
@@ -167,8 +168,10 @@ class LoaderServer:
                 return protocol.reply(protocol.COUNT, count=numbered.count(request.number))
             if request.ask == protocol.EXAMPLE:
                 batch = numbered.first_batch()
-                batch = None if batch is None else protocol.part(batch, 0, len(batch) or 1)
-                return protocol.reply(protocol.BATCH if batch else protocol.ENDED, batch, samples=1)
+                if batch is None:
+                    return protocol.reply(protocol.ENDED)
+                one = protocol.part(batch, 0, len(batch) or 1)
+                return protocol.reply(protocol.BATCH, pack(one), samples=1)
             return self._batch(numbered, request)
         except TimeoutError:
             return protocol.reply(protocol.WAITING)
@@ -188,7 +191,7 @@ class LoaderServer:
                 "remainder, or join it to the batch before",
             )
         own = protocol.part(batch, request.rank, request.ranks)
-        return protocol.reply(protocol.BATCH, own, samples=len(batch))
+        return protocol.reply(protocol.BATCH, pack(own), samples=len(batch))
 
 
 def _by_name(batches: Any) -> dict[str, StreamBatches]:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from collective.data import arrow
-from collective.data.batches.batch import Batch
+from collective.data.batches.packed_batch import PackedBatch
 from collective.data.streams import protocol
 
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to reach a loader
@@ -45,7 +45,7 @@ class LoaderConnection:
         self._client: Any = None
         self._is_closed = False
 
-    def ask(self, request: protocol.Request) -> tuple[dict[str, Any], Batch | None]:
+    def ask(self, request: protocol.Request) -> tuple[dict[str, Any], PackedBatch | None]:
         """Returns what the loader replies.
 
         Raises:
@@ -99,7 +99,7 @@ class LoaderConnection:
         """Lets no request begin any more."""
         self._is_closed = True
 
-    def _call(self, request: protocol.Request) -> tuple[dict[str, Any], Batch | None]:
+    def _call(self, request: protocol.Request) -> tuple[dict[str, Any], PackedBatch | None]:
         flight = arrow.module("flight")
         options = flight.FlightCallOptions(
             timeout=min(_LONGEST_CALL, max(_SHORTEST_CALL, self._timeout))

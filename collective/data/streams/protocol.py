@@ -8,11 +8,14 @@ A rank's request is the ticket of a DoGet, in JSON:
 
 The reply's schema says in its metadata, under `collective.stream`, what it is: {"state": …}
 
-    batch     one record batch follows, a part of a batch; "samples" is how many the whole one has
+    batch     a part of a batch follows, packed; "samples" is how many the whole one has
     ended     the stream has fewer batches
     waiting   the loader is working on it: ask again
     count     "count" is the number
     failed    "text" says why
+
+A packed batch is a record batch of one row: its arrays' bytes, in columns of large_binary, after
+those of its counts; its layout and meta bytes are in the schema's metadata.
 
 Neither side sends the key. Each proves that it has it by a digest of it and of both sides' random
 numbers; calls then carry a token that the loader gave. Data aren't encrypted.
@@ -28,14 +31,18 @@ import json
 import secrets
 from typing import Any
 
+import numpy as np
+
 from collective.data import arrow
 from collective.data.batches.batch import Batch
+from collective.data.batches.packed_batch import PackedBatch, types_of
 from collective.data.batches.ragged_ids import RaggedIds
 
 BATCH, COUNT, EXAMPLE = "batch", "count", "example"
 ENDED, WAITING, FAILED = "ended", "waiting", "failed"
 WRONG_KEY = "the secrets differ"
 _STATE = b"collective.stream"
+_LAYOUT, _META = b"collective.stream.layout", b"collective.stream.meta"
 _NONCE_BYTES = 32
 _MOST = 1 << 62
 
@@ -107,37 +114,58 @@ def part(batch: Batch, rank: int, ranks: int) -> Batch:
     return Batch(ids, dense, labels, batch.meta)
 
 
-def reply(state: str, batch: Batch | None = None, **more: Any) -> Any:
+def reply(state: str, batch: PackedBatch | None = None, **more: Any) -> Any:
     """Returns a reply, as the function of a DoGet does."""
     flight, pyarrow = arrow.module("flight"), arrow.module()
     about = json.dumps({"state": state, **more}).encode()
     if batch is None:
         schema, batches = pyarrow.schema([], {_STATE: about}), []
     else:
-        record_batch = batch.to_arrow()
-        schema = record_batch.schema.with_metadata({**record_batch.schema.metadata, _STATE: about})
-        batches = [record_batch.replace_schema_metadata(schema.metadata)]
+        columns = [_bytes_of(array) for array in (batch.counts, *batch.arrays)]
+        fields = [
+            pyarrow.field(str(number), column.type, nullable=False)
+            for number, column in enumerate(columns)
+        ]
+        metadata = {_STATE: about, _LAYOUT: batch.layout, _META: batch.meta}
+        schema = pyarrow.schema(fields, metadata)
+        batches = [pyarrow.record_batch(columns, schema=schema)]
     return flight.RecordBatchStream(pyarrow.RecordBatchReader.from_batches(schema, batches))
 
 
-def read_reply(reader: Any) -> tuple[dict[str, Any], Batch | None]:
-    """Returns what a reply says, and its batch.
+def read_reply(reader: Any) -> tuple[dict[str, Any], PackedBatch | None]:
+    """Returns what a reply says, and its batch. The batch's arrays are views of the message.
 
     Raises:
         ValueError: it is no reply of a loader.
     """
-    schema = reader.schema
+    metadata = reader.schema.metadata or {}
     try:
-        about = json.loads((schema.metadata or {})[_STATE])
+        about = json.loads(metadata[_STATE])
         state = about["state"]
     except (KeyError, TypeError, ValueError):
         raise ValueError("its reply isn't one of collective.data.serve_stream()") from None
     if state != BATCH:
         return about, None
     batches = [chunk.data for chunk in reader]
-    if len(batches) != 1:
-        raise ValueError("its reply hasn't exactly one record batch")
-    return about, Batch.from_arrow(batches[0])
+    if len(batches) != 1 or batches[0].num_rows != 1 or _LAYOUT not in metadata:
+        raise ValueError("its reply hasn't exactly one packed batch")
+    layout = metadata[_LAYOUT]
+    types = (np.dtype(np.int64), *types_of(layout))
+    if len(types) != batches[0].num_columns:
+        raise ValueError("its reply has another number of arrays than its layout says")
+    counts, *arrays = (
+        np.frombuffer(column[0].as_buffer(), dtype)
+        for column, dtype in zip(batches[0].columns, types)
+    )
+    return about, PackedBatch(layout, counts, tuple(arrays), metadata.get(_META, b""))
+
+
+def _bytes_of(array: np.ndarray) -> Any:
+    """Returns a column with an array's bytes, which aren't copied."""
+    pyarrow = arrow.module()
+    data = pyarrow.py_buffer(np.ascontiguousarray(array).view(np.uint8))
+    ends = pyarrow.py_buffer(np.array([0, data.size], np.int64))
+    return pyarrow.Array.from_buffers(pyarrow.large_binary(), 1, [None, ends, data])
 
 
 # ---- The proof of the key

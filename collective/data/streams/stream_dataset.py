@@ -11,6 +11,7 @@ import tensorflow.compat.v2 as tf2
 from collective.data import dataset_analysis, dealt_input
 from collective.data.batches import batch_dataset
 from collective.data.batches.batch import Batch
+from collective.data.batches.packed_batch import PackedBatch, pack
 from collective.data.positions import DataSource, OnChange, position_of
 from collective.data.resumable_dataset import check_position_options
 from collective.data.streams.loader import DEFAULT_NAME
@@ -109,13 +110,15 @@ def stream(
     described = repr((addresses, name, source))
     dealt_input.note_source(_DEALER, dataset_analysis.digest_of(described.encode()), 1)
 
-    def read(first: int) -> Iterator[Batch]:
-        return reader.batches(int(first))
+    layout = pack(model).layout
+
+    def read(first: int) -> Iterator[PackedBatch]:
+        return reader.packed(int(first))
 
     @tf.autograph.experimental.do_not_convert
     def batches(_: tf.Tensor) -> tf2.data.Dataset:
         first = tf.constant(start, tf.int64) if position is None else position.start()
-        return batch_dataset.generated(read, model, (first,))
+        return batch_dataset.generated(read, model, (first,), layout)
 
     # An Estimator knows by this name that the batches have been dealt.
     with tf.name_scope(dataset_analysis.RESUMABLE):

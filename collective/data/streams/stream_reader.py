@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collective.data.batches.batch import Batch
+from collective.data.batches.packed_batch import PackedBatch
 from collective.data.streams import protocol
 from collective.data.streams.loader_connection import LoaderConnection, StreamError
 from collective.data.streams.stream_order import place_of, used_before
@@ -52,7 +54,7 @@ class StreamReader:
         for stream, connection in enumerate(self._connections()):
             _, batch = connection.ask(self._request(protocol.EXAMPLE, stream))
             if batch is not None:
-                return batch
+                return batch.unpacked()
         raise StreamError(
             f"{self._name!r}: no stream of the loaders at {', '.join(self._addresses)} has a batch."
         )
@@ -61,9 +63,18 @@ class StreamReader:
         """Yields this rank's parts of the global batches from number `first` on.
 
         Raises:
+            StreamError: as for `packed`.
+        """
+        for batch in self.packed(first):
+            yield batch.unpacked()
+
+    def packed(self, first: int = 0) -> Iterator[PackedBatch]:
+        """Yields this rank's parts of the global batches from number `first` on, packed.
+
+        Raises:
             StreamError: see `LoaderConnection.ask`; or a batch has another size than it may.
         """
-        connections = self._connections()
+        connections, fetchers = self._connections(), _Fetchers(self._ahead)
         fetches: dict[Place, _Fetch] = {}
         lengths: dict[int, int] = {}
         small: dict[int, int] = {}  # the size of a stream's batch that can only be its last
@@ -79,7 +90,7 @@ class StreamReader:
                     coming = place_of(each, len(connections), lengths)
                     if coming is not None and coming not in fetches:
                         request = self._request(protocol.BATCH, *coming)
-                        fetches[coming] = _Fetch(connections[coming[0]], request)
+                        fetches[coming] = fetchers.ask(connections[coming[0]], request)
                 about, batch = fetches.pop(place).result()
                 if batch is None:  # the stream's end; others may go on
                     lengths[place[0]] = place[1]
@@ -90,6 +101,7 @@ class StreamReader:
         finally:
             for connection in connections:
                 connection.close()
+            fetchers.close()
 
     def _find_ends(
         self, first: int, connections: Sequence[LoaderConnection], lengths: dict[int, int]
@@ -138,24 +150,55 @@ class StreamReader:
 
 
 class _Fetch:
-    """Asks in a thread that keeps no process from ending."""
+    """A request that a thread of `_Fetchers` asks."""
 
     def __init__(self, connection: LoaderConnection, request: protocol.Request):
-        self._result: tuple[dict[str, Any], Batch | None] | None = None
+        self._connection, self._request = connection, request
+        self._is_done = threading.Event()
+        self._result: tuple[dict[str, Any], PackedBatch | None] | None = None
         self._error: BaseException | None = None
 
-        def ask() -> None:
-            try:
-                self._result = connection.ask(request)
-            except BaseException as error:
-                self._error = error
+    def ask(self) -> None:
+        """Asks the loader; `result` has what came of it."""
+        try:
+            self._result = self._connection.ask(self._request)
+        except BaseException as error:
+            self._error = error
+        self._is_done.set()
 
-        self._thread = threading.Thread(target=ask, name="stream", daemon=True)
-        self._thread.start()
-
-    def result(self) -> tuple[dict[str, Any], Batch | None]:
-        self._thread.join()
+    def result(self) -> tuple[dict[str, Any], PackedBatch | None]:
+        """Waits for the reply."""
+        self._is_done.wait()
         if self._result is None:
             assert self._error is not None
             raise self._error
         return self._result
+
+
+class _Fetchers:
+    """Threads that ask, in the order of the requests. They keep no process from ending.
+
+    A thread for each request would cost as much as the request.
+    """
+
+    def __init__(self, count: int):
+        self._queue: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
+        self._count = count
+        for _ in range(count):
+            threading.Thread(target=self._work, name="stream", daemon=True).start()
+
+    def ask(self, connection: LoaderConnection, request: protocol.Request) -> _Fetch:
+        """Has a request asked as soon as a thread is free."""
+        fetch = _Fetch(connection, request)
+        self._queue.put(fetch)
+        return fetch
+
+    def close(self) -> None:
+        """Ends the threads after the requests that they have."""
+        for _ in range(self._count):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (fetch := self._queue.get()) is not None:
+            fetch.ask()
+            del fetch  # its batch would live until the next request

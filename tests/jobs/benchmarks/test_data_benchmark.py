@@ -1,4 +1,4 @@
-"""The benchmark of data reads the same records in each format, and prints a row for each reader."""
+"""The benchmarks of data read the same records in each format, and print a row for each reader."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "data.py"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.mark.long
-def test_it_prints_a_table():
+@pytest.mark.parametrize(
+    "program, rows, reader",
+    [("data.py", 7, "collective.data.parquet"), ("stream.py", 4, "a stream")],
+)
+def test_it_prints_a_table(program, rows, reader):
     ran = subprocess.run(
-        [sys.executable, DATA, "--records", "5000", "--rounds", "1", "--batch", "512"],
+        [
+            sys.executable,
+            BENCHMARKS / program,
+            "--records",
+            "5000",
+            "--rounds",
+            "1",
+            "--batch",
+            "512",
+        ],
         capture_output=True,
         text=True,
         timeout=250,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    rows = [line for line in ran.stdout.splitlines() if line.startswith("| ")]
-    assert len(rows) == 7 and "| collective.data.parquet | " in ran.stdout
+    table = [line for line in ran.stdout.splitlines() if line.startswith("| ")]
+    assert len(table) == rows and f"| {reader} | " in ran.stdout

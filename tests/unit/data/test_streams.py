@@ -1,5 +1,6 @@
 """A reader takes batches from loaders by Arrow Flight: in order, once; errors name the loader."""
 
+import contextlib
 import json
 import os
 import signal
@@ -269,7 +270,7 @@ def test_malformed_requests_are_refused_and_change_nothing(client, changes, drop
         assert str(error)
     good = flight.Ticket(protocol.Request(**REQUEST).encode())
     _, found = protocol.read_reply(client.do_get(good))
-    assert firsts([found]) == [0]
+    assert firsts([found.unpacked()]) == [0]
 
 
 @settings(deadline=None, max_examples=50)
@@ -306,6 +307,36 @@ def test_the_dataset_has_tensors_of_all(environment, loaders):
     assert [each["labels"]["y"][0] for each in found] == [1000, 10]
     assert found[0]["ids"]["seen"].to_list() == batch(1, 0).ids["seen"].to_list()
     assert found[0]["dense"]["x"].dtype == np.float32
+
+
+def test_loaders_may_have_another_order_of_names_but_no_others(environment):
+    """Batches that are packed alike aren't looked at one by one; others are."""
+
+    def loader_of(*names):
+        def batches(stream, streams, first):
+            ids = {name: np.arange(3) + 10 * len(name) for name in names}
+            yield Batch(ids=ids, labels={"y": np.full(3, stream, np.float32)})
+
+        return batches
+
+    def read(*orders):
+        with contextlib.ExitStack() as stack:
+            servers = [
+                LoaderServer({"data": loader_of(*names)}, "127.0.0.1:0", KEY, k, len(orders))
+                for k, names in enumerate(orders)
+            ]
+            for server in servers:
+                stack.enter_context(server)
+            with tf.Graph().as_default():
+                return elements(data.stream([server.address for server in servers]))
+
+    found = read(("a", "bb"), ("bb", "a"))
+    assert [each["labels"]["y"][0] for each in found] == [0, 1]
+    for each in found:
+        ids = {name: value.values.tolist() for name, value in each["ids"].items()}
+        assert ids == {"a": [10, 11, 12], "bb": [20, 21, 22]}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"batch 1 isn't like the others: .*b"):
+        read(("a", "bb"), ("a", "b"))
 
 
 @pytest.mark.parametrize(
