@@ -46,7 +46,8 @@ import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, data
 
 tf.logging.set_verbosity(tf.logging.ERROR)
-folder, launch, plan = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+restarts = int(os.environ['COLLECTIVE_RESTART_COUNT'])
+folder, launch, plan = sys.argv[1], int(sys.argv[2]) + restarts, json.loads(sys.argv[3])
 strategy = CollectiveStrategy()
 rank = strategy.rank()
 
@@ -76,7 +77,8 @@ with strategy.scope(plan='quiet'), tf.Graph().as_default():
         lines = 1
         while not session.should_stop():
             for loader in plan['loaders'].get(str(lines - 1), []) if rank == 0 else []:
-                os.kill(int(open(f'{folder}/loader_{loader}').read()), signal.SIGKILL)
+                if not restarts:
+                    os.kill(int(open(f'{folder}/loader_{loader}').read()), signal.SIGKILL)
             if rank == plan['victim'] and lines - 1 == plan['step']:
                 die(lines)
             lines += 1
@@ -98,20 +100,29 @@ def expected() -> list[list[int]]:
 
 
 def train_until_the_end(folder: Path, launches: list[dict]) -> None:
-    """Runs jobs that kill a rank before a step, and loaders before others; the last kills none."""
+    """Runs jobs that kill a rank before a step, and loaders before others; the last kills none.
+
+    The launcher restarts ranks and loaders as often as a plan says, and the rank is killed again.
+    """
     for name, text in (("loader.py", LOADER), ("train.py", SCRIPT)):
         (folder / name).write_text(text)
     truth = expected()
     launches = [*launches, {"ranks": 2, "victim": -1, "step": 0, "loaders": {}}]
-    for launch, plan in enumerate(launches):
+    attempt = 0
+    for plan in launches:
+        restarts = plan.get("restarts", 0)
         options = ("-np", plan["ranks"], "--device", "cpu", "--tee", "0")
+        if restarts:
+            options += ("--max-restarts", restarts, "--restart-pause", 0)
         loaders = ("--data-loaders", 2, f"{folder / 'loader.py'} {folder}")
-        script = (folder / "train.py", folder, launch, json.dumps(plan))
+        script = (folder / "train.py", folder, attempt, json.dumps(plan))
         done = pool.launch(*options, *loaders, *script, timeout=150)
         is_killed = "root cause" in done.stdout
         assert is_killed == (done.returncode != 0), done.stdout
-        first, steps = steps_of(folder, launch, plan["ranks"])
-        assert steps == truth[first : first + len(steps)]
+        for _ in range(restarts + 1):
+            first, steps = steps_of(folder, attempt, plan["ranks"])
+            assert steps == truth[first : first + len(steps)]
+            attempt += 1
     assert not is_killed
     assert first + len(steps) == len(truth)
     saved = str(folder / "saved")
@@ -126,7 +137,8 @@ def train_until_the_end(folder: Path, launches: list[dict]) -> None:
 @pytest.mark.timeout(400)
 def test_ranks_and_loaders_are_killed_and_each_sample_comes_once(tmp_path):
     kill = {"ranks": 2, "victim": 1, "step": 4, "loaders": {"1": [0], "2": [1]}}
-    train_until_the_end(tmp_path, [kill, {**kill, "ranks": 3, "loaders": {"0": [0, 1]}}])
+    restarted = {**kill, "restarts": 1}
+    train_until_the_end(tmp_path, [restarted, {**kill, "ranks": 3, "loaders": {"0": [0, 1]}}])
 
 
 PLANS = st.lists(

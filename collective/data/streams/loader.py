@@ -145,6 +145,8 @@ class LoaderServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for numbered in self._batches.values():  # calls that wait for one are answered at once
+            numbered.close()
         self._server.shutdown()
 
     def _answer(self, request: protocol.Request) -> Any:

@@ -47,6 +47,17 @@ class NumberedBatches:
         self._seen = 0  # so many batches exist for sure
         self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Makes no batch any more, and ends the iterator, so that it closes its files.
+
+        It doesn't wait for a batch that is being made. Nothing is there yet for who
+        asks afterwards.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def take(self, number: int, patience: float) -> Batch | None:
         """Returns a batch; None if the stream has fewer.
@@ -61,8 +72,11 @@ class NumberedBatches:
         """
         deadline = time.monotonic() + patience
         with self._changed:
-            self._come_to(number)
+            if not self._is_closed:
+                self._come_to(number)
             while True:
+                if self._is_closed:
+                    raise TimeoutError  # another loader may take this one's place
                 if number in self._made:
                     return self._made[number]
                 if self._has_ended_before(number):
@@ -162,8 +176,10 @@ class NumberedBatches:
         began = 0
         while True:
             with self._changed:
-                while self._beginning == began and not self._is_wanted():
+                while not self._is_closed and self._beginning == began and not self._is_wanted():
                     self._changed.wait()
+                if self._is_closed:
+                    break
                 if self._beginning != began:
                     began, left, batches = self._beginning, batches, None
                     _close(left)
@@ -180,6 +196,7 @@ class NumberedBatches:
                 if self._beginning == began:
                     self._store(number, batch, text)
                     self._changed.notify_all()
+        _close(batches)
 
     def _is_wanted(self) -> bool:
         is_far = self._next > self._highest + self._ahead

@@ -129,6 +129,39 @@ def test_an_error_is_that_of_the_batch_and_the_next_request_tries_again():
     assert [taken(numbered, n) for n in (2, 1, 4, 5)] == [2, 1, 4, None]
 
 
+def test_closing_ends_the_iterator_its_thread_and_who_waits():
+    made, ended = threading.Event(), threading.Event()
+
+    def make(first):
+        try:
+            yield batch(first)
+            yield batch(first + 1)
+            made.set()
+            yield batch(first + 2)
+        finally:
+            ended.set()
+
+    numbered = NumberedBatches(make, window=3, ahead=1)
+    assert taken(numbered, 0) == 0
+    numbered.close()
+    assert ended.wait(10) and not made.is_set()
+    numbered._thread.join(10)
+    assert not numbered._thread.is_alive()
+    for number in (0, 1, 7):
+        with pytest.raises(TimeoutError):
+            numbered.take(number, 10.0)
+
+    gate = threading.Event()
+    slow = NumberedBatches(lambda first: (gate.wait(20) and batch(n) for n in (0, 1)), 3, 1)
+    threading.Timer(0.2, slow.close).start()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        slow.take(0, 15.0)
+    assert time.monotonic() - began < 10
+    gate.set()
+    NumberedBatches(make, 3, 1).close()  # one that never began
+
+
 def test_what_is_no_batch_is_named():
     numbered = NumberedBatches(lambda first: iter([{"id": 1}]), 3, 2)
     with pytest.raises(LoaderError, match=r"batch 7 is no collective\.data\.Batch, but dict"):

@@ -221,8 +221,10 @@ def test_what_a_loader_cannot_do_names_it(loaders):
         LoaderServer({"data": batches_of(1)}, first, KEY)
 
     def broken(stream, streams, first):
-        yield batch(0, 0)
-        raise OSError("the disk is gone")
+        for number in range(first, 3):
+            if number == 1:
+                raise OSError("the disk is gone")
+            yield batch(0, number)
 
     with LoaderServer({"data": broken}, "127.0.0.1:0", KEY) as server:
         reading = StreamReader([server.address], "data", KEY).batches()

@@ -111,6 +111,24 @@ def test_a_job_that_is_started_again():
     assert "\nrestarts     2, the first after 0.5 s, on 1 to 3 ranks\n" in describe(elastic)
 
 
+def test_loaders_are_shown_and_their_key_is_not():
+    plan = LaunchPlan(
+        ("python3", "train.py"),
+        (None,) * 2,
+        {},
+        8,
+        max_restarts=1,
+        loaders=2,
+        loader_command=("python3", "loader.py", "a b"),
+        stream_key="the key",
+    )
+    text = describe(plan)
+    assert "\nloaders      2, each: python3 loader.py 'a b'\n" in text
+    listed = ",".join(["127.0.0.1:<a free port>"] * 2)
+    assert f"\n  COLLECTIVE_LOADERS={listed}\n" in text
+    assert "\n  COLLECTIVE_STREAM_KEY=<made of the secret>\n" in text and "the key" not in text
+
+
 def test_several_hosts(tmp_path):
     script = tmp_path / "s.py"
     script.write_text("")
