@@ -57,8 +57,8 @@ class PackedBatch:
         types = tuple(array.dtype for array in self.arrays)
         if types != layout.types or lengths != expected:
             raise ValueError(
-                f"a packed batch has {lengths} values of the types {', '.join(map(str, types))}, "
-                f"and its layout says {expected} of {', '.join(map(str, layout.types))}"
+                f"a packed batch has arrays of {', '.join(map(str, types))} and of the lengths "
+                f"{lengths}; its layout says {', '.join(map(str, layout.types))} and {expected}"
             )
 
     def flat(self) -> tuple[np.ndarray, ...]:
@@ -102,8 +102,13 @@ class PackedBatch:
         return Batch(roles["ids"], roles["dense"], roles["labels"], self.meta)
 
 
-def pack(batch: Batch) -> PackedBatch:
-    """Packs a batch."""
+def pack(batch: Batch, first: int = 0, last: int | None = None) -> PackedBatch:
+    """Packs the samples of a batch from `first` to before `last`, by default all.
+
+    A batch of samples that follow each other needs no check that the whole one didn't.
+    """
+    size = len(batch)
+    chosen = slice(first, size if last is None else last)
     parts: list[tuple[str, str, str, tuple[int, ...]]] = []
     counts: list[int] = []
     pieces: dict[np.dtype, list[np.ndarray]] = {}
@@ -113,17 +118,19 @@ def pack(batch: Batch) -> PackedBatch:
         pieces.setdefault(values.dtype, []).append(values)
 
     for name, ids in batch.ids.items():
+        values, splits = ids.values.view(np.int64), ids.row_splits
         parts.append(("ids", name, ids.values.dtype.str, ()))
-        add(ids.values.view(np.int64))
-        splits = ids.row_splits
-        if len(ids.values) == len(splits) - 1 and (splits == _single(len(ids.values))).all():
+        if len(values) == size and (splits == _single(size)).all():
+            add(values[chosen])
             counts.append(_LEFT_OUT)
         else:
-            add(splits)
+            splits = splits[chosen.start : chosen.stop + 1]
+            add(values[splits[0] : splits[-1]])
+            add(splits - splits[0])
     for role, of_role in (("dense", batch.dense), ("labels", batch.labels)):
         for name, array in of_role.items():
             parts.append((role, name, array.dtype.str, array.shape[1:]))
-            add(array.reshape(-1))
+            add(array[chosen].reshape(-1))
     arrays = tuple(each[0] if len(each) == 1 else np.concatenate(each) for each in pieces.values())
     return PackedBatch(_text(tuple(parts)), np.array(counts), arrays, batch.meta)
 

@@ -172,8 +172,7 @@ class LoaderServer:
                 batch = numbered.first_batch()
                 if batch is None:
                     return protocol.reply(protocol.ENDED)
-                one = protocol.part(batch, 0, len(batch) or 1)
-                return protocol.reply(protocol.BATCH, pack(one), samples=1)
+                return protocol.reply(protocol.BATCH, pack(batch, 0, 1), samples=1)
             return self._batch(numbered, request)
         except TimeoutError:
             return protocol.reply(protocol.WAITING)
@@ -192,8 +191,8 @@ class LoaderServer:
                 f"{counted(request.ranks, 'rank')} needs one: let the loader leave out such a "
                 "remainder, or join it to the batch before",
             )
-        own = protocol.part(batch, request.rank, request.ranks)
-        return protocol.reply(protocol.BATCH, pack(own), samples=len(batch))
+        own = protocol.share(len(batch), request.rank, request.ranks)
+        return protocol.reply(protocol.BATCH, pack(batch, *own), samples=len(batch))
 
 
 def _by_name(batches: Any) -> dict[str, StreamBatches]:

@@ -34,9 +34,7 @@ from typing import Any
 import numpy as np
 
 from collective.data import arrow
-from collective.data.batches.batch import Batch
 from collective.data.batches.packed_batch import PackedBatch, types_of
-from collective.data.batches.ragged_ids import RaggedIds
 
 BATCH, COUNT, EXAMPLE = "batch", "count", "example"
 ENDED, WAITING, FAILED = "ended", "waiting", "failed"
@@ -97,21 +95,12 @@ class Request:
         return request
 
 
-def part(batch: Batch, rank: int, ranks: int) -> Batch:
-    """Returns a rank's samples of a batch: they follow each other, and no two parts overlap."""
-    size = len(batch)
-    first, last = size * rank // ranks, size * (rank + 1) // ranks
-    if (first, last) == (0, size):
-        return batch
-    ids = {}
-    for name, value in batch.ids.items():
-        splits = value.row_splits[first : last + 1]
-        ids[name] = RaggedIds(value.values[splits[0] : splits[-1]], splits - splits[0])
-    dense, labels = (
-        {name: array[first:last] for name, array in arrays.items()}
-        for arrays in (batch.dense, batch.labels)
-    )
-    return Batch(ids, dense, labels, batch.meta)
+def share(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Returns a rank's samples of a batch of a size, as the first one and the one after the last.
+
+    They follow each other, and no two ranks' overlap.
+    """
+    return size * rank // ranks, size * (rank + 1) // ranks
 
 
 def reply(state: str, batch: PackedBatch | None = None, **more: Any) -> Any:

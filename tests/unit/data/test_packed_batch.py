@@ -9,6 +9,7 @@ from pyarrow import flight
 from collective.data import Batch
 from collective.data.batches import batch_dataset
 from collective.data.batches.packed_batch import PackedBatch, pack
+from collective.data.batches.ragged_ids import RaggedIds
 from collective.data.streams import protocol
 
 TYPES = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]
@@ -77,6 +78,24 @@ def test_a_packed_batch_is_the_batch(batch):
     for found, expected in zip(packed.flat(), batch_dataset._Layout(arrays).packed(arrays)):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(), st.integers(0, 4), st.integers(0, 4))
+def test_a_part_has_the_samples_that_follow_each_other(batch, one, other):
+    first, last = sorted(min(number, len(batch)) for number in (one, other))
+    found = pack(batch, first, last).unpacked()
+    ids = {}
+    for name, value in batch.ids.items():
+        rows = [value[sample] for sample in range(first, last)]
+        splits = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        ids[name] = RaggedIds(np.concatenate([value.values[:0], *rows]), splits)
+    dense, labels = (
+        {name: array[first:last] for name, array in of_role.items()}
+        for of_role in (batch.dense, batch.labels)
+    )
+    expected = Batch(ids, dense, labels, batch.meta)
+    assert_same(found, expected)
 
 
 @settings(deadline=None, max_examples=15)
