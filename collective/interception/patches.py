@@ -26,7 +26,7 @@ from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
 from collective.interception.patching import OperationPatch, Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
-from collective.ops.graph import control_flow
+from collective.ops.graph import control_flow, nested_calls
 from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export, freezing
 from collective.tables import dense_view, variable_getter
@@ -43,6 +43,7 @@ from collective.tensorflow_internals.estimators import estimator as estimator_li
 from collective.tensorflow_internals.feature_columns import feature_column_v2
 from collective.tensorflow_internals.graphs import (
     ConcreteFunction,
+    Function,
     cond_v2,
     convert_to_constants,
     func_graph,
@@ -447,9 +448,11 @@ SESSIONS = (
 
 NOT_GROUPED = "A function's lookups would not be exchanged, and its calls not be agreed on."
 EACH_CALLS = "Ranks would call functions with collectives at different times, and hang."
+NESTED = "A function that another one calls would have lookups on which no rank agrees."
 FUNCTIONS = (
     Patch(func_graph, "func_graph.func_graph_from_py_func", traced_functions.trace, NOT_GROUPED),
     Patch(ConcreteFunction, "ConcreteFunction._call_flat", traced_functions.call, EACH_CALLS),
+    Patch(Function, "tf.function.__call__", nested_calls.call, NESTED),
 )
 
 # ---- Every rank saves and restores its shards, and all agree on the latest checkpoint

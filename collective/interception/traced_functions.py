@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import calls
 from collective.interception import graph_passes
-from collective.ops.graph import control_flow, graphs
+from collective.ops.graph import control_flow, graphs, nested_calls
 from collective.tensorflow_internals.graphs import record
 
 
@@ -38,8 +38,9 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
     """Replaces `ConcreteFunction._call_flat`: all ranks carry out the call, or none.
 
     Raises:
-        NotImplementedError: another function calls it, or a tape outside of it would take its
-            gradient; or it was traced outside of scope(), and trains.
+        NotImplementedError: another function calls it by its concrete function, or in a branch; or
+            a tape outside of it would take its gradient; or it was traced outside of scope(), and
+            trains.
     """
     plan = calls.plan_of(function.graph)
     if plan is None:
@@ -47,10 +48,12 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
             calls.check_traced_outside(function.graph)
         return original(function, tensor_inputs, captured_inputs)
     if not tf.executing_eagerly():
+        nested_calls.want_inlining(tf.get_default_graph())
         raise NotImplementedError(
-            f"The function '{function.graph.name}' is called inside another tf.function, and ranks "
-            "agree on calls from eager code only. Call its Python function there, which then is "
-            "part of the other one: leave its @tf.function out."
+            f"The concrete function '{function.graph.name}' is called inside another tf.function, "
+            "or in a branch or a loop of one, and ranks agree on calls from eager code only. Call "
+            "the tf.function that it is of, directly in the other one, which makes it a part of "
+            "that."
         )
     if record.could_possibly_record():
         raise NotImplementedError(

@@ -20,7 +20,7 @@ from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
 from collective.ops.exchange import key_hashing, tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
-from collective.tables import traced_lookups
+from collective.tables import eager_lookups, traced_lookups
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import exchange_alone, lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
@@ -105,7 +105,10 @@ def lookup_rows(
     table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None
 ) -> tf.Tensor:
     with tf.name_scope(name, "embedding_lookup") as scope:
-        ids = traced_lookups.inside(table, tf.convert_to_tensor(ids, name="ids"))
+        ids = tf.convert_to_tensor(ids, name="ids")
+        if tf.executing_eagerly() and isinstance(table, Sharded):
+            return eager_lookups.rows(table, ids, max_norm)
+        ids = traced_lookups.inside(table, ids)
         with device_scopes.anywhere():
             lookup = _checked(table, ids)
         return _exchange(
@@ -141,6 +144,8 @@ def lookup_pooled(
         for part in ("values", "indices", "dense_shape"):
             of_ids, of_weights = getattr(sparse_ids, part), getattr(sparse_weights, part)
             of_ids.shape.assert_is_compatible_with(of_weights.shape)
+    if tf.executing_eagerly() and isinstance(table, Sharded):
+        return eager_lookups.pooled(table, sparse_ids, sparse_weights, combiner, max_norm)
     sparse_ids = traced_lookups.inside(table, sparse_ids)
     if sparse_weights is not None:
         sparse_weights = traced_lookups.inside(table, sparse_weights)

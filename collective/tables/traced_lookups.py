@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import strategies
-from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph import device_scopes, graphs, nested_calls
 from collective.scope import SCOPES
 from collective.tables.grouping import WrittenLookup, group_in_scope, lookups_of, reason_alone
 from collective.tables.table import Sharded
@@ -36,15 +36,14 @@ def inside(table: Any, x: Any) -> Any:
             of TensorFlow 1 it is returned unchanged.
 
     Raises:
-        NotImplementedError: the table is sharded, and is looked up eagerly, or in a branch, a loop
-            or a function inside the traced one.
+        NotImplementedError: the table is sharded, and is looked up in a branch, a loop or a
+            function inside the traced one.
     """
     graph = tf.get_default_graph()
     if not isinstance(table, Sharded) or not tf.executing_eagerly_outside_functions():
         return x
-    if tf.executing_eagerly():
-        _refuse(table, "eagerly", "Look it up inside a tf.function (Keras: no run_eagerly=True)")
     if not graphs.is_traced(graph) and not is_scratch(graph):
+        nested_calls.want_inlining(graph)
         where = "in a branch, a loop or a function that is inside a tf.function"
         if not graphs.is_traced(graphs.outermost(graph)):
             where = "in a tf.function that wasn't called inside `with strategy.scope():`"

@@ -11,9 +11,11 @@ from tensorflow.python import pywrap_tfe as pywrap_tfe
 from tensorflow.python.eager import context as context
 from tensorflow.python.eager import record as record
 from tensorflow.python.eager import tape as tape
+from tensorflow.python.eager.polymorphic_function import autograph_util as autograph_util
 from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction as ConcreteFunction,
 )
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as Function
 from tensorflow.python.framework import composite_tensor as composite_tensor
 from tensorflow.python.framework import config as config
 from tensorflow.python.framework import convert_to_constants as convert_to_constants

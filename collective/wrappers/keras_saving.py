@@ -17,8 +17,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import barrier
+from collective.errors import TableError
 from collective.ops.communication import collectives
 from collective.tables import dense_view
+from collective.tables.table import Sharded
 
 
 def save(
@@ -29,10 +31,13 @@ def save(
     Every rank holds each table whole for a while. When it returns, the file is there for all ranks.
 
     Raises:
+        TableError: it would make a SavedModel of a model with tables.
         RankError: it failed on another rank, or another rank does something else.
     """
     if collectives.size() == 1 or not tf.executing_eagerly():
         return original(model, filepath, *args, **kwargs)
+    if original.__name__ == "save":
+        _refuse_saved_model(model, filepath, *args, **kwargs)
 
     def write() -> None:
         with dense_view.whole_saves():
@@ -45,3 +50,19 @@ def save(
 
     barrier.run_on_all_ranks(None, f"saving the Keras model '{model.name}'", write)
     return None
+
+
+def _refuse_saved_model(
+    model: Any, filepath: Any, overwrite: bool = True, save_format: str | None = None, **_: Any
+) -> None:
+    """Refuses a SavedModel of a model with tables; the arguments are those of `Model.save`."""
+    del overwrite
+    tables = [v for v in model.weights if isinstance(v, Sharded)]
+    chosen = save_format or os.path.splitext(os.fspath(filepath))[1].lstrip(".")
+    if tables and chosen not in ("keras", "keras_v3", "h5", "hdf5"):
+        raise TableError(
+            f"A SavedModel of the Keras model '{model.name}' isn't possible, as the rows of "
+            f"'{tables[0].op.name}' are on several ranks. Save the weights "
+            "(model.save_weights('…h5')), and load them outside of scope() into the same model, "
+            "which plain TensorFlow can save."
+        )

@@ -163,9 +163,9 @@ def test_several_tapes_and_gradients_of_tensors(strategy, rank, size):
 
 
 REFUSED = {
-    "eagerly": "is looked up eagerly",
     "in a branch": "in a branch, a loop or a function",
-    "in another function": "is called inside another tf.function",
+    "in another function": "The concrete function .* is called inside another tf.function",
+    "in a nested branch": "in a branch, a loop or a function",
     "in a tape": "A tf.GradientTape outside of the function",
     "whole rows": "Adafactor may compute something of all rows",
     "levels": "Ids of a lookup depend on the rows of another lookup",
@@ -218,9 +218,9 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
 
         adafactor = new.Adafactor(0.1)
         ways = {
-            "eagerly": lambda: layer(ids),
             "in a branch": tf2.function(branch),
-            "in another function": tf2.function(lambda: look_up()),
+            "in another function": tf2.function(look_up.get_concrete_function()),
+            "in a nested branch": tf2.function(lambda: tf2.function(branch)()),
             "in a tape": in_tape,
             "whole rows": tf2.function(by_adafactor),
             "levels": tf2.function(two_levels),
@@ -236,6 +236,77 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
             ):
                 way()
         look_up()
+
+
+def nested_step(model, optimizer):
+    """Returns what has a step that calls functions, which AutoGraph converts, and call others."""
+
+    @tf2.function
+    def scores(users, words):
+        total = model([users, words], training=True)[:, 0]
+        for _ in range(2):
+            total = total / 2
+        if len(users.shape) > 3:
+            total = None
+        return total
+
+    @tf2.function
+    def loss_and_gradients(users, words, labels):
+        with tf2.GradientTape() as tape:
+            loss = tf2.reduce_mean((scores(users, words) - labels) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    class Trainer(tf2.Module):
+        @tf2.function
+        def inner(self, *batch):
+            loss, gradients = loss_and_gradients(*batch)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+
+        @tf2.function
+        def step(self, *batch):
+            return self.inner(*batch)
+
+    return Trainer(), scores
+
+
+def test_functions_in_functions_and_lookups_without_one(strategy, rank, size):
+    """What a layer's own tf.function computes; answers of a model that is called eagerly."""
+    arrays, plain = data(), make_model()
+    plain_trainer, _ = nested_step(plain, new.Adam(0.01))
+    for batch in batches(arrays)[:6]:
+        plain_trainer.step(*batch)
+    mine = batches(part(arrays, rank, size), size)
+    with strategy.scope():
+        model = make_model(strategy.embedding_scope)
+        trainer, scores = nested_step(model, new.Adam(0.01))
+        for number, batch in enumerate(mine[:6]):
+            trainer.step(*batch)
+            if number == 2:
+                scores(*batch[:2])  # called by eager code, too
+        compare(model, plain, rank, size)
+        users, words, _ = mine[7]
+        users, words = users[: 2 + rank], words[: 2 + rank]
+        want = plain([users, words])
+        for _ in range(2):
+            np.testing.assert_allclose(model([users, words]), want, rtol=0, atol=1e-6)
+        table = model.trainable_variables[0]
+        ids, rows = tf2.constant([[rank, 3]]), plain.trainable_variables[0].numpy()
+        np.testing.assert_allclose(tf2.gather(table, ids), rows[[[rank, 3]]], atol=1e-6)
+        bags, weights = tf2.sparse.from_dense([[rank + 1, 0], [2, 4]]), [1.0, 2.0, 4.0]
+        pooled = tf2.nn.embedding_lookup_sparse(
+            table, bags, tf2.SparseTensor(bags.indices, weights, bags.dense_shape), combiner="sum"
+        )
+        np.testing.assert_allclose(
+            pooled, [rows[rank + 1], 2 * rows[2] + 4 * rows[4]], rtol=0, atol=1e-5
+        )
+        with pytest.raises(tf2.errors.InvalidArgumentError, match=r"id 50 is not in \[0, 30\)"):
+            tf2.gather(table, tf2.constant([50 if rank == 0 else 1]))
+        with tf2.GradientTape() as tape:
+            loss = tf2.reduce_sum(tf2.gather(table, ids))
+        with pytest.raises(RuntimeError, match="the gradient with respect to the variable"):
+            tape.gradient(loss, table)
+        np.testing.assert_allclose(tf2.gather(table, ids), rows[[[rank, 3]]], atol=1e-6)
 
 
 def test_a_function_that_was_traced_outside_trains_nothing_in_the_scope(strategy, size):

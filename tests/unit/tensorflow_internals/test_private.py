@@ -228,6 +228,10 @@ def probes():
         ],
     )
     yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay"]
+    yield (
+        tf2.function(lambda: 0),
+        ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
+    )
     yield keras.backend, ["_SEED_GENERATOR"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
