@@ -44,6 +44,8 @@ class Device:
         within_rate: bytes per second that a rank sends to ranks of its host.
         between_rate: bytes per second that a rank sends to other hosts, all of them at once.
         start: seconds that an operation takes if it has next to nothing to do.
+        id_time: seconds that TensorFlow's operations take for an id of a replicated table, besides
+            its row.
         within_wait: seconds of a collective of a host's ranks that carries next to nothing.
         between_wait: the same between hosts.
         usable: share of the memory that tables, slots and buffers may have.
@@ -60,6 +62,7 @@ class Device:
     within_rate: Figure
     between_rate: Figure
     start: Figure
+    id_time: Figure
     within_wait: Figure
     between_wait: Figure
     usable: Figure

@@ -12,10 +12,12 @@ distinct, and row bytes r = D * size:
                      replicated tables have no more than `MATRIX_ELEMENTS` numbers together,
                    - else as n slices, which an allgather brings to all ranks, and which all ranks
                      sum and apply.
+                   TensorFlow's operations take some time for each id, as `Device.id_time` says.
 
 To these are added the network (6 operations per parameter and sample; its allreduce), a wait for
 each collective, and a start for each operation. Parts of a step follow each other: the model has no
-overlap, and reads nothing from a cache.
+overlap. Of ids that repeat, only the first one's row is read from memory; the others' are in a
+cache, which is `CACHED` times as fast.
 
 It describes the backend 'hb', rows in their own type on the wire, keys that are not prefetched.
 """
@@ -40,6 +42,10 @@ from collective.planner.workload import (
 MATRIX_ELEMENTS = 1 << 18
 KEY_BYTES = 8
 NETWORK_BYTES = 4  # of a number of the network
+CACHED = 4.0
+# A slice that comes from all ranks is made unique, summed, and applied by an operation each; one
+# that becomes a part of a matrix is added once.
+SLICE_WORK = 5
 # Operations that a step runs, and those for each table by its placement: in a group all tables
 # share the exchange's, a replicated table has TensorFlow's own.
 STEP_STARTS, ROWS_STARTS, REPLICATED_STARTS = 60, 3, 18
@@ -55,7 +61,7 @@ class Parts:
         exchange: keys, rows, gradients on the wires.
         dense: the allreduce of dense gradients, with matrices of replicated tables.
         waits: what collectives take whatever they carry.
-        starts: what operations take whatever they compute.
+        starts: what operations take whatever they compute, and what TensorFlow's take for each id.
     """
 
     network: float = 0.0
@@ -160,7 +166,7 @@ class StepModel:
         updated = distinct_of_equally_likely(distinct * ranks, table.rows) / ranks
         updated = min(updated * table.imbalance, own_rows)
         sent = distinct * table.imbalance
-        memory = KEY_BYTES * (ids + distinct) * 2 + row * (4 * sent + 3 * ids)
+        memory = KEY_BYTES * (ids + distinct) * 2 + row * (4 * sent + 3 * _read(ids, distinct))
         memory += self._update(table, updated, own_rows)
         travelling = sent * (KEY_BYTES + 2 * table.weight_bytes)
         return Parts(
@@ -174,14 +180,21 @@ class StepModel:
         ids = self.samples * table.ids
         row = self._touched(table.weight_bytes)
         slices = ids * ranks
-        updated = distinct_of_equally_likely(table.distinct_of(ids) * ranks, table.rows)
-        memory = KEY_BYTES * ids * 2 + row * 3 * ids + self._update(table, updated, table.rows)
+        distinct = table.distinct_of(ids)
+        updated = distinct_of_equally_likely(distinct * ranks, table.rows)
+        memory = (
+            KEY_BYTES * ids * 2
+            + row * 3 * _read(ids, distinct)
+            + self._update(table, updated, table.rows)
+        )
         starts = REPLICATED_STARTS * machines.device.start.value
+        starts += ids * machines.device.id_time.value
         if as_matrices:
             matrix = table.elements * TYPE_BYTES[table.type]
-            memory += row * ids + 4 * matrix  # zeros, sums, the mean, its rows
+            memory += row * _read(ids, distinct) + 4 * matrix  # zeros, sums, the mean, its rows
             return Parts(memory=self._memory(memory), dense=self._allreduce(matrix), starts=starts)
         memory += (row + KEY_BYTES) * 4 * slices  # received, sorted, summed
+        starts += SLICE_WORK * slices * machines.device.id_time.value
         received = (table.weight_bytes + KEY_BYTES) * ids * (ranks - 1)
         return Parts(memory=self._memory(memory), exchange=machines.ring(received), starts=starts)
 
@@ -224,3 +237,8 @@ class StepModel:
         """Returns the bytes that a step takes on the rank that has most."""
         tables = (self.table_bytes(t, placements[t.name]) for t in self.workload.tables)
         return sum(tables) + self.buffer_bytes()
+
+
+def _read(ids: float, distinct: float) -> float:
+    """Returns how many rows are read from memory as slowly as `ids` are, most from a cache."""
+    return distinct + (ids - distinct) / CACHED

@@ -61,7 +61,7 @@ def svg(forecast: Forecast) -> str:
     out.append(_text(LEFT, bottom + 28, f"ranks{note}"))
     height = legend_top + len(pieces) * LEGEND + 10
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + LEFT + 90} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + LEFT + 120} {height}" '
         'font-family="sans-serif" font-size="12">\n'
         f"<title>{escape(title(forecast))}</title>\n"
         '<defs><pattern id="hatched" width="6" height="6" patternUnits="userSpaceOnUse" '

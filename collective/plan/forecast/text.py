@@ -13,8 +13,8 @@ from collective.planner.step_model import StepModel
 
 LONGEST_NAME, MOST_TABLES = 32, 40
 ESTIMATE = (
-    "An estimate. It has been compared with steps of two CPU ranks and of one GPU, never with "
-    "steps of several GPUs or hosts (docs/guides/placement.md)."
+    "An estimate. It has been compared with steps of two CPU ranks, never with steps of GPUs or of "
+    "several hosts (docs/guides/placement.md)."
 )
 UNITS = {
     "memory": "B",
@@ -23,6 +23,7 @@ UNITS = {
     "within_rate": "B/s",
     "between_rate": "B/s",
     "start": "s",
+    "id_time": "s",
     "within_wait": "s",
     "between_wait": "s",
 }
@@ -33,6 +34,7 @@ WHAT = {
     "within_rate": "sending within a host",
     "between_rate": "sending between hosts",
     "start": "starting an operation",
+    "id_time": "an id of a replicated table",
     "within_wait": "a collective within a host",
     "between_wait": "a collective between hosts",
     "usable": "memory that tables may have",

@@ -69,7 +69,7 @@ def test_hosts_have_equal_parts(ranks, hosts):
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_each_number_has_a_source_and_a_sensible_size(device):
     figures = device.figures()
-    assert len(figures) == 12
+    assert len(figures) == 13
     for name, figure in figures.items():
         assert figure.value > 0 and figure.source, name
         assert (figure.origin == "published") == ("https://" in figure.source), name
