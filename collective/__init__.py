@@ -38,7 +38,7 @@ Public names, in short:
     collective.features              PERSIA's slots: tables and embeddings of a file
     collective.data                  reads Parquet, deals items of work; batches; Criteo's logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
-    collective.keras                 layers for Keras's models
+    collective.keras                 layers and callbacks for Keras's models
     collective.estimator             what tf.estimator has up to TensorFlow 2.15
     collective.serving               follows the versions of an exported model
     collective.train, collective.trainer  optimizers; the units of a Trainer's periods

@@ -30,6 +30,7 @@ PUBLIC_MODULES = (
     "collective.data",
     "collective.feature_column",
     "collective.features",
+    "collective.keras.callbacks",
     "collective.launch",
     "collective.options",
     "collective.serving",

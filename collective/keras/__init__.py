@@ -1,4 +1,4 @@
-"""Has layers for models of Keras 2 (`tf.keras`) that train on sharded tables.
+"""Has layers and callbacks for models of Keras 2 (`tf.keras`) that train on sharded tables.
 
 docs/guides/keras.md shows them.
 """
@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collective.keras import callbacks as callbacks
     from collective.keras import layers as layers
 
-_SUBMODULES = frozenset({"layers"})
+_SUBMODULES = frozenset({"callbacks", "layers"})
 
 if not TYPE_CHECKING:
 

@@ -269,7 +269,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def _refuse_checkpoint(self) -> NoReturn:
         ways = (
-            "model.save_weights and model.load_weights"
+            "collective.keras.callbacks.Checkpoint, or model.save_weights and model.load_weights"
             if self.is_eager
             else "tf.train.Saver, or a session with a checkpoint_dir"
         )

@@ -252,7 +252,7 @@ def _restore_latest(
 ) -> Any:
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         if saver and checkpoint_dir and not checkpoint_filename_with_path:
-            _latest_state(checkpoint_dir)
+            latest_state(checkpoint_dir)
         return original(
             manager,
             master,
@@ -267,7 +267,7 @@ def _restore_latest(
     def find_latest() -> Any:
         deadline = time.monotonic() + max_wait_secs
         while collectives.rank() == 0:
-            state = _latest_state(checkpoint_dir)
+            state = latest_state(checkpoint_dir)
             if state is not None:
                 return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
             if not wait_for_checkpoint or time.monotonic() > deadline:
@@ -288,7 +288,7 @@ def _restore_latest(
     return out
 
 
-def _latest_state(folder: str) -> Any:
+def latest_state(folder: str) -> Any:
     """Reads which checkpoints a folder has, and which is the latest; None if it has none.
 
     TensorFlow treats an unreadable file as a missing one: a job would start from the beginning,

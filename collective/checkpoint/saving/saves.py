@@ -187,6 +187,11 @@ class ShardedSave:
         """Returns the checkpoint's id on rank 0, once it is merged."""
         return "" if self.started is None else self.started.id
 
+    @property
+    def owner(self) -> Any:
+        """Returns what saves, until whose end no other job may save under the same name."""
+        return self.session
+
     def run(self) -> None:
         """Carries out the steps; after an error on any rank, undoes what can be undone.
 
@@ -261,6 +266,10 @@ class ShardedSave:
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
         """Writes this rank's rows; returns what `layout` needs to know about them."""
         return dict(table_io.write(self.session, self.shards, writer))
+
+    def write_unsharded(self, prefix: str) -> list[str]:
+        """Writes everything except tables, on rank 0; returns the prefixes of the bundles."""
+        return _write_unsharded(self.saver, self.session, prefix)
 
     def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
         """Returns the layout, given what each rank has written."""
@@ -382,7 +391,7 @@ class ShardedSave:
                 if not knows_folder(os.path.dirname(self.base)):
                     raise
                 raise storage.StorageFailure(f"the folder is gone: {error}") from error
-            ownership.marks().hold(self.session, self.base)
+            ownership.marks().hold(self.owner, self.base)
             write_postponed_graph(os.path.dirname(self.base))
             self.started = commit.Commit(self.base, self.prefix)
         return self.started.staging
@@ -463,7 +472,7 @@ def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
         rows = save.write_tables(writer)
         prefixes = writer.close()
     if rank == 0:
-        prefixes += _write_unsharded(save.saver, save.session, os.path.join(staging, REPLICATED))
+        prefixes += save.write_unsharded(os.path.join(staging, REPLICATED))
     commit.sync_bundles(prefixes)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
 

@@ -1,0 +1,180 @@
+"""Restores a session's checkpoint into a model that eager code made, at any number of ranks.
+
+Every rank reads everything once before anything changes on any rank: a checkpoint that is damaged,
+or of another model, leaves all as it was. Then each rank reads its own rows again, block by block,
+into its tables and slots, so that no shard is in memory twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint.files import chain, storage
+from collective.checkpoint.files.layout import StoredTable
+from collective.checkpoint.functions.entries import Entry, is_counter, shards_of
+from collective.checkpoint.reading import compatibility, merged_reader
+from collective.checkpoint.rows import increment_io, table_io
+from collective.checkpoint.rows.shards import Shard
+from collective.checkpoint.saving.saver import latest_state, note_last_checkpoint
+from collective.coordination import barrier, common_folder
+from collective.ops.communication import collectives
+from collective.scope import SCOPES
+from collective.tables.updates import row_writes
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Latest:
+    """Describes the newest checkpoint of a folder, as rank 0 finds it.
+
+    Attributes:
+        prefix: its path.
+        increments: how many increments follow it.
+        checkpoints: all that are kept, (path, seconds), the newest last.
+    """
+
+    prefix: str
+    increments: int
+    checkpoints: list[tuple[str, float]]
+
+
+def find_latest(folder: str) -> Latest | None:
+    """Finds a folder's newest checkpoint, on rank 0 for all; None if it has none.
+
+    Raises:
+        StorageFailure: the file that names it can't be read.
+        RankError: that, on the other ranks.
+    """
+
+    def find() -> dict[str, Any] | None:
+        if collectives.rank() > 0:
+            return None
+        state = latest_state(folder)
+        if state is None:
+            return None
+        prefix = str(state.model_checkpoint_path)
+        kept = [str(path) for path in state.all_model_checkpoint_paths]
+        times = [*state.all_model_checkpoint_timestamps]
+        times += [0.0] * (len(kept) - len(times))
+        with storage.reading():
+            number = chain.newest(prefix)
+        return {"prefix": prefix, "increments": number, "kept": list(zip(kept, times))}
+
+    doing = "finding the latest checkpoint"
+    by_rank = barrier.run_on_all_ranks(None, doing, lambda: (folder, find()))
+    folders = [each for each, _ in by_rank]
+    common_folder.rank_0s(doing, "Checkpoint(directory)", folders, folder, stacklevel=2)
+    found = by_rank[0][1]
+    if found is None:
+        return None
+    kept = [(str(path), float(seconds)) for path, seconds in found["kept"]]
+    return Latest(found["prefix"], found["increments"], kept)
+
+
+def restore(latest: Latest, entries: Sequence[Entry], notes: Sequence[str]) -> dict[str, Any]:
+    """Gives a model's variables their values of a checkpoint, on all ranks or on none.
+
+    Args:
+        latest: the checkpoint.
+        entries: the model's variables.
+        notes: names of what else the checkpoint may have.
+
+    Returns:
+        The values of `notes` that it has, by name.
+
+    Raises:
+        tf.errors.NotFoundError: the checkpoint lacks variables.
+        tf.errors.InvalidArgumentError: some have another shape, dtype or kind there.
+        tf.errors.DataLossError: a file is missing, cut off or damaged.
+        RankError: it failed on another rank.
+    """
+
+    def on_all_ranks(doing: str, function: Callable[[], T]) -> list[T]:
+        def read() -> T:
+            with storage.reading():
+                return function()
+
+        name = f"restoring checkpoint '{latest.prefix}': {doing}"
+        return barrier.run_on_all_ranks(None, name, read)
+
+    made: list[_Restore] = []
+    on_all_ranks("comparing", lambda: made.append(_Restore(latest, entries)))
+    restored = made[0]
+    on_all_ranks("reading", restored.read)
+    on_all_ranks("tables", restored.assign)
+    note_last_checkpoint(restored.links.last.prefix, chain.step_of(restored.links.last))
+    return restored.notes(notes)
+
+
+class _Restore:
+    """Restores one checkpoint, in steps that all ranks take together.
+
+    Attributes:
+        links: the checkpoint, with its increments.
+    """
+
+    def __init__(self, latest: Latest, entries: Sequence[Entry]):
+        self.links = chain.open_links(latest.prefix, latest.increments)
+        fresh = SCOPES.options.missing_slots == "fresh"
+        found = {entry.name: entry.found_in(self.links) for entry in entries}
+        names = {name: there or name for name, there in found.items()}
+        there = [
+            entry
+            for entry in entries
+            if found[entry.name] is not None
+            or not entry.is_optional
+            and not (entry.is_optimizers and fresh)
+        ]
+        self._shards = shards_of(there, names)
+        self._replicated = {names[e.name]: e.variable for e in there if not e.is_sharded}
+        # A counter of steps may be of another type there.
+        compared = {n: v for n, v in self._replicated.items() if not is_counter(v)}
+        for name, variable in self._replicated.items():
+            if is_counter(variable) and name not in self.links.base.entries:
+                compared[name] = variable
+        self._plan = compatibility.plan(self.links.base, self._shards, compared, fresh, False)
+        self._values: dict[str, np.ndarray] = {}
+
+    def read(self) -> None:
+        """Reads everything once, and keeps what isn't a table's."""
+        for name in self._replicated:
+            stored = self._plan.whole.get(name)
+            self._values[name] = (
+                self.links.last.read_whole(name)
+                if stored is None
+                else merged_reader.read_whole(self.links, stored)
+            )
+        for _, stored in self._plan.pairs:
+            self._read_rows(stored, lambda *_: None)
+
+    def assign(self) -> None:
+        """Puts everything into effect."""
+        for shard, stored in self._plan.pairs:
+            self._read_rows(stored, _writer(shard))
+        for name, variable in self._replicated.items():
+            variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
+
+    def notes(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns what else the checkpoint has."""
+        bundle = self.links.last
+        return {name: bundle.read_whole(name) for name in names if name in bundle.entries}
+
+    def _read_rows(
+        self, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
+    ) -> None:
+        table_io.read_static(self.links.rows_of(stored), stored, receive)
+        increment_io.read_static(self.links, stored, receive)
+
+
+def _writer(shard: Shard) -> Callable[[np.ndarray, np.ndarray], None]:
+    def write(rows: np.ndarray, values: np.ndarray) -> None:
+        if len(rows):
+            row_writes.write(shard.variable, tf.constant(rows, tf.int64), tf.constant(values))
+
+    return write

@@ -1,0 +1,161 @@
+"""Saves a model that eager code made: every rank its shards, in a checkpoint like a session's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint.files import commit, tensor_bundle
+from collective.checkpoint.functions.entries import Entry, shards_of
+from collective.checkpoint.rows import table_io
+from collective.checkpoint.rows.shards import RowRequest, Shard
+from collective.checkpoint.saving.retention import Retention
+from collective.checkpoint.saving.saver import SaverState, common_prefix
+from collective.checkpoint.saving.saves import ShardedSave
+from collective.coordination.session_state import state_of_session
+from collective.ops.rows import file_systems
+from collective.tables.updates import row_writes
+from collective.tensorflow_internals.checkpoints import saver_pb2
+
+STATE = "checkpoint"
+
+
+class MarkHolder:
+    """Holds the marks of a Saver's checkpoints, as a session holds those of its Savers."""
+
+
+class ModelSaver:
+    """Keeps what a Saver keeps of its checkpoints, for a model that eager code made.
+
+    Args:
+        base: the path of its checkpoints, without the step.
+        max_to_keep: how many are kept, as of `tf.train.Saver`; None or 0: all.
+        keep_checkpoint_every_n_hours: as of `tf.train.Saver`.
+    """
+
+    _save_relative_paths = True
+
+    def __init__(
+        self,
+        base: str,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+    ):
+        self.base = base
+        self.saver_def = saver_pb2.SaverDef(
+            max_to_keep=max_to_keep or 0,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+        )
+        self._last_checkpoints: list[tuple[str, float]] = []
+        self._checkpoints_to_be_deleted: list[tuple[str, float]] = []
+        self._next_checkpoint_time = time.time() + keep_checkpoint_every_n_hours * 3600
+        # What `collective.checkpoint.saving.saver` reads of a Saver.
+        self._var_list: dict[str, Any] = {}
+        self._collective_state = SaverState([], None)
+        self.owner = MarkHolder()
+
+    def recover(self, checkpoints: Sequence[tuple[str, float]]) -> None:
+        """Takes over the checkpoints, (path, seconds), that an earlier program left."""
+        self._last_checkpoints = list(checkpoints)
+
+    def release(self) -> None:
+        """Lets other jobs save under its name."""
+        ends = state_of_session(self.owner).at_close
+        while ends:
+            ends.popitem()[1]()
+
+    def save(self, entries: Sequence[Entry], step: int, notes: Mapping[str, Any]) -> str:
+        """Saves a checkpoint, on all ranks; returns its path when it is the latest.
+
+        Args:
+            entries: the model's variables.
+            step: the global step, which is part of the name.
+            notes: more that the checkpoint has, by name: numbers and strings, the same on all
+                ranks.
+
+        Raises:
+            CheckpointStorageError: the storage failed, on whichever rank.
+            RankError: another rank does something else.
+        """
+        file_systems.check(self.base)
+        doing = "saving a checkpoint during training"
+        prefix = common_prefix(None, doing, f"{self.base}-{step}")
+        base = os.path.join(os.path.dirname(prefix), os.path.basename(self.base))
+        shards = shards_of(entries)
+        replicated = {entry.name: entry.variable for entry in entries if not entry.is_sharded}
+        self._var_list, self._collective_state = replicated, SaverState(shards, None)
+        retention = Retention.after(self, prefix)
+        state = os.path.join(os.path.dirname(base), STATE)
+        publication = commit.Publication(None, state, retention.superseded)
+        try:
+            FunctionSave(
+                self, None, shards, base, prefix, STATE, retention, publication, {}, notes=notes
+            ).run()
+        finally:
+            # A model that is gone needs no memory.
+            self._var_list, self._collective_state = {}, SaverState([], None)
+        return prefix
+
+
+@dataclasses.dataclass
+class FunctionSave(ShardedSave):
+    """Makes a checkpoint of variables that eager code made.
+
+    Attributes:
+        notes: what else it has, by name.
+    """
+
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def owner(self) -> Any:
+        return self.saver.owner
+
+    def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
+        return dict(table_io.write(None, self.shards, writer, EagerRows()))
+
+    def write_unsharded(self, prefix: str) -> list[str]:
+        with tensor_bundle.BundleWriter(prefix) as writer:
+            for name, variable in self.saver._var_list.items():
+                writer.add_whole(name, variable.numpy())
+            for name, value in self.notes.items():
+                writer.add_whole(name, value)
+            return writer.close()
+
+
+class EagerRows:
+    """Provides rows of tables and slots that were made eagerly, like `table_io.SessionRows`."""
+
+    def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, table_io.Blocks]:
+        count = group[0].shape[0]
+        return count, table_io.static_blocks(count, block)
+
+    def reads(self, receive: Any) -> EagerReads:
+        return EagerReads(receive)
+
+    def reader_by_key(self, group: Sequence[Shard]) -> None:
+        return None
+
+    def key_counts(self, shard: Shard) -> None:
+        return None
+
+
+class EagerReads:
+    """Reads rows, like `shards.RowReads`."""
+
+    def __init__(self, receive: Any):
+        self._receive = receive
+
+    def add(self, request: RowRequest) -> None:
+        rows = tf.constant(request.local_rows, tf.int64)
+        values = row_writes.read(request.shard.variable, rows)
+        self._receive(request.shard, request.first, np.asarray(values))
+
+    def flush(self) -> None:
+        pass

@@ -1,0 +1,270 @@
+"""Callbacks of Keras's `fit`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint.files import storage
+from collective.checkpoint.functions import entries, restores
+from collective.checkpoint.functions.saves import ModelSaver
+from collective.checkpoint.saving import saver_hook
+from collective.job.info import job_info
+from collective.ops.communication import collectives
+from collective.ops.counting import counted
+from collective.tensorflow_internals.keras import Callback
+from collective.wrappers import keras_names
+
+__all__ = ["Checkpoint"]
+
+# What a checkpoint has of `fit`: [epoch, steps in it], and whose training it is.
+_PLACE, _TRAINING = "collective/fit", "collective/fit_of"
+
+
+class Checkpoint(Callback):
+    """Saves a model during `fit`, and restores it when `fit` starts: at any number of ranks.
+
+        saved = collective.keras.callbacks.Checkpoint("ckpt", save_freq=1000)
+        model.fit(dataset, epochs=3, callbacks=[saved])
+
+    The checkpoints are those of sessions: every rank writes its shards of tables and their slots,
+    one commit makes them the folder's latest. All weights are in them, the variables of optimizers
+    and their steps. All ranks give the same arguments.
+
+    A model that a session has trained goes on under `fit`, and back, if layers and optimizer have
+    the same names: weights are called as Keras calls them (`users/embeddings`), slots as those of
+    the legacy optimizers in a session (`Adam/users/embeddings/m`, `Adam/iter`), for new optimizers
+    as well, so that either can go on with the other's. The step is also `global_step`. Slots of
+    `tf.compat.v1.train`'s Adagrad, Adam, Adadelta and Ftrl are read, too.
+
+    Not in a checkpoint are the states of metrics, which start again in each epoch, the vocabularies
+    of lookup layers, and the position in the data: of an epoch that it has begun, as many batches
+    are passed over.
+
+    Args:
+        directory: the folder of the checkpoints; it is made if it doesn't exist.
+        save_freq: when it saves: 'epoch', at the end of each, or a number of steps. Training that
+            ends saves once more.
+        continue_id: names the training. `fit` goes on in the epoch at which the checkpoint of this
+            training was saved. A checkpoint of another one gives weights, slots and steps, and
+            epochs begin at initial_epoch. Default: the job's (`job_info().job_id`); without one
+            only restarts by the launcher go on in an epoch.
+        max_to_keep: how many checkpoints are kept; None: all. Default: 5, as of `tf.train.Saver`.
+        keep_checkpoint_every_n_hours: one more is kept for each such time. Default: 10,000.
+        name: of the checkpoints, before their steps. Default: 'model.ckpt', as of sessions.
+
+    Raises:
+        ValueError: save_freq is neither 'epoch' nor a number of steps.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        save_freq: int | str = "epoch",
+        continue_id: str | None = None,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str = "model.ckpt",
+    ):
+        super().__init__()
+        every = None if save_freq == "epoch" else _steps(save_freq)
+        if every == 0:
+            raise ValueError(
+                f"Checkpoint(save_freq={save_freq!r}): give 'epoch', or a number of steps from 1."
+            )
+        self._supports_tf_logs = True  # no values of logs are needed
+        self._folder = os.fspath(directory)
+        self._every = every
+        job = job_info()
+        self._training = continue_id or (job.job_id and f"job {job.job_id}") or ""
+        self._saver = ModelSaver(
+            os.path.join(self._folder, name), max_to_keep, keep_checkpoint_every_n_hours
+        )
+        self._epoch = self._steps = self._since = 0
+        self._saved: tuple[int, int, int] | None = None
+        self._resumed: _Place | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the folder's latest checkpoint, if there is one."""
+        self._resumed, self._since = None, 0
+        notes = self._restore(self.model)
+        if _PLACE in notes and self._is_same(notes.get(_TRAINING)):
+            epoch, steps = (int(each) for each in notes[_PLACE])
+            self._resumed = _Place(self.model, epoch, steps)
+            self._saved = (keras_names.step_of(self.model), epoch, steps)
+
+    def restore(self, model: Any) -> int | None:
+        """Restores the folder's latest checkpoint, for a loop of one's own or an evaluation.
+
+        All ranks call it.
+
+        Args:
+            model: a model that has its weights, compiled with its optimizer or with its optimizers
+                as attributes.
+
+        Returns:
+            The step of the checkpoint; None if the folder has none.
+
+        Raises:
+            ValueError: the model has no weights yet, or two with the same name; or an optimizer
+                that isn't the compiled one has no slots yet.
+            tf.errors.NotFoundError: the checkpoint lacks variables.
+            tf.errors.InvalidArgumentError: some have another shape, dtype or kind there.
+            tf.errors.DataLossError: a file is missing, cut off or damaged.
+            RankError: it failed on another rank, or that one does something else.
+        """
+        return keras_names.step_of(model) if self._restore(model) else None
+
+    def save(self, model: Any) -> str:
+        """Saves a checkpoint, in a loop of one's own. All ranks call it.
+
+        Args:
+            model: as for `restore`.
+
+        Returns:
+            Its path, the same on all ranks, once it is the folder's latest checkpoint.
+
+        Raises:
+            ValueError: the model has no optimizer, or two variables with the same name.
+            CheckpointStorageError: the storage failed.
+            RankError: it failed on another rank, or that one does something else.
+        """
+        return self._saver.save(
+            _checked(model), keras_names.step_of(model), keras_names.numbers_of(model)
+        )
+
+    def _restore(self, model: Any) -> dict[str, Any]:
+        """Restores the latest checkpoint, and returns its notes: {} if there is none."""
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                "collective.keras.callbacks.Checkpoint is for eager models. In a graph, save by a "
+                "tf.train.Saver of its session (tf.compat.v1.keras.backend.get_session())."
+            )
+        collectives.init()
+        latest = restores.find_latest(self._folder)
+        if latest is None:
+            return {}
+        keras_names.build_optimizers(model)
+        wanted = [_PLACE, _TRAINING, keras_names.GLOBAL_STEP]
+        notes = restores.restore(latest, _checked(model), wanted)
+        self._saver.recover(latest.checkpoints)
+        if collectives.rank() == 0:
+            step = keras_names.step_of(model)
+            tf.logging.info("Goes on with checkpoint '%s', at step %d", latest.prefix, step)
+        return notes
+
+    def _is_same(self, training: Any) -> bool:
+        """Tells whether a checkpoint is one of this training."""
+        there = "" if training is None else tf.compat.as_text(np.asarray(training).item())
+        return there == self._training and (bool(there) or job_info().restarts > 0)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self._epoch = epoch
+        self._steps = 0 if self._resumed is None else self._resumed.steps_in(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves if so many steps were made since the last time."""
+        steps, self._steps = batch + 1 - self._steps, batch + 1
+        self._since += steps
+        if self._every is not None and self._since >= self._every:
+            self._since = 0
+            self._save(*self._place())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves if epochs are saved."""
+        self._epoch, self._steps = epoch + 1, 0
+        # A save of the last step didn't know that it was the last.
+        is_saved_within = self._saved is not None and self._saved[0] == keras_names.step_of(
+            self.model
+        )
+        if self._every is None or is_saved_within:
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Saves what isn't saved yet."""
+        self._save(*self._place(), is_last=True)
+        self._saver.release()
+
+    def _place(self) -> tuple[int, int]:
+        """Returns the epoch in which training is, and how many steps of it are made."""
+        known = self.params.get("steps")
+        is_over = known is not None and self._steps >= known
+        return (self._epoch + 1, 0) if is_over else (self._epoch, self._steps)
+
+    def _save(self, epoch: int, steps: int, is_last: bool = False) -> None:
+        step = keras_names.step_of(self.model)
+        if self._saved == (step, epoch, steps):
+            return
+        notes = keras_names.numbers_of(self.model)
+        notes[_PLACE], notes[_TRAINING] = np.array([epoch, steps], np.int64), self._training
+        try:
+            self._saver.save(_checked(self.model), step, notes)
+            self._saved = (step, epoch, steps)
+        except storage.CheckpointStorageError as error:
+            if is_last:
+                raise
+            saver_hook.go_on_without(error)
+
+
+def _steps(given: Any) -> int:
+    """Returns a number of steps; 0 if it is none."""
+    is_count = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    return int(given) if is_count and given > 0 else 0
+
+
+def _checked(model: Any) -> list[entries.Entry]:
+    """Returns what checkpoints have of a model."""
+    of_model = keras_names.entries_of(model)
+    entries.check_names(of_model)
+    return of_model
+
+
+class _Place:
+    """Lets `fit` begin where a checkpoint was saved, by what Keras asks its own backups.
+
+    Args:
+        model: the model that `fit` trains.
+        epoch: the epoch, from 0.
+        steps: how many steps of it are made.
+    """
+
+    def __init__(self, model: Any, epoch: int, steps: int):
+        self._model, self._epoch, self._steps = model, epoch, steps
+        self._others = model._training_state
+        model._training_state = self
+        if steps:
+            model.train_function = self._after_batches(model.train_function)
+
+    def steps_in(self, epoch: int) -> int:
+        """Returns how many steps of an epoch are made when it begins."""
+        return self._steps if epoch == self._epoch else 0
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
+    ) -> tuple[int, int]:
+        """Returns the first epoch, and the first step in it; Keras calls it once, at the start."""
+        self._model._training_state = self._others
+        return self._epoch, self._steps
+
+    def _after_batches(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what passes over the batches of the steps, at the first call, and trains."""
+
+        def first(iterator: Any) -> Any:
+            self._model.train_function = train
+            try:
+                for _ in range(self._steps):
+                    next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise ValueError(
+                    f"The checkpoint was saved after {counted(self._steps, 'step')} of epoch "
+                    f"{self._epoch}, and this rank's data end before. Give fit the data of that "
+                    "epoch, or Checkpoint another continue_id: then all epochs are trained."
+                ) from None
+            return train(iterator)
+
+        return first

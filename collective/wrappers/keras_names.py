@@ -1,0 +1,207 @@
+"""Names a Keras model's variables in checkpoints: as a session with the same model names them.
+
+| variable | name | also read |
+|---|---|---|
+| a weight | `dense/kernel`, the variable's own | |
+| a slot, of new and legacy optimizers | `Adam/dense/kernel/m` | `training/Adam/dense/kernel/m`, \
+`dense/kernel/Adam` |
+| the steps of an optimizer | `Adam/iter` | `training/Adam/iter`, `global_step` |
+| the learning rate, and other numbers | `Adam/learning_rate` | `training/Adam/learning_rate` |
+
+These are the names of a legacy optimizer whose updates a session runs. Below `training/` are those
+of `fit` in a graph; the third form is that of the optimizers of tf.compat.v1.train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v2 as tf2
+
+from collective.checkpoint.functions.entries import Entry
+from collective.tensorflow_internals.keras import OptimizerV2, optimizer
+
+GLOBAL_STEP = "global_step"
+
+# What new optimizers call a slot, and legacy ones: {optimizer: {new: legacy}}.
+LEGACY_SLOTS = {
+    "SGD": {"m": "momentum"},
+    "RMSprop": {"velocity": "rms", "average_gradient": "mg"},
+    "Adadelta": {"accumulated_grad": "accum_grad", "accumulated_delta_var": "accum_var"},
+    "Adamax": {"u": "v"},
+}
+# What tf.compat.v1.train calls a slot that has the same meaning: {optimizer: {legacy: there}}.
+# (Momentum isn't the same: Keras's slot includes the learning rate.)
+V1_SLOTS = {
+    "Adagrad": {"accumulator": "Adagrad"},
+    "Adam": {"m": "Adam", "v": "Adam_1"},
+    "Adadelta": {"accum_grad": "Adadelta", "accum_var": "Adadelta_1"},
+    "Ftrl": {"accumulator": "Ftrl", "linear": "Ftrl_1"},
+}
+# The numbers that are variables of a legacy optimizer, next to `learning_rate` and `decay`, and
+# attributes of a new one.
+NUMBERS = {
+    "SGD": ("momentum",),
+    "RMSprop": ("rho", "momentum"),
+    "Adam": ("beta_1", "beta_2"),
+    "Adamax": ("beta_1", "beta_2"),
+    "Nadam": ("beta_1", "beta_2"),
+    "Adadelta": ("rho",),
+    "Adagrad": (),
+    "Ftrl": (
+        "learning_rate_power",
+        "beta",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+    ),
+}
+
+
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Returns a model's optimizers: that of `compile` by the name '', others by their attributes.
+
+    A model with a `train_step` of its own may have several.
+    """
+    found = {}
+    compiled = getattr(model, "optimizer", None)
+    if compiled is not None:
+        found[""] = compiled
+    for name, value in vars(model).items():
+        if isinstance(value, (optimizer._BaseOptimizer, OptimizerV2)) and value is not compiled:
+            found[name] = value
+    return found
+
+
+def build_optimizers(model: Any) -> None:
+    """Makes the slots of a model's optimizers, which Keras makes at the first step.
+
+    Raises:
+        ValueError: it isn't known yet which variables there are.
+    """
+    if not model.built:
+        raise ValueError(
+            f"The Keras model '{model.name}' has no weights yet, which a checkpoint has: build it "
+            "before fit (in embedding_scope(): model.build(shape), or call it with a batch)."
+        )
+    for name, each in optimizers_of(model).items():
+        inner = _unwrapped(each)
+        if _is_legacy(inner):
+            if name == "":
+                with tf2.name_scope(inner._name):
+                    inner._create_all_weights(model.trainable_variables)
+        elif not getattr(inner, "_built", False):
+            if name:
+                raise ValueError(
+                    f"The optimizer '{name}' of the Keras model '{model.name}' has no slots yet, "
+                    f"which a checkpoint has: call model.{name}.build(variables) before fit."
+                )
+            inner.build(model.trainable_variables)
+
+
+def entries_of(model: Any) -> list[Entry]:
+    """Returns a model's variables, with their names in checkpoints: metrics aren't among them."""
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    weights = [v for v in model.variables if id(v) not in metrics]
+    entries = [Entry(_name(v), v) for v in weights]
+    for prefix, each in optimizers_of(model).items():
+        inside = f"{prefix}/" if prefix else ""
+        entries += _of_optimizer(inside, each, weights)
+    return list({id(entry.variable): entry for entry in entries}.values())
+
+
+def step_of(model: Any) -> int:
+    """Returns how many steps a model has trained, by its optimizer; that of the most, of several.
+
+    Raises:
+        ValueError: it has no optimizer.
+    """
+    optimizers = optimizers_of(model).values()
+    if not optimizers:
+        raise ValueError(
+            f"The Keras model '{model.name}' has no optimizer, whose steps are a checkpoint's "
+            "name: compile it with one, or make one its attribute."
+        )
+    return max(int(each.iterations.numpy()) for each in optimizers)
+
+
+def numbers_of(model: Any) -> dict[str, Any]:
+    """Returns what sessions need in a checkpoint, and the model has no variables of: by name."""
+    notes: dict[str, Any] = {GLOBAL_STEP: np.int64(step_of(model))}
+    for prefix, each in optimizers_of(model).items():
+        inner = _unwrapped(each)
+        if _is_legacy(inner) or type(inner).__name__ not in NUMBERS:
+            continue
+        inside = f"{prefix}/{inner.name}" if prefix else inner.name
+        notes[f"{inside}/decay"] = np.float32(0)
+        for number in NUMBERS[type(inner).__name__]:
+            notes[f"{inside}/{number}"] = np.float32(getattr(inner, number))
+    taken = {entry.name for entry in entries_of(model)}
+    return {name: value for name, value in notes.items() if name not in taken}
+
+
+def _of_optimizer(inside: str, given: Any, weights: Sequence[Any]) -> Iterator[Entry]:
+    inner = _unwrapped(given)
+    if inner is not given:
+        state = getattr(given._loss_scale, "_weights", {})
+        for name, variable in sorted(state.items()):
+            yield Entry(f"{inside}{name}", variable, is_optimizers=True, is_optional=True)
+    legacy = _is_legacy(inner)
+    name = inner._name if legacy else inner.name
+    steps = inner.iterations
+    counter = f"{inside}{name}/iter"
+    yield Entry(counter, steps, (f"training/{counter}", GLOBAL_STEP), is_optimizers=True)
+    for variable in inner.weights if legacy else inner.variables:
+        if variable is steps:
+            continue
+        weight, slot = _slot_of(variable, weights, name, legacy)
+        if weight is None:
+            yield _number(f"{inside}{name}", slot, variable)
+            continue
+        kind = type(inner).__name__
+        slot = slot if legacy else LEGACY_SLOTS.get(kind, {}).get(slot, slot)
+        others = [f"training/{inside}{name}/{weight}/{slot}"]
+        if slot in V1_SLOTS.get(kind, {}):
+            others.append(f"{weight}/{V1_SLOTS[kind][slot]}")
+        yield Entry(f"{inside}{name}/{weight}/{slot}", variable, tuple(others), is_optimizers=True)
+    attributes = inner._hyper if legacy else vars(inner)
+    for attribute, value in sorted(attributes.items()):
+        if isinstance(value, tf2.Variable) and value is not steps:
+            yield _number(f"{inside}{name}", attribute.lstrip("_"), value)
+
+
+def _number(inside: str, name: str, variable: Any) -> Entry:
+    """Names an optimizer's variable that is no slot: the checkpoint may lack it."""
+    own = f"{inside}/{name}"
+    return Entry(own, variable, (f"training/{own}",), is_optimizers=True, is_optional=True)
+
+
+def _slot_of(
+    variable: Any, weights: Sequence[Any], name: str, legacy: bool
+) -> tuple[str | None, str]:
+    """Returns the name of a slot's weight, and which slot it is; None for no slot.
+
+    Legacy optimizers name a slot `Adam/dense/kernel/m`, new ones `Adam/m/dense/kernel`.
+    """
+    own = _name(variable)
+    own = own[len(name) + 1 :] if own.startswith(f"{name}/") else own
+    slot, _, of = own.rpartition("/")[::-1] if legacy else own.partition("/")
+    for weight in sorted((_name(v) for v in weights), key=len, reverse=True):
+        if of == weight:
+            return weight, slot
+    return None, own
+
+
+def _name(variable: Any) -> str:
+    return str(variable.name).rpartition(":")[0]
+
+
+def _unwrapped(given: Any) -> Any:
+    """Returns the optimizer inside of one that scales losses."""
+    scales = hasattr(given, "_loss_scale") and hasattr(given, "inner_optimizer")
+    return given.inner_optimizer if scales else given
+
+
+def _is_legacy(given: Any) -> bool:
+    return isinstance(given, OptimizerV2) or hasattr(given, "_hyper")
