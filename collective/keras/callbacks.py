@@ -1,4 +1,4 @@
-"""Callbacks of Keras's `fit`."""
+"""Saves and restores Keras models in checkpoints, in the place of a session's hooks."""
 
 from __future__ import annotations
 
@@ -91,6 +91,8 @@ class Checkpoint(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the folder's latest checkpoint, if there is one."""
         self._resumed, self._since = None, 0
+        if self.model.built:
+            _checked(self.model)  # not only when it is saved
         notes = self._restore(self.model)
         if _PLACE in notes and self._is_same(notes.get(_TRAINING)):
             epoch, steps = (int(each) for each in notes[_PLACE])

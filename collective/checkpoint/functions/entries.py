@@ -72,7 +72,8 @@ def check_names(entries: Sequence[Entry]) -> None:
         if table is not None and table.rows is None:
             raise NotImplementedError(
                 f"The dynamic table '{table.op.name}' of eager code can't be saved by "
-                "collective.keras.callbacks.Checkpoint. Train it in a graph."
+                "collective.keras.callbacks.Checkpoint. Save its rows by table.export(), give its "
+                "layer rows=V, or train it in a graph."
             )
 
 

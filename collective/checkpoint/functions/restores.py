@@ -150,13 +150,13 @@ class _Restore:
                 if stored is None
                 else merged_reader.read_whole(self.links, stored)
             )
-        for _, stored in self._plan.pairs:
-            self._read_rows(stored, lambda *_: None)
+        for shard, stored in self._plan.pairs:
+            self._read_rows(shard, stored, lambda *_: None)
 
     def assign(self) -> None:
         """Puts everything into effect."""
         for shard, stored in self._plan.pairs:
-            self._read_rows(stored, _writer(shard))
+            self._read_rows(shard, stored, _writer(shard))
         for name, variable in self._replicated.items():
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
 
@@ -166,10 +166,11 @@ class _Restore:
         return {name: bundle.read_whole(name) for name in names if name in bundle.entries}
 
     def _read_rows(
-        self, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
+        self, shard: Shard, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
     ) -> None:
-        table_io.read_static(self.links.rows_of(stored), stored, receive)
-        increment_io.read_static(self.links, stored, receive)
+        now = shard.table.row_placement
+        table_io.read_static(self.links.rows_of(stored), stored, now, receive)
+        increment_io.read_static(self.links, stored, now, receive)
 
 
 def _writer(shard: Shard) -> Callable[[np.ndarray, np.ndarray], None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,8 +38,6 @@ class ModelSaver:
         keep_checkpoint_every_n_hours: as of `tf.train.Saver`.
     """
 
-    _save_relative_paths = True
-
     def __init__(
         self,
         base: str,
@@ -48,21 +45,23 @@ class ModelSaver:
         keep_checkpoint_every_n_hours: float = 10000.0,
     ):
         self.base = base
-        self.saver_def = saver_pb2.SaverDef(
+        self.owner = MarkHolder()
+        # It keeps the list of checkpoints. It has no operations: it saves nothing itself.
+        no_operations = dict.fromkeys(
+            ("filename_tensor_name", "save_tensor_name", "restore_op_name"), "none"
+        )
+        saver_def = saver_pb2.SaverDef(
+            version=saver_pb2.SaverDef.V2,
             max_to_keep=max_to_keep or 0,
             keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+            **no_operations,
         )
-        self._last_checkpoints: list[tuple[str, float]] = []
-        self._checkpoints_to_be_deleted: list[tuple[str, float]] = []
-        self._next_checkpoint_time = time.time() + keep_checkpoint_every_n_hours * 3600
-        # What `collective.checkpoint.saving.saver` reads of a Saver.
-        self._var_list: dict[str, Any] = {}
-        self._collective_state = SaverState([], None)
-        self.owner = MarkHolder()
+        with tf.Graph().as_default():  # It would warn of eager code.
+            self.saver = tf.train.Saver({}, save_relative_paths=True, saver_def=saver_def)
 
     def recover(self, checkpoints: Sequence[tuple[str, float]]) -> None:
         """Takes over the checkpoints, (path, seconds), that an earlier program left."""
-        self._last_checkpoints = list(checkpoints)
+        self.saver.set_last_checkpoints_with_time(list(checkpoints))
 
     def release(self) -> None:
         """Lets other jobs save under its name."""
@@ -89,17 +88,28 @@ class ModelSaver:
         base = os.path.join(os.path.dirname(prefix), os.path.basename(self.base))
         shards = shards_of(entries)
         replicated = {entry.name: entry.variable for entry in entries if not entry.is_sharded}
-        self._var_list, self._collective_state = replicated, SaverState(shards, None)
-        retention = Retention.after(self, prefix)
+        saver = self.saver
+        saver._var_list, saver._collective_state = replicated, SaverState(shards, None)
+        retention = Retention.after(saver, prefix)
         state = os.path.join(os.path.dirname(base), STATE)
         publication = commit.Publication(None, state, retention.superseded)
         try:
             FunctionSave(
-                self, None, shards, base, prefix, STATE, retention, publication, {}, notes=notes
+                saver,
+                None,
+                shards,
+                base,
+                prefix,
+                STATE,
+                retention,
+                publication,
+                {},
+                notes=notes,
+                holder=self.owner,
             ).run()
         finally:
             # A model that is gone needs no memory.
-            self._var_list, self._collective_state = {}, SaverState([], None)
+            saver._var_list, saver._collective_state = {}, None
         return prefix
 
 
@@ -109,13 +119,15 @@ class FunctionSave(ShardedSave):
 
     Attributes:
         notes: what else it has, by name.
+        holder: holds the mark of this job.
     """
 
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    holder: MarkHolder = dataclasses.field(default_factory=MarkHolder)
 
     @property
     def owner(self) -> Any:
-        return self.saver.owner
+        return self.holder
 
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
         return dict(table_io.write(None, self.shards, writer, EagerRows()))

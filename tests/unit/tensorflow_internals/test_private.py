@@ -220,6 +220,7 @@ def probes():
             "_create_all_weights",
             "_create_hypers",
             "_get_hyper",
+            "_hyper",
             "_initial_decay",
             "_iterations",
             "_resource_scatter_add",
@@ -249,6 +250,8 @@ def probes():
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
+    "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
+    "_loss_scale": keras.loss_scale_optimizer,
     "_steps_per_execution": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
     "_eval_spec": training._TrainingExecutor,
     "_max_training_steps": training._TrainingExecutor._Evaluator,
