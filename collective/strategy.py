@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -300,6 +301,7 @@ class CollectiveStrategy:
         clear_devices: bool = True,
         strip_default_attrs: bool = True,
         base: str | None = None,
+        model: Any = None,
     ) -> str:
         """Exports a checkpoint as a SavedModel that plain TensorFlow can serve.
 
@@ -334,13 +336,18 @@ class CollectiveStrategy:
                 With `savedmodel_dir` itself, the first version has no base.
                 `saved_model.collective.json` of the new version says how much was linked, and rank
                 0 prints it.
+            model: A functional or sequential Keras model that was made eagerly, in the place of
+                `signature_def_fn`. Its inputs and outputs have their own names in the signature.
+                With checkpoint_dir=None its own weights are exported, through a temporary
+                checkpoint.
 
         Returns:
             The path of the SavedModel, on every rank. It appears when it is complete; after an
             error nothing is left.
 
         Raises:
-            TypeError: signature_def_fn isn't a function, or returns something else.
+            TypeError: signature_def_fn isn't a function, or returns something else; model is no
+                functional or sequential Keras model, or comes with signature_def_fn.
             ValueError: there is no checkpoint, or no complete SavedModel at `base`, or one that has
                 none of the variables; or the checkpoint lacks a variable of the graph or has it in
                 another shape; or the graph has operations that TensorFlow alone can't run
@@ -350,7 +357,17 @@ class CollectiveStrategy:
         # Imported at its first use: it loads what only an export needs.
         from collective.serving import export
 
-        with self.scope():
+        with self.scope(), contextlib.ExitStack() as saving:
+            if model is not None:
+                from collective.serving import keras_model
+
+                if signature_def_fn is not None:
+                    raise TypeError("export_saved_model takes model or signature_def_fn, not both.")
+                signature_def_fn = keras_model.signatures_of(model, self.embedding_scope)
+                saving.callback(keras_model.keep_eager, model)
+                if checkpoint_dir is None:
+                    saved = keras_model.checkpoint_of(model, savedmodel_dir)
+                    checkpoint_dir = saving.enter_context(saved)
             return export.from_session_script(
                 savedmodel_dir,
                 checkpoint_dir,

@@ -263,8 +263,10 @@ class Sharded(resource_variable_ops.ResourceVariable):
             return super()._export_to_saved_model_graph(*args, **kwargs)
         raise TableError(
             f"A SavedModel of table '{self.op.name}' isn't possible, as its rows are on several "
-            "ranks. Save the weights (model.save_weights('…h5')), and load them outside of scope() "
-            "into the same model, which plain TensorFlow can save."
+            "ranks. Export a functional or sequential Keras model by "
+            "strategy.export_saved_model(folder, model=model), or save the weights "
+            "(model.save_weights('…h5')), and load them outside of scope() into the same model, "
+            "which plain TensorFlow can save."
         )
 
     def _refuse_checkpoint(self) -> NoReturn:

@@ -151,3 +151,23 @@ def test_what_does_not_fit_changes_nothing(strategy, rank, size, folder):
             callback(folder, save_freq="hourly")
         with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="eager models"):
             saved.restore(None)
+
+
+def test_a_saved_model_is_plain_keras_in_plain_tensorflow(strategy, rank, size, folder):
+    (users, words), _ = batches_of(0, 1)
+    plain = compiled("Adagrad")
+    fit(plain, 0, 5, 0, 1)
+    with strategy.scope():
+        model = compiled("Adagrad", strategy.embedding_scope)
+        fit(model, 0, 5, rank, size)
+        path = strategy.export_saved_model(folder, model=model)
+        with pytest.raises(TypeError, match="functional or sequential Keras model.*not Model"):
+            strategy.export_saved_model(folder, model=keras.Model())
+        with pytest.raises(TypeError, match="model or signature_def_fn"):
+            strategy.export_saved_model(folder, signature_def_fn=dict, model=model)
+    if rank == 0:
+        assert os.listdir(folder) == [os.path.basename(path)]  # no checkpoint is left
+    served = tf2.saved_model.load(path).signatures["serving_default"]
+    inputs = dict(zip(model.input_names, map(tf2.constant, (users, words))))
+    (answer,) = served(**inputs).values()
+    np.testing.assert_allclose(answer, plain([users, words]), rtol=0, atol=1e-6)

@@ -213,6 +213,7 @@ def probes():
     yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
     yield keras.optimizer, ["_BaseOptimizer"]
+    yield keras.Model, ["_flatten_layers"]
     yield variable, ["_in_graph_mode", "_unique_id"]
     yield (
         tf.keras.optimizers.SGD(0.1),
