@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -116,11 +118,20 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
             print(f"{prog}: {error}", file=sys.stderr)
             return 1
     if args.json:
-        print(json.dumps([_values(each) for each in forecasts], indent=2))
-        return 0
-    print("\n".join(text.lines_of(first, args.full)))
+        return _print(json.dumps([_values(each) for each in forecasts], indent=2))
+    lines = text.lines_of(first, args.full)
     if len(forecasts) > 1:
-        print("\nCompared:\n" + "\n".join(text.comparison_lines(forecasts)))
+        lines = [*lines, "", "Compared:", *text.comparison_lines(forecasts)]
+    return _print("\n".join(lines))
+
+
+def _print(answer: str) -> int:
+    """Prints what the user asked for; returns the exit code."""
+    try:
+        print(answer, flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at exit
+        return 128 + signal.SIGPIPE
     return 0
 
 

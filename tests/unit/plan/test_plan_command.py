@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -141,3 +145,12 @@ def test_a_wrong_file_is_named(tmp_path, capsys):
     missing = str(tmp_path / "none.yml")
     code, out, err = plan(capsys, "--tables", missing, "--devices", "8 x H100")
     assert (code, out) == (1, "") and "none.yml" in err
+
+
+def test_a_reader_that_has_read_enough_is_told_no_error(file):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "collective.plan", "--tables", file, "--devices", "8 x H100"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
