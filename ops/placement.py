@@ -64,7 +64,7 @@ def dynamic(ranks: int) -> Placement:
 class Placement(abc.ABC):
     """Tells which rank owns a key.
 
-    Two placements are equal if they place every key on the same rank.
+    Placements of a class are equal if they place every key on the same rank.
 
     Attributes:
         ranks: N, the number of ranks, or of a stored table's parts.

@@ -253,8 +253,12 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
 
 
 def _initialization(variable: Any) -> str:
-    made_by = variable.made_by if isinstance(variable, Sharded) else ""
-    return f"{INITIALIZE}{variable.name}" + (f", made by {made_by}" if made_by else "")
+    if not isinstance(variable, Sharded):
+        return f"{INITIALIZE}{variable.name}"
+    text = f"{INITIALIZE}{variable.name}"
+    only = getattr(variable.placement, "only", None)
+    text += "" if only is None else f", whole on rank {only}"
+    return text + (f", made by {variable.made_by}" if variable.made_by else "")
 
 
 def shared_names(

@@ -21,7 +21,8 @@ from collective.wrappers import keras_names
 
 __all__ = ["Checkpoint"]
 
-# What a checkpoint has of `fit`: [epoch, steps in it], and whose training it is.
+# What a checkpoint has of `fit`: [epoch, steps in it, which fit of the script it is], and whose
+# training it is.
 _PLACE, _TRAINING = "collective/fit", "collective/fit_of"
 
 
@@ -84,18 +85,32 @@ class Checkpoint(Callback):
         self._saver = ModelSaver(
             os.path.join(self._folder, name), max_to_keep, keep_checkpoint_every_n_hours
         )
-        self._epoch = self._steps = self._since = 0
+        self._epoch = self._steps = self._since = self._fits = 0
+        self._fit_saved = 0  # the number of the fit of which the latest checkpoint is
         self._saved: tuple[int, int, int] | None = None
         self._resumed: _Place | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the folder's latest checkpoint, if there is one."""
+        """Restores the folder's latest checkpoint, if there is one.
+
+        A second `fit` of the same callback trains the model as it is, unless the script was
+        restarted and the checkpoint is of that `fit`.
+        """
+        if self._resumed is not None:
+            self._resumed.leave()
         self._resumed, self._since = None, 0
+        self._epoch = self._steps = 0
+        self._fits += 1
         if self.model.built:
             _checked(self.model)  # not only when it is saved
-        notes = self._restore(self.model)
+        if self._fits > max(1, self._fit_saved):
+            return
+        notes = self._restore(self.model) or {}
         if _PLACE in notes and self._is_same(notes.get(_TRAINING)):
-            epoch, steps = (int(each) for each in notes[_PLACE])
+            epoch, steps, self._fit_saved = (int(each) for each in notes[_PLACE])
+            if self._fit_saved > self._fits:  # This one was over.
+                epoch, steps = int(self.params["epochs"]), 0
+            self._epoch, self._steps = epoch, steps
             self._resumed = _Place(self.model, epoch, steps)
             self._saved = (keras_names.step_of(self.model), epoch, steps)
 
@@ -119,7 +134,7 @@ class Checkpoint(Callback):
             tf.errors.DataLossError: a file is missing, cut off or damaged.
             RankError: it failed on another rank, or that one does something else.
         """
-        return keras_names.step_of(model) if self._restore(model) else None
+        return None if self._restore(model) is None else keras_names.step_of(model)
 
     def save(self, model: Any) -> str:
         """Saves a checkpoint, in a loop of one's own. All ranks call it.
@@ -139,8 +154,8 @@ class Checkpoint(Callback):
             _checked(model), keras_names.step_of(model), keras_names.numbers_of(model)
         )
 
-    def _restore(self, model: Any) -> dict[str, Any]:
-        """Restores the latest checkpoint, and returns its notes: {} if there is none."""
+    def _restore(self, model: Any) -> dict[str, Any] | None:
+        """Restores the latest checkpoint, and returns its notes; None if there is none."""
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "collective.keras.callbacks.Checkpoint is for eager models. In a graph, save by a "
@@ -149,7 +164,7 @@ class Checkpoint(Callback):
         collectives.init()
         latest = restores.find_latest(self._folder)
         if latest is None:
-            return {}
+            return None
         keras_names.build_optimizers(model)
         wanted = [_PLACE, _TRAINING, keras_names.GLOBAL_STEP]
         notes = restores.restore(latest, _checked(model), wanted)
@@ -177,6 +192,15 @@ class Checkpoint(Callback):
             self._since = 0
             self._save(*self._place())
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes that an epoch is over if its last step was saved, before it is validated."""
+        if self._steps and self._saved == (
+            keras_names.step_of(self.model),
+            self._epoch,
+            self._steps,
+        ):
+            self._save(self._epoch + 1, 0)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves if epochs are saved."""
         self._epoch, self._steps = epoch + 1, 0
@@ -189,6 +213,8 @@ class Checkpoint(Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Saves what isn't saved yet."""
+        if self._resumed is not None:
+            self._resumed.leave()
         self._save(*self._place(), is_last=True)
         self._saver.release()
 
@@ -203,10 +229,11 @@ class Checkpoint(Callback):
         if self._saved == (step, epoch, steps):
             return
         notes = keras_names.numbers_of(self.model)
-        notes[_PLACE], notes[_TRAINING] = np.array([epoch, steps], np.int64), self._training
+        place = [epoch, steps, self._fits]
+        notes[_PLACE], notes[_TRAINING] = np.array(place, np.int64), self._training
         try:
             self._saver.save(_checked(self.model), step, notes)
-            self._saved = (step, epoch, steps)
+            self._saved, self._fit_saved = (step, epoch, steps), self._fits
         except storage.CheckpointStorageError as error:
             if is_last:
                 raise
@@ -239,8 +266,14 @@ class _Place:
         self._model, self._epoch, self._steps = model, epoch, steps
         self._others = model._training_state
         model._training_state = self
+        self._train = self._first = model.train_function
         if steps:
-            model.train_function = self._after_batches(model.train_function)
+            self._first = model.train_function = self._after_batches(self._train)
+
+    def leave(self) -> None:
+        """Takes back what no step has used."""
+        if self._model.train_function is self._first:
+            self._model.train_function = self._train
 
     def steps_in(self, epoch: int) -> int:
         """Returns how many steps of an epoch are made when it begins."""

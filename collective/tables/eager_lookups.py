@@ -9,12 +9,14 @@ and an exchange for each lookup, and is for inference: no tape records it.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective.ops.communication import collectives
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record
 
@@ -69,6 +71,12 @@ def _called(
     inputs: list[Any],
 ) -> tf.Tensor:
     """Calls a table's function for lookups of one kind, which is made at its first."""
+    if collectives.size() > 1 and isinstance(threading.current_thread(), threading._DummyThread):
+        # The call that waits for it holds all others.
+        raise NotImplementedError(
+            f"table '{table.op.name}' is looked up in a tf.py_function or a thread of TensorFlow's "
+            "own, where ranks can't agree. Look it up in the tf.function itself."
+        )
     functions = table.__dict__.setdefault("_eager_lookups", {})
     if key not in functions:
         look_up.__name__ = re.sub(r"\W", "_", f"lookup in {table.op.name}")

@@ -66,6 +66,11 @@ def optimizers_of(model: Any) -> dict[str, Any]:
     """
     found = {}
     compiled = getattr(model, "optimizer", None)
+    if isinstance(compiled, (list, tuple)):
+        raise NotImplementedError(
+            f"The Keras model '{model.name}' is compiled with several optimizers, whose variables "
+            "a checkpoint couldn't tell apart. Make them attributes of a model of your own."
+        )
     if compiled is not None:
         found[""] = compiled
     for name, value in vars(model).items():

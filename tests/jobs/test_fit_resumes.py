@@ -31,6 +31,7 @@ def test_fit_goes_on_in_the_epoch_at_another_number_of_ranks(tmp_path: Path):
     (want,) = values_of(plain)
     for values in values_of(ended):
         np.testing.assert_allclose(values, want, rtol=0, atol=5e-6)
-    # What is complete is not trained again.
-    again = pool.launch("-np", 2, "--device", "cpu", PROGRAM, folder)
-    assert again.returncode == 0 and again.stdout.count("steps 10") == 2, again.stdout
+    # What is complete is not trained again, however often it is started.
+    for _ in range(2):
+        again = pool.launch("-np", 2, "--device", "cpu", PROGRAM, folder)
+        assert again.returncode == 0 and again.stdout.count("steps 10") == 2, again.stdout

@@ -132,10 +132,11 @@ class _Restore:
             and not (entry.is_optimizers and fresh)
         ]
         self._shards = shards_of(there, names)
-        self._replicated = {names[e.name]: e.variable for e in there if not e.is_sharded}
+        # Two optimizers may have their steps from one number.
+        self._replicated = [(names[e.name], e.variable) for e in there if not e.is_sharded]
         # A counter of steps may be of another type there.
-        compared = {n: v for n, v in self._replicated.items() if not is_counter(v)}
-        for name, variable in self._replicated.items():
+        compared = {n: v for n, v in self._replicated if not is_counter(v)}
+        for name, variable in self._replicated:
             if is_counter(variable) and name not in self.links.base.entries:
                 compared[name] = variable
         self._plan = compatibility.plan(self.links.base, self._shards, compared, fresh, False)
@@ -143,7 +144,7 @@ class _Restore:
 
     def read(self) -> None:
         """Reads everything once, and keeps what isn't a table's."""
-        for name in self._replicated:
+        for name in dict(self._replicated):
             stored = self._plan.whole.get(name)
             self._values[name] = (
                 self.links.last.read_whole(name)
@@ -157,7 +158,7 @@ class _Restore:
         """Puts everything into effect."""
         for shard, stored in self._plan.pairs:
             self._read_rows(shard, stored, _writer(shard))
-        for name, variable in self._replicated.items():
+        for name, variable in self._replicated:
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
 
     def notes(self, names: Sequence[str]) -> dict[str, Any]:

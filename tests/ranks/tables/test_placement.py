@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective import TablePolicy, checkpoint
+from collective import RankError, TablePolicy, checkpoint
 from collective.checkpoint import WarmStart
 from collective.tables.table import Table
 from tests.ranks import exports, grouped, reference
@@ -294,6 +294,21 @@ def test_tables_that_one_rank_has_whole(strategy, rank, size):
         assert described.slots == (f"{described.name}/Adagrad",)
         assert described.shard_rows == tuple(described.rows * (r == owner) for r in range(size))
     assert f"whole on rank {owners[-1]}" in plan.to_text(full=True)
+
+
+def test_ranks_that_have_a_table_elsewhere_say_so(strategy, rank, size):
+    """Each would train a table of its own."""
+    if size == 1:
+        return
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        tf.get_variable("before", [], initializer=tf.ones_initializer())
+        with strategy.embedding_scope(placement=f"whole:{rank}"):
+            table = reference.table("t", V, D)
+        rows = tf.nn.embedding_lookup(table, [0])
+        with tf.Session() as session:
+            for fetched in (tf.global_variables_initializer(), rows):
+                with pytest.raises(RankError, match="whole on rank"):
+                    session.run(fetched)
 
 
 def test_lookups_of_a_replicated_table_exchange_nothing(strategy, rank, size):
