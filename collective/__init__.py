@@ -28,10 +28,9 @@ Public names, in short:
     Table, DynamicTable              the tables that scripts get
     TablePolicy, FirstRows, every_steps  what a table keeps, starts from, and when rows go
     EmbeddingVariableOption          the same in DeepRec's words, made of:
-    InitializerOption                first rows
+    InitializerOption, CheckpointOption  first rows; a checkpoint that has them
     CounterFilter, CBFFilter, GlobalStepEvict, L2WeightEvict  keys admitted, rows evicted
     StorageOption, StorageType, CacheType  where rows are: memory, files; the least recent go first
-    CheckpointOption                 a checkpoint from whose rows a table starts
     EmbeddingConfig                  the same in PERSIA's words
     RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns

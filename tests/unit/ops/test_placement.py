@@ -200,6 +200,8 @@ OTHERS = {
     "collective/data/streams/protocol.py": "cuts a batch into the ranks' shares",
     "collective/data/work_queue.py": "deals items to ranks",
     "collective/estimator/input_sharding.py": "deals batches to ranks",
+    "collective/plan/__main__.py": "counts the hosts that ranks need",
+    "collective/planner/machines.py": "counts the ranks of a host",
     "collective/serving/variable_copy.py": "deals the work of copying parts to ranks",
     "ops/communication/collectives.py": "cuts a tensor into pieces, one for each rank",
     "ops/communication/dense_allreduce.py": "cuts a tensor into pieces, one for each rank",
@@ -281,7 +283,13 @@ def placements(text: str) -> Iterator[tuple[str, str]]:
 
 
 # In these it is the option of that name, a word.
-OF_THE_OPTION = ("collective/options/", "collective/strategy.py", "collective/plan/")
+OF_THE_OPTION = (
+    "collective/options/",
+    "collective/strategy.py",
+    "collective/plan/",
+    "collective/planner/",
+    "collective/compat/sok_variables.py",
+)
 
 
 def test_every_placement_has_a_type():
