@@ -65,9 +65,13 @@ def held(session, rank, size):
                 resource=v.handle, indices=local, dtype=v.dtype
             )
         else:
+            only = getattr(table.placement, "only", None)  # the rank that has it whole
             keys[name] = np.arange(rank, table.rows, size)
+            local = keys[name] // size
+            if only is not None:
+                keys[name] = local = np.arange(table.rows * (rank == only))
             values[name] = tf.raw_ops.ResourceGather(
-                resource=v.handle, indices=keys[name] // size, dtype=v.dtype
+                resource=v.handle, indices=local, dtype=v.dtype
             )
     return {name: (keys[name], value) for name, value in session.run(values).items()}
 
