@@ -78,6 +78,11 @@ class Placement(abc.ABC):
         """Returns by what number compiled operations and kernels know it."""
 
     @property
+    def holder(self) -> int | None:
+        """Returns the rank that has all rows; None if ranks share them."""
+        return None
+
+    @property
     def parts(self) -> int:
         """Returns how many parts a checkpoint stores."""
         return self.ranks
@@ -244,6 +249,10 @@ class OnOneRank(RowPlacement):
     @property
     def kind(self) -> int:
         return STATIC if self.ranks == 1 else ON_ONE_RANK + self.only
+
+    @property
+    def holder(self) -> int:
+        return self.only
 
     @property
     def parts(self) -> int:

@@ -51,9 +51,8 @@ class Lookup:
         """Describes everything about the lookup that must be the same on all ranks."""
         rows = "any rows" if self.table.rows is None else counted(self.table.rows, "row")
         text = f"table '{self.table.op.name}' of {rows} of dimension {self.table.dim}"
-        only = getattr(getattr(self.table, "placement", None), "only", None)
-        if only is not None:
-            text += f", whole on rank {only}"
+        if self.table.placement.holder is not None:
+            text += f", whole on rank {self.table.placement.holder}"
         if self.combiner:
             text += f", combined by '{self.combiner}'"
         if self.max_norm is not None:

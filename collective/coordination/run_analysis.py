@@ -253,12 +253,12 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
 
 
 def _initialization(variable: Any) -> str:
-    if not isinstance(variable, Sharded):
-        return f"{INITIALIZE}{variable.name}"
     text = f"{INITIALIZE}{variable.name}"
-    only = getattr(variable.placement, "only", None)
-    text += "" if only is None else f", whole on rank {only}"
-    return text + (f", made by {variable.made_by}" if variable.made_by else "")
+    if isinstance(variable, Sharded):
+        holder = variable.placement.holder
+        text += "" if holder is None else f", whole on rank {holder}"
+        text += f", made by {variable.made_by}" if variable.made_by else ""
+    return text
 
 
 def shared_names(

@@ -238,8 +238,8 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
 
 
 def _placement_of(table: Any) -> str:
-    only = getattr(table.placement, "only", None)
-    return "rows" if only is None else f"whole:{only}"
+    holder = table.placement.holder
+    return "rows" if holder is None else f"whole:{holder}"
 
 
 def _replicated_table_plan(variable: Any, variables: Sequence[Any]) -> TablePlan:

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint.functions.entries import Entry, check_names
 from collective.checkpoint.functions.saves import ModelSaver
 from collective.checkpoint.saving import saver
+from collective.coordination import barrier
 from collective.ops.communication import collectives
 from collective.tables.table import Table
 from collective.tensorflow_internals.keras import package
@@ -42,8 +43,12 @@ def checkpoint_of(model: Any, folder: str) -> Iterator[str]:
     """
     entries = weights_of(model)
     temporary = os.path.join(folder, TEMPORARY)
-    if collectives.rank() == 0:
-        tf.io.gfile.makedirs(temporary)
+
+    def make() -> None:
+        if collectives.rank() == 0:
+            tf.io.gfile.makedirs(temporary)
+
+    barrier.run_on_all_ranks(None, "making the temporary folder of an export", make)
     saved = ModelSaver(os.path.join(temporary, "model.ckpt"))
     try:
         with saver.without_notes():

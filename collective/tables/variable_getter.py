@@ -149,11 +149,9 @@ def table_getter(
             )
         if not tf.executing_eagerly():
             STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
-        placed = {}
-        if rows is not None:
-            placed["placed"] = _placed(options, rows * dim * int(dtype.size))
+        size = None if rows is None else rows * dim * int(dtype.size)
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
-            **placed,
+            **({} if size is None else {"placed": _placed(options, size)}),
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,

@@ -62,7 +62,8 @@ def _refuse_saved_model(
     if tables and chosen not in ("keras", "keras_v3", "h5", "hdf5"):
         raise TableError(
             f"A SavedModel of the Keras model '{model.name}' isn't possible, as the rows of "
-            f"'{tables[0].op.name}' are on several ranks. Save the weights "
+            f"'{tables[0].op.name}' are on several ranks. Export a functional or sequential model "
+            "by strategy.export_saved_model(folder, model=model), or save the weights "
             "(model.save_weights('…h5')), and load them outside of scope() into the same model, "
             "which plain TensorFlow can save."
         )

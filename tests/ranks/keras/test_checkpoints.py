@@ -171,3 +171,40 @@ def test_a_saved_model_is_plain_keras_in_plain_tensorflow(strategy, rank, size, 
     inputs = dict(zip(model.input_names, map(tf2.constant, (users, words))))
     (answer,) = served(**inputs).values()
     np.testing.assert_allclose(answer, plain([users, words]), rtol=0, atol=1e-6)
+
+
+def test_fits_of_a_script_are_told_apart(strategy, rank, size, folder):
+    """A second one trains. In a script that starts again, both are over."""
+    plain = compiled("Adam")
+    fit(plain, 0, 4, 0, 1, epochs=2)
+    fit(plain, 4, 8, 0, 1)
+    with strategy.scope():
+        for _ in range(3):
+            model = compiled("Adam", strategy.embedding_scope)
+            saved = collective.keras.callbacks.Checkpoint(folder, continue_id="one")
+            fit(model, 0, 4, rank, size, epochs=2, callbacks=[saved])
+            fit(model, 4, 8, rank, size, callbacks=[saved])
+            check(model, plain, rank, size)
+
+
+def test_an_epoch_of_unknown_length_is_over_when_it_is_validated(strategy, rank, size, folder):
+    """Its last step was saved, and the job ends in the validation."""
+
+    class Ends(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            raise KeyError("boom")
+
+    def train(model, *callbacks):
+        saved = collective.keras.callbacks.Checkpoint(folder, save_freq=4, continue_id="one")
+        own = dataset(part(batches_of(0, 4), rank, size), BATCH // size)
+        own = own.filter(lambda *_: True)  # nobody knows its length now
+        model.fit(own, verbose=0, epochs=2, validation_data=own, callbacks=[saved, *callbacks])
+
+    plain = compiled("Adam")
+    fit(plain, 0, 4, 0, 1, epochs=2)
+    with strategy.scope():
+        with pytest.raises(KeyError, match="boom"):
+            train(compiled("Adam", strategy.embedding_scope), Ends())
+        model = compiled("Adam", strategy.embedding_scope)
+        train(model)
+        check(model, plain, rank, size)

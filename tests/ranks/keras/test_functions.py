@@ -332,3 +332,24 @@ def test_a_function_that_was_traced_outside_trains_nothing_in_the_scope(strategy
         np.testing.assert_allclose(double(), 2 * weight.numpy())
     np.testing.assert_allclose(weight.numpy(), 1.28 if size == 1 else 1.6, rtol=1e-6)
     train()
+
+
+def test_a_lookup_in_a_py_function_is_refused(strategy, rank, size):
+    """Its thread would wait for the call that waits for it."""
+    ids = tf2.constant([1, 2])
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(20, 3, embeddings_initializer="ones")
+            layer.build([None])
+
+        @tf2.function
+        def both(ids):
+            inside = tf2.py_function(lambda x: tf2.reduce_sum(layer(x)), [ids], tf2.float32)
+            return tf2.reduce_sum(layer(ids)) + inside
+
+        if size == 1:
+            assert float(both(ids)) == 12
+        else:
+            with pytest.raises(tf2.errors.UnimplementedError, match="in a tf.py_function"):
+                both(ids)
+        assert float(tf2.reduce_sum(layer(ids))) == 6

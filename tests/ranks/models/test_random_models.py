@@ -65,11 +65,11 @@ def held(session, rank, size):
                 resource=v.handle, indices=local, dtype=v.dtype
             )
         else:
-            only = getattr(table.placement, "only", None)  # the rank that has it whole
+            holder = table.placement.holder
             keys[name] = np.arange(rank, table.rows, size)
             local = keys[name] // size
-            if only is not None:
-                keys[name] = local = np.arange(table.rows * (rank == only))
+            if holder is not None:
+                keys[name] = local = np.arange(table.rows * (rank == holder))
             values[name] = tf.raw_ops.ResourceGather(
                 resource=v.handle, indices=local, dtype=v.dtype
             )
