@@ -111,9 +111,10 @@ def test_a_localized_variable_that_one_rank_makes(strategy, rank, size, kind):
                 return
             with pytest.raises(RankError) as raised:
                 session.run(initialize)
+    where = f", whole on rank {owner}" if kind == "Variable" else ""
     assert (
-        f"First difference: 'initialize of_one:0, made by sok.{kind}(mode={mode!r}), which all "
-        f"ranks make' is used by rank {owner} only. Every rank must make and initialize the "
+        f"First difference: 'initialize of_one:0{where}, made by sok.{kind}(mode={mode!r}), which "
+        f"all ranks make' is used by rank {owner} only. Every rank must make and initialize the "
         f"same variables: remove conditions such as `if rank == {owner}:` around this one."
     ) in str(raised.value)
     assert "a summary" not in str(raised.value)
