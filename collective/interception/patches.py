@@ -44,6 +44,7 @@ from collective.tensorflow_internals.feature_columns import feature_column_v2
 from collective.tensorflow_internals.graphs import (
     ConcreteFunction,
     Function,
+    StructuredFunctionWrapper,
     cond_v2,
     convert_to_constants,
     func_graph,
@@ -448,11 +449,18 @@ SESSIONS = (
 
 NOT_GROUPED = "A function's lookups would not be exchanged, and its calls not be agreed on."
 EACH_CALLS = "Ranks would call functions with collectives at different times, and hang."
+BEFOREHAND = "Threads of TensorFlow's would make exchanges, in the middle of what ranks agree on."
 NESTED = "A function that another one calls would have lookups on which no rank agrees."
 FUNCTIONS = (
     Patch(func_graph, "func_graph.func_graph_from_py_func", traced_functions.trace, NOT_GROUPED),
     Patch(ConcreteFunction, "ConcreteFunction._call_flat", traced_functions.call, EACH_CALLS),
     Patch(Function, "tf.function.__call__", nested_calls.call, NESTED),
+    Patch(
+        StructuredFunctionWrapper,
+        "StructuredFunctionWrapper.__init__",
+        traced_functions.make_for_dataset,
+        BEFOREHAND,
+    ),
 )
 
 # ---- Every rank saves and restores its shards, and all agree on the latest checkpoint

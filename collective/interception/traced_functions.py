@@ -6,7 +6,8 @@ inside another one, or inside a graph of TensorFlow 1, is part of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -16,11 +17,16 @@ from collective.interception import graph_passes
 from collective.ops.graph import control_flow, graphs, nested_calls
 from collective.tensorflow_internals.graphs import record
 
+# Whether the function that is traced next is one that a dataset calls.
+_for_dataset: list[bool] = [False]
+
 
 def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `func_graph.func_graph_from_py_func`: prepares the function's graph for ranks."""
     if not tf.executing_eagerly():
         return original(name, python_func, *args, **kwargs)
+    if _for_dataset[-1]:
+        return original(name, _of_dataset(python_func), *args, **kwargs)
 
     def traced(*inner: Any, **options: Any) -> Any:
         graph = tf.get_default_graph()
@@ -32,6 +38,39 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     func_graph = original(name, traced, *args, **kwargs)
     calls.close(func_graph)
     return func_graph
+
+
+def make_for_dataset(
+    original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Replaces `StructuredFunctionWrapper.__init__`, which traces a function for a dataset.
+
+    TensorFlow calls such a function ahead of time, in threads of its own: it is none that ranks
+    carry out together.
+    """
+    with _tracing(for_dataset=True):
+        original(wrapper, *args, **kwargs)
+
+
+def _of_dataset(python_func: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a dataset's function that notes its graph when it is traced."""
+
+    def traced(*inner: Any, **options: Any) -> Any:
+        graphs.note_of_dataset(tf.get_default_graph())
+        # It may lift something out of its graph, that makes functions of its own.
+        with _tracing(for_dataset=False):
+            return python_func(*inner, **options)
+
+    return traced
+
+
+@contextlib.contextmanager
+def _tracing(for_dataset: bool) -> Iterator[None]:
+    _for_dataset.append(for_dataset)
+    try:
+        yield
+    finally:
+        _for_dataset.pop()
 
 
 def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:

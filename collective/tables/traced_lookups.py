@@ -37,11 +37,18 @@ def inside(table: Any, x: Any) -> Any:
 
     Raises:
         NotImplementedError: the table is sharded, and is looked up in a branch, a loop or a
-            function inside the traced one.
+            function inside the traced one, or in a dataset's function.
     """
     graph = tf.get_default_graph()
     if not isinstance(table, Sharded) or not tf.executing_eagerly_outside_functions():
         return x
+    if graphs.is_of_dataset(graph):
+        raise NotImplementedError(
+            f"table '{table.op.name}' is looked up in a function of a tf.data.Dataset (map, "
+            "filter, …). TensorFlow calls it ahead of time, on each rank at times of its own, so "
+            "that ranks can't exchange rows there. Let the dataset return the ids, and look them "
+            "up in the model."
+        )
     if not graphs.is_traced(graph) and not is_scratch(graph):
         nested_calls.want_inlining(graph)
         where = "in a branch, a loop or a function that is inside a tf.function"

@@ -8,6 +8,9 @@ from tensorflow.core.framework import graph_pb2 as graph_pb2
 from tensorflow.core.framework import tensor_shape_pb2 as tensor_shape_pb2
 from tensorflow.core.framework import tensor_slice_pb2 as tensor_slice_pb2
 from tensorflow.python import pywrap_tfe as pywrap_tfe
+from tensorflow.python.data.ops.structured_function import (
+    StructuredFunctionWrapper as StructuredFunctionWrapper,
+)
 from tensorflow.python.eager import context as context
 from tensorflow.python.eager import record as record
 from tensorflow.python.eager import tape as tape

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from collective.tensorflow_internals.graphs import record
 
 _traced: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+_of_datasets: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 def note_traced(graph: tf.Graph) -> None:
@@ -28,6 +29,19 @@ def note_traced(graph: tf.Graph) -> None:
 def is_traced(graph: tf.Graph) -> bool:
     """Tells whether `graph` is that of a `tf.function` which eager code calls in scope()."""
     return hasattr(graph, "outer_graph") and graph in _traced
+
+
+def note_of_dataset(graph: tf.Graph) -> None:
+    """Notes that `graph` is that of a function which a `tf.data.Dataset` calls (map, filter, …).
+
+    TensorFlow calls it in threads of its own, when it wants the next records.
+    """
+    _of_datasets.add(graph)
+
+
+def is_of_dataset(graph: tf.Graph) -> bool:
+    """Tells whether `graph` is that of a dataset's function, or inside one."""
+    return outermost(graph) in _of_datasets
 
 
 def is_function(graph: tf.Graph) -> bool:
@@ -68,8 +82,8 @@ def refuse_eager(scope: str, action: str, advice: str = "") -> None:
 
 
 def outermost(graph: tf.Graph) -> tf.Graph:
-    """Returns the graph around `graph` that a session or a call runs; maybe `graph` itself."""
-    while is_function(graph):
+    """Returns the graph around `graph` that a session, a call or a dataset runs; maybe itself."""
+    while is_function(graph) and graph not in _of_datasets:
         graph = graph.outer_graph
     return graph
 

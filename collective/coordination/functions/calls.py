@@ -13,6 +13,7 @@ never comes to it, and this rank then tells its peers from outside, as for a run
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,8 +48,9 @@ from collective.ops.graph import (
 from collective.tables.table import is_replicated, shard_of
 
 CLOSED = (
-    "This tf.function uses tables or gradients of several ranks, but is called outside of "
-    "`with strategy.scope():`. Call it inside."
+    "A tf.function uses tables or gradients of several ranks, and isn't called by eager code "
+    "inside `with strategy.scope():`, but outside of it, or by TensorFlow itself (a dataset, a "
+    "tf.py_function). Call it inside."
 )
 # Of what no session has.
 NUMBER = 0
@@ -178,7 +180,8 @@ def close(graph: Any) -> None:
             bounds = [check.bounds for check in gates.checks]
             header = tf.concat(bounds or [tf.zeros([0, 2], tf.int64)], 0)
             with tf.control_dependencies(sources):
-                agreed = tf.numpy_function(_agree, [header], tf.int32, stateful=True)
+                agree = functools.partial(_agree, graph_state.of(graph, Plans))
+                agreed = tf.numpy_function(agree, [header], tf.int32, stateful=True)
                 agreed.set_shape([])
     zero.op._update_input(0, agreed)
     written = _writes(graph, executed)
@@ -321,13 +324,14 @@ def _equalise(ranks: Any, plan: FunctionPlan) -> None:
         variable._collective_equal = True
 
 
-def _agree(bounds: np.ndarray) -> np.ndarray:
+def _agree(own: Plans, bounds: np.ndarray) -> np.ndarray:
     """Exchanges headers with the peers: an operation of the function.
 
     Args:
+        own: the function's.
         bounds: [n, 2], the smallest and the largest of the values that the checks compare.
     """
-    if not _current:
+    if not _current or _current[-1].plan is not own.plan:
         raise RuntimeError(CLOSED)
     call, ranks = _current[-1], coordinator.instance()
     call.started = True

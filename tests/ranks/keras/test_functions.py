@@ -334,6 +334,37 @@ def test_a_function_that_was_traced_outside_trains_nothing_in_the_scope(strategy
     train()
 
 
+def test_a_lookup_in_a_datasets_function_is_refused(strategy, rank, size):
+    """Of whatever kind it is; the dataset is no part of the function that trains with it."""
+    ids = tf2.data.Dataset.range(6).batch(2)
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(20, 3, embeddings_initializer="ones")
+            layer.build([None])
+        table = layer.embeddings
+        in_function = tf2.function(lambda x: tf2.reduce_sum(layer(x)))
+        for look_up in (
+            layer,
+            in_function,
+            lambda x: tf2.cond(x[0] > 0, lambda: in_function(x), lambda: 0.0),
+            lambda x: tf2.gather(table, x),
+        ):
+            with pytest.raises(NotImplementedError, match=r"in a function of a tf.data.Dataset"):
+                ids.map(look_up)
+
+        # What it lifts out of its graph is none of it.
+        def with_a_table_of_words(x):
+            with tf2.init_scope():
+                first = layer(tf2.constant([1]))
+            return tf2.cast(x, tf2.float32) + first[0, 0]
+
+        (batch,) = ids.map(with_a_table_of_words).take(1)
+        np.testing.assert_array_equal(batch, [1, 2])
+        mapped = iter(ids.map(lambda x: x + 1))
+        assert float(tf2.function(lambda: tf2.reduce_sum(layer(next(mapped))))()) == 6
+        assert float(in_function(tf2.constant([rank, 2]))) == 6
+
+
 def test_a_lookup_in_a_py_function_is_refused(strategy, rank, size):
     """Its thread would wait for the call that waits for it."""
     ids = tf2.constant([1, 2])
