@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, overload
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
@@ -21,6 +21,8 @@ from collective.options.declaration import INHERIT, names
 from collective.options.methods import takes, takes_foreign
 from collective.options.scopes import CheckpointFailure, TablePlacement
 from collective.plan import builder
+from collective.plan.forecast import placement_plan
+from collective.plan.forecast.placement_plan import PlacementPlan
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.scope import SCOPES, Scope
@@ -156,12 +158,54 @@ class CollectiveStrategy:
         EmbeddingOptions(**given)
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 
-    def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
+    @overload
+    def plan(
+        self,
+        graph: Any = None,
+        fetches: Any = None,
+        session: Any = None,
+        *,
+        devices: None = None,
+        hosts: None = None,
+        batch: None = None,
+    ) -> Plan: ...
+
+    @overload
+    def plan(
+        self,
+        graph: Any = None,
+        fetches: None = None,
+        session: Any = None,
+        *,
+        devices: str,
+        hosts: int | None = None,
+        batch: int | str | None = None,
+    ) -> PlacementPlan: ...
+
+    def plan(
+        self,
+        graph: Any = None,
+        fetches: Any = None,
+        session: Any = None,
+        *,
+        devices: str | None = None,
+        hosts: int | None = None,
+        batch: int | str | None = None,
+    ) -> Plan | PlacementPlan:
         """Returns a description of what was built for a graph: tables, shards, groups, exchanges.
 
         No rank waits for another. `str(plan)` is what rank 0 prints when training starts: a summary
         if there are many tables. `plan.to_text(full=True)` lists everything. `plan.to_dict()` and
         `plan.to_json()` are for programs.
+
+        With `devices`, it returns the planner's answer instead: where the tables of this graph are
+        best on these machines, of which there need be none, and how long a step would take (a
+        `PlacementPlan`; see docs/guides/placement.md). What scope(profile=…) has measured is used,
+        and the graph's shapes; everything else is assumed, and the plan says so.
+
+            plan = strategy.plan(devices="64 x H100-80GB", batch=65536)
+            print(plan)
+            plan.save_tables("tables.yml")  # for `collective plan --tables`
 
         Args:
             graph: The graph; by default the current one.
@@ -169,14 +213,28 @@ class CollectiveStrategy:
                 training run of the graph, or the whole graph before any training run.
             session: Session in which to count the rows of dynamic tables on this rank; without it
                 they aren't known.
+            devices: How many devices, and which: '64 x H100-80GB'. Default None: no plan for
+                machines, but the description.
+            hosts: Hosts of the devices. Default None: as many as 8 on each make.
+            batch: Samples of a step of all these devices together, or a multiple of this job's:
+                '2x'. Default None: as many as here.
 
         Returns:
             The plan.
 
         Raises:
+            ValueError: `devices` isn't of this form, or names an unknown device; the tables don't
+                fit into the memory of these devices; the graph has no tables; or `hosts` or `batch`
+                has an invalid value, or is given without `devices`, or `fetches` with it.
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
         graph = graph or tf.get_default_graph()
+        if devices is not None:
+            if fetches is not None:
+                raise ValueError("plan(devices=…) plans all tables: leave fetches out.")
+            return placement_plan.plan_for(graph, devices, hosts, batch, session)
+        if hosts is not None or batch is not None:
+            raise ValueError("plan(hosts=…, batch=…) needs devices='64 x H100-80GB', too.")
         footprint = None
         if fetches is not None:
             leaves = graph_analysis.flatten(fetches)

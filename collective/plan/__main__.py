@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collective.plan.forecast import data, picture, text
-from collective.planner import machines, search, tables_file
-from collective.planner.machines import RANKS_OF_HOST, Device, Figure, Machines
+from collective.planner import machines, published, search, tables_file
+from collective.planner.machines import RANKS_OF_HOST, Figure, Machines
 from collective.planner.published import DEVICES
 from collective.planner.search import DoesNotFit, Forecast
 from collective.planner.workload import Workload
@@ -88,12 +88,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
     command = parser(prog)
     args = command.parse_args(arguments)
     try:
-        clusters = [_machines(devices, args) for devices in args.devices]
+        clusters = [
+            _with_given(published.cluster(devices, args.hosts), args) for devices in args.devices
+        ]
     except ValueError as error:
         command.error(str(error))
     try:
         workload = tables_file.load(args.tables).workload()
-        workloads = [_with_batch(workload, batch) for batch in args.batch or ["1x"]]
+        workloads = [workload.of_batch(batch) for batch in args.batch or ["1x"]]
     except (OSError, ValueError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
@@ -147,21 +149,12 @@ def _forecast(workload: Workload, cluster: Machines, args: argparse.Namespace) -
     return search.forecast(workload, cluster)
 
 
-def _machines(devices: str, args: argparse.Namespace) -> Machines:
-    """Returns the machines that the command line describes.
+def _with_given(cluster: Machines, args: argparse.Namespace) -> Machines:
+    """Returns the machines with the figures that the command line gives.
 
     Raises:
-        ValueError: it describes none.
+        ValueError: one is no size.
     """
-    ranks, name = machines.counted_devices(devices)
-    device = _with_given(machines.find(name, DEVICES), args)
-    hosts = args.hosts
-    if hosts is None:
-        hosts = -(-ranks // RANKS_OF_HOST)
-    return Machines(device, ranks, hosts)
-
-
-def _with_given(device: Device, args: argparse.Namespace) -> Device:
     changes: dict[str, Any] = {}
     if args.memory:
         changes["memory"] = Figure(machines.size_of(args.memory), "given", "--memory")
@@ -170,25 +163,7 @@ def _with_given(device: Device, args: argparse.Namespace) -> Device:
         if rate:
             value = machines.size_of(rate, per_second=True)
             changes[f"{name}_rate"] = Figure(value, "given", f"--{name}")
-    return dataclasses.replace(device, **changes)
-
-
-def _with_batch(workload: Workload, batch: str) -> Workload:
-    """Returns the work of a step of another batch, '4096' or '2x'.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        if batch.endswith("x"):
-            samples = round(workload.batch * float(batch[:-1]))
-        else:
-            samples = int(batch.replace("_", "").replace(",", ""))
-        if samples < 1:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ValueError(f"--batch {batch!r}: write a number from 1, or a multiple: 2x.") from None
-    return dataclasses.replace(workload, batch=samples)
+    return dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, **changes))
 
 
 if __name__ == "__main__":

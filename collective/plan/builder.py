@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ from collective.plan.data import (
     UngroupedLookupPlan,
 )
 from collective.plan.formatting import imbalance
+from collective.plan.known_runs import KnownRuns
 from collective.plan.plan import Plan
 from collective.prefetch import enable
 from collective.prefetch.enable import split_of
@@ -56,23 +57,6 @@ from collective.tables.table import Table, is_replicated_table, shard_of
 
 NAMED = 5  # Tables in a note.
 NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
-
-
-@dataclasses.dataclass
-class KnownRuns:
-    """Records what is known of a graph's runs.
-
-    Attributes:
-        training: the footprint of the first training run, once there was one.
-        received_bytes: bytes per step by the names of the collectives, from the last profile, on
-            this rank.
-        keys_per_owner: keys per step that each rank was asked for, by the names of the tables, from
-            the last profile.
-    """
-
-    training: RunFootprint | None = None
-    received_bytes: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    keys_per_owner: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
 
 
 def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: Any = None) -> Plan:

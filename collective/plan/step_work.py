@@ -55,7 +55,7 @@ def of_step(
     row_bytes = sum(_row_bytes_of_sample(lookup) for lookup in lookups)
     if None in sizes or row_bytes == 0:
         return None
-    samples = _samples(lookups)
+    samples = samples_of(lookups)
     ranks = collectives.size()
     return StepWork(
         ranks=ranks,
@@ -72,7 +72,7 @@ def _wire() -> step_estimate.Wire:
     return step_estimate.SHARED_MEMORY if is_shared else step_estimate.HOROVOD
 
 
-def _samples(lookups: Sequence[Lookup]) -> int | None:
+def samples_of(lookups: Sequence[Lookup]) -> int | None:
     """Returns a rank's samples of a step; None if the graph doesn't determine them.
 
     A lookup of flattened ids gives too high a number, which favours sharding.

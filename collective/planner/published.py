@@ -8,7 +8,14 @@ What nobody publishes is assumed for all devices alike, or was measured once wit
 
 from __future__ import annotations
 
-from collective.planner.machines import Device, Figure
+from collective.planner.machines import (
+    RANKS_OF_HOST,
+    Device,
+    Figure,
+    Machines,
+    counted_devices,
+    find,
+)
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 DGX = "https://docs.nvidia.com/dgx/"
@@ -109,3 +116,20 @@ DEVICES: tuple[Device, ...] = (
     _gpu("T4-16GB", "tesla-t4/", 16, 300, 8.1, _GEN3),
     CPU,
 )
+
+
+def cluster(devices: str, hosts: int | None = None) -> Machines:
+    """Returns the machines of a text, by what is published.
+
+    Args:
+        devices: how many and which: '64 x H100-80GB'.
+        hosts: on how many hosts; by default as many as `RANKS_OF_HOST` on each make.
+
+    Raises:
+        ValueError: the text has another form, there is no such device, or hosts would have
+            different numbers of ranks.
+    """
+    ranks, name = counted_devices(devices)
+    if hosts is None:
+        hosts = -(-ranks // RANKS_OF_HOST)
+    return Machines(find(name, DEVICES), ranks, hosts)

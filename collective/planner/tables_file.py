@@ -9,7 +9,10 @@ tables:
 
 from __future__ import annotations
 
+import decimal
+import json
 import os
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
@@ -43,6 +46,7 @@ class TableEntry(StrictModel):
     type: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
     ids: Annotated[float, pydantic.Field(gt=0)] = 1.0
     distinct: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
+    distinct_at: Annotated[float, pydantic.Field(gt=1)] | None = None
     optimizer: Optimizer | None = None
     imbalance: Annotated[float, pydantic.Field(ge=1)] = 1.0
     dynamic: bool = False
@@ -55,6 +59,9 @@ class TableEntry(StrictModel):
         if self.placement == "replicated" and (self.dynamic or self.weight_bound):
             kind = "a dynamic table" if self.dynamic else "a table with a weight_bound"
             found.append((("placement",), f"{kind} can't be replicated. Write 'rows'."))
+        if self.distinct_at is not None and self.distinct is None:
+            needs = "it says at how many ids `distinct` was measured, which is missing. Add it."
+            found.append((("distinct_at",), needs))
         if found:
             raise Contradictions(found)
         return self
@@ -91,6 +98,7 @@ class TablesFile(StrictModel):
                     dynamic=entry.dynamic,
                     bounded=entry.weight_bound,
                     placement=None if entry.placement == "auto" else entry.placement,
+                    distinct_at=entry.distinct_at,
                 )
                 for name, entry in self.tables.items()
             ),
@@ -100,6 +108,63 @@ class TablesFile(StrictModel):
 
 
 assert set(TYPE_BYTES) == set(TableEntry.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def text_of(workload: Workload, head: str = "", remarks: Mapping[str, str] | None = None) -> str:
+    """Returns the text of a file that describes a workload; `parse` makes the same of it again.
+
+    Args:
+        workload: the step's work.
+        head: lines of a comment with which the file begins.
+        remarks: comments on tables, by their names.
+    """
+    lines = [f"# {line}".rstrip() for line in head.splitlines()]
+    lines += [f"batch: {workload.batch}", f"parameters: {workload.parameters}", "tables:"]
+    for table in workload.tables:
+        remark = (remarks or {}).get(table.name, "")
+        entry = ", ".join(f"{key}: {_scalar(value)}" for key, value in _entry(table).items())
+        comment = f"  # {remark}" if remark else ""
+        lines.append(f"  {json.dumps(table.name)}: {{{entry}}}{comment}")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(table: TableWork) -> dict[str, object]:
+    """Returns a table's keys, without those whose values are the default."""
+    values: dict[str, object] = {
+        "rows": table.rows,
+        "dimension": table.dimension,
+        "type": table.type,
+        "ids": table.ids,
+        "distinct": table.distinct,
+        "distinct_at": table.distinct_at,
+        "optimizer": table.optimizer,
+        "imbalance": table.imbalance,
+        "dynamic": table.dynamic,
+        "weight_bound": table.bounded,
+        "placement": table.placement or "auto",
+    }
+    defaults = {name: field.default for name, field in TableEntry.model_fields.items()}
+    return {key: value for key, value in values.items() if value != defaults[key]}
+
+
+def _scalar(value: object) -> str:
+    """Returns a number, or one of a few words, as YAML."""
+    if isinstance(value, float):
+        return format(decimal.Decimal(f"{value:.6g}"), "f")  # YAML takes 1e-05 for a text
+    return str(value).lower()
+
+
+def parse(text: str, name: str) -> TablesFile:
+    """Reads the text of a file.
+
+    Args:
+        text: YAML or JSON.
+        name: the file's, for messages.
+
+    Raises:
+        yaml_file.FileError: it isn't a file of tables. All errors are listed, with their lines.
+    """
+    return yaml_file.parse(text, name, TablesFile)
 
 
 def load(path: str | os.PathLike[str]) -> TablesFile:

@@ -61,6 +61,9 @@ class TableWork:
         distinct: how much of a rank's ids in a step are distinct, above 0 and at most 1. None if it
             isn't known: then as many as if all rows were equally likely, which is the most that
             independent ids can have on average.
+        distinct_at: how many ids a rank had in a step when `distinct` was measured; None if it
+            holds for any number. Of n times as many ids, n^β times as many are distinct: Heaps'
+            law, of which one measurement tells β.
         optimizer: a key of `OPTIMIZERS`.
         imbalance: keys that the busiest owner is asked for, divided by the mean, from 1.
         dynamic: whether the number of rows is open.
@@ -79,6 +82,7 @@ class TableWork:
     dynamic: bool = False
     bounded: bool = False
     placement: Placement | None = None
+    distinct_at: float | None = None
 
     @property
     def rule(self) -> Rule:
@@ -102,9 +106,12 @@ class TableWork:
 
     def distinct_of(self, ids: float) -> float:
         """Returns how many of a rank's ids are expected to be distinct."""
-        if self.distinct is not None:
+        if self.distinct is None:
+            return distinct_of_equally_likely(ids, self.rows)
+        if self.distinct_at is None or self.distinct_at <= 1 or ids <= 1:
             return min(ids * self.distinct, self.rows)
-        return distinct_of_equally_likely(ids, self.rows)
+        exponent = max(0.0, 1 + math.log(self.distinct) / math.log(self.distinct_at))
+        return min(ids**exponent, self.rows)
 
     def refusal(self, placement: Placement) -> str:
         """Says why it can't be placed so; '' if it can."""
@@ -130,6 +137,29 @@ class Workload:
     tables: Sequence[TableWork]
     batch: int
     parameters: int = 0
+
+    def of_batch(self, batch: int | str) -> Workload:
+        """Returns the work of a step of another batch.
+
+        Args:
+            batch: samples, 4096 or '4096', or a multiple of these: '2x'.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        text = str(batch)
+        try:
+            if text.endswith("x"):
+                samples = round(self.batch * float(text[:-1]))
+            else:
+                samples = int(text.replace("_", "").replace(",", ""))
+            if samples < 1:
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise ValueError(
+                f"batch {batch!r}: write a number from 1, or a multiple: '2x'."
+            ) from None
+        return dataclasses.replace(self, batch=samples)
 
 
 def distinct_of_equally_likely(draws: float, values: float) -> float:

@@ -18,6 +18,7 @@ from collective.ops.communication.collective_names import (
 )
 from collective.ops.counting import counted
 from collective.plan.formatting import columns, imbalance, in_bytes
+from collective.plan.known_runs import MeasuredSteps
 from collective.profiling.report.phases import COMPUTED, OUTSIDE, REST, WAITING
 
 # By group, or by the table of an ungrouped lookup, then by table: see `LookupCounts.carried`.
@@ -38,7 +39,8 @@ class StepTimes:
         phases: milliseconds of each phase, collectives by their names; they add up to `ms`.
         collectives: milliseconds by name, in parallel with whatever else ran.
         received: bytes that came out of each collective.
-        samples, ids, asked: see `collective.profiling.lookup_counts.LookupCounts`.
+        samples, ids, asked, table_ids, table_distinct: see
+            `collective.profiling.lookup_counts.LookupCounts`.
         dynamic_rows: on this rank after the step, by dynamic table.
         table_counts: `TableStatistics.counts` of this rank after the step, by dynamic table.
         table_rates: how much of what is counted came a step, by dynamic table, since the run that
@@ -56,6 +58,8 @@ class StepTimes:
     dynamic_rows: dict[str, int] = dataclasses.field(default_factory=dict)
     table_counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     table_rates: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    table_ids: dict[str, int] = dataclasses.field(default_factory=dict)
+    table_distinct: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,9 @@ class Breakdown:
         dynamic_rows: [N] by dynamic table, the rows on each rank after the last step.
         table_counts: by dynamic table, `TableStatistics.counts` of all ranks after the last step.
         table_rates: by dynamic table, how much of what is counted comes a step, on all ranks.
+        table_ids: by table, the ids of a step that are looked up on all ranks.
+        table_distinct: by replicated table, the sum over ranks of a rank's distinct ids of a step;
+            without tables of which it isn't known.
     """
 
     first: int
@@ -95,6 +102,8 @@ class Breakdown:
     dynamic_rows: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     table_counts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     table_rates: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    table_ids: dict[str, float] = dataclasses.field(default_factory=dict)
+    table_distinct: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -179,7 +188,32 @@ def combine(
         },
         table_counts=_of_tables([[steps[-1].table_counts] for steps in steps_by_rank]),
         table_rates=_of_tables([[s.table_rates for s in steps] for steps in steps_by_rank]),
+        table_ids=_sums([[step.table_ids for step in steps] for steps in steps_by_rank]),
+        table_distinct=_sums([[step.table_distinct for step in steps] for steps in steps_by_rank]),
     )
+
+
+def measured_steps(breakdown: Breakdown) -> MeasuredSteps:
+    """Returns what the plan of a graph keeps of a profile."""
+    asked = {table: sum(keys) for table, keys in breakdown.keys_per_owner.items()}
+    return MeasuredSteps(
+        breakdown.first,
+        breakdown.last,
+        sum(breakdown.ms) / len(breakdown.ms),
+        breakdown.samples,
+        breakdown.table_ids,
+        {**asked, **breakdown.table_distinct},
+        {table: sum(rows) for table, rows in breakdown.dynamic_rows.items()},
+    )
+
+
+def _sums(by_rank_and_step: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, float]:
+    """Returns sums over ranks of means over steps."""
+    sums: dict[str, float] = collections.defaultdict(float)
+    for of_steps in by_rank_and_step:
+        for name, mean in _mean(of_steps).items():
+            sums[name] += mean
+    return dict(sorted(sums.items()))
 
 
 def _of_tables(

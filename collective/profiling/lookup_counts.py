@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from collective.ops.graph import graph_analysis
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, groups_of
 from collective.tables.grouping import lookups_of
+from collective.tables.table import is_replicated_table
 
 Shapes = Mapping[str, list[int]]
 
@@ -32,12 +33,17 @@ class LookupCounts(NamedTuple):
         asked: the keys requested from this rank, by the names of the tables.
         carried: for each exchange, by the group or by the table of an ungrouped lookup, and then by
             table: [keys, elements of rows]. Over all ranks they add up to what was sent.
+        table_ids: the ids that were looked up, by the names of the tables; of replicated ones, too.
+        table_distinct: how many of these were distinct, by the names of replicated tables; those
+            left out whose lookups don't find out.
     """
 
     samples: int | None
     ids: int
     asked: dict[str, int]
     carried: dict[str, dict[str, list[float]]]
+    table_ids: dict[str, int]
+    table_distinct: dict[str, int]
 
 
 @dataclasses.dataclass
@@ -88,15 +94,17 @@ class LookupCounter:
     def __init__(self, graph: tf.Graph, footprint: run_analysis.RunFootprint):
         self._graph, self._footprint = graph, footprint
         self._written = [w for w in lookups_of(graph).written if w.out in footprint.operations]
-        # For each lookup, the names of tensors with an element for each of its ids.
-        self._id_tensors: list[tuple[str, ...]] = []
+        # For each lookup, its table and the names of tensors with an element for each of its ids.
+        self._id_tensors: list[tuple[str, tuple[str, ...]]] = []
+        self._replicated = list(_replicated_lookups(graph, footprint))
         self._carried: list[CarriedTensors] = []
         self._unneeded = {x.name for x, _ in footprint.empty_feeds}
         for group in groups_of(graph):
             for member in group.members:
                 ids = member.ids
                 if ids.op in footprint.operations and ids.name not in self._unneeded:
-                    self._id_tensors.append((ids.name, member.lookup.ids.name))
+                    names = (ids.name, member.lookup.ids.name)
+                    self._id_tensors.append((member.lookup.table.op.name, names))
             self._count_keys_of(group)
         requests = {request.keys.op for request in gates_of(graph).key_requests.values()}
         for written in lookups_of(graph).written:
@@ -126,7 +134,8 @@ class LookupCounter:
         for keys in (op for op in upstream if op in requests):
             for op in graph_analysis.upstream([keys], inputs):
                 if op.type == "Unique":
-                    self._id_tensors.append((op.outputs[1].name, lookup.ids.name))
+                    names = (op.outputs[1].name, lookup.ids.name)
+                    self._id_tensors.append((lookup.table.op.name, names))
                     break
 
     def _carry_ungrouped(self, lookup: Lookup, out: tf.Operation, is_run: bool) -> None:
@@ -164,9 +173,17 @@ class LookupCounter:
             # On several hosts the keys for other ranks of this one travel by themselves.
             before = carried.setdefault(of.subject, {}).get(of.table, [0, 0])
             carried[of.subject][of.table] = [before[0] + keys, before[1] + elements]
-        ids = 0
-        for names in self._id_tensors:
-            ids += _first_known(shapes, names)
+        table_ids: collections.Counter[str] = collections.Counter()
+        for table, names in self._id_tensors:
+            table_ids[table] += _first_known(shapes, names)
+        ids = sum(table_ids.values())
+        table_distinct: collections.Counter[str] = collections.Counter()
+        for lookup in self._replicated:
+            table_ids[lookup.table] += _elements(shapes, lookup.ids)
+            table_distinct[lookup.table] += _elements(shapes, lookup.distinct)
+        for lookup in self._replicated:
+            if not lookup.distinct:
+                table_distinct.pop(lookup.table, None)
         lookups_by_rows: collections.Counter[int] = collections.Counter()
         for written in self._written:
             rows = _rows(written.out.outputs[0], shapes)
@@ -178,7 +195,42 @@ class LookupCounter:
         samples = None
         if lookups_by_rows:
             samples = max(lookups_by_rows, key=lambda rows: (lookups_by_rows[rows], rows))
-        return LookupCounts(samples, ids, dict(asked), carried)
+        return LookupCounts(
+            samples, ids, dict(asked), carried, dict(table_ids), dict(table_distinct)
+        )
+
+
+class ReplicatedLookup(NamedTuple):
+    """Names the tensors that tell how many ids are looked up in a replicated table.
+
+    Attributes:
+        table: the name of the table.
+        ids: has an element for each id.
+        distinct: has one for each distinct id; '' if there is none.
+    """
+
+    table: str
+    ids: str
+    distinct: str
+
+
+def _replicated_lookups(
+    graph: tf.Graph, footprint: run_analysis.RunFootprint
+) -> Iterator[ReplicatedLookup]:
+    """Yields the lookups of a run in replicated tables: TensorFlow's own operations."""
+    variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    names = {v.handle.op: v.op.name for v in variables if is_replicated_table(v)}
+    if not names:
+        return
+    for op in footprint.operations:
+        if op.type == "ResourceGather" and op.inputs[0].op in names:
+            ids, table = op.inputs[1], names[op.inputs[0].op]
+            while ids.op.type == "Identity":
+                ids = ids.op.inputs[0]
+            if ids.op.type == "Unique":
+                yield ReplicatedLookup(table, ids.op.outputs[1].name, ids.name)
+            else:
+                yield ReplicatedLookup(table, ids.name, "")
 
 
 def _keys_by_table(op: tf.Operation, tables: int) -> list[tf.Tensor]:

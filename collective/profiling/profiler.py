@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -13,7 +14,10 @@ from collective.ops.communication import collectives
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import graph_state
 from collective.options import ScopeOptions
-from collective.plan.builder import KnownRuns
+from collective.plan import graph_workload
+from collective.plan.forecast.placement_plan import write_tables
+from collective.plan.graph_workload import NoTables
+from collective.plan.known_runs import KnownRuns
 from collective.profiling import breakdown, trace
 from collective.profiling.report_writer import PAGE, ReportWriter, circumstances
 from collective.profiling.run_tracer import (
@@ -26,6 +30,7 @@ from collective.profiling.run_tracer import (
 )
 from collective.profiling.summaries import ScalarWriter
 
+TABLES = "tables.yml"
 # More traces than this are read while training goes on, so that they don't fill the memory.
 MOST_UNREAD = 50
 
@@ -36,8 +41,9 @@ class Profiler:
     The first run has the number 1. Ranks measure the same runs, and meet after the last of them to
     combine their measurements. In `folder` every rank writes rank_<r>.trace.json, for
     chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile of
-    the last run; rank 0 writes split.json, report.html (see `collective.profiling.report`), scalars
-    for TensorBoard and, where Horovod lets it, Horovod's timeline.
+    the last run; rank 0 writes split.json, report.html (see `collective.profiling.report`),
+    tables.yml for the planner, scalars for TensorBoard and, where Horovod lets it, Horovod's
+    timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
@@ -158,6 +164,7 @@ class Profiler:
         known = graph_state.of(session.graph, KnownRuns)
         known.received_bytes = combined.received[collectives.rank()]
         known.keys_per_owner = combined.keys_per_owner
+        known.measured = breakdown.measured_steps(combined)
         if collectives.rank() > 0:
             return
         with warns_of_errors("the profile"):
@@ -172,6 +179,7 @@ class Profiler:
             if ends_window:
                 record = {**combined.to_dict(), "of_steps": [m["steps"] for m in messages]}
                 self._write_report(record, traced_runs[-1], session)
+                self._write_tables(session)
 
     def _write_report(self, record: dict[str, Any], traced: TracedRun, session: Any) -> None:
         """Writes split.json and the page.
@@ -187,6 +195,12 @@ class Profiler:
             about = circumstances(source.graph, source.run, session, source.options)
         self._report.write({**record, **about})
         _print(f"collective: {os.path.join(self.folder, PAGE)} shows this as a picture")
+
+    def _write_tables(self, session: Any) -> None:
+        """Writes what the planner has to know, for `collective plan` and for the next start."""
+        with warns_of_errors("the tables for the planner"), contextlib.suppress(NoTables):
+            described = graph_workload.of_graph(session.graph, session)
+            write_tables(os.path.join(self.folder, TABLES), described)
 
     def _write_traces(self, traced_runs: list[TracedRun]) -> None:
         if self._timeline:

@@ -226,6 +226,8 @@ class RunTracer:
             source.dynamic_rows,
             source.table_counts,
             source.table_rates,
+            counts.table_ids,
+            counts.table_distinct,
         )
         return TracedRun(source, step, counts.carried, spans)
 

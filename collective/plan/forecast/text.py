@@ -44,16 +44,19 @@ WHAT = {
 }
 
 
-def lines_of(forecast: Forecast, full: bool = False) -> list[str]:
+def lines_of(
+    forecast: Forecast, full: bool = False, origins: Sequence[Sequence[str]] = ()
+) -> list[str]:
     """Returns the lines of a forecast.
 
     Args:
         forecast: what was chosen.
         full: lists every table; otherwise the `MOST_TABLES` that take most memory.
+        origins: where numbers of the workload come from: name, value, origin and source of each.
     """
     lines = [title(forecast), "", *_table_lines(forecast.choices, full), ""]
     lines += _step_lines(forecast)
-    lines += ["", "Where the numbers come from:", *_figure_lines(forecast)]
+    lines += ["", "Where the numbers come from:", *_figure_lines(forecast, origins)]
     return [*lines, "", ESTIMATE]
 
 
@@ -131,8 +134,8 @@ def _step_lines(forecast: Forecast) -> list[str]:
     return lines
 
 
-def _figure_lines(forecast: Forecast) -> list[str]:
-    rows = []
+def _figure_lines(forecast: Forecast, origins: Sequence[Sequence[str]]) -> list[str]:
+    rows = [[f"  {name}", *rest] for name, *rest in origins]
     for name, figure in forecast.machines.device.figures().items():
         if "between" in name and forecast.machines.hosts == 1:
             continue

@@ -15,7 +15,8 @@ from collective.ops import kernel_device, placement
 from collective.ops.communication import carrier_choice
 from collective.ops.exchange import embedding_bag
 from collective.ops.graph import graph_state, sessions
-from collective.plan import builder, step_estimate
+from collective.plan import step_estimate
+from collective.plan.known_runs import KnownRuns
 from tests.ranks import grouped, reference
 
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
@@ -383,7 +384,7 @@ def test_a_broadcast_of_variables_is_no_training(strategy, rank, size, folder, w
         with tf.train.MonitoredTrainingSession("", hooks=hooks) as session:
             if way != "hook":
                 session.run(broadcast)
-            assert graph_state.of(graph, builder.KnownRuns).training is None
+            assert graph_state.of(graph, KnownRuns).training is None
             for _ in range(2):
                 session.run(train, {"ids:0": [1, 2]})
             plan = strategy.plan()

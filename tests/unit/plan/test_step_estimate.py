@@ -107,7 +107,7 @@ def test_a_batch_of_unknown_size_has_unknown_samples(version):
                 types.SimpleNamespace(ids=tf.placeholder(tf.int64, shape), sparse_ids=None)
                 for shape in ([6], [8, 2], [None, 2])
             ]
-        assert step_work._samples(lookups[:2]) == 8
-        assert step_work._samples(lookups) is None
+        assert step_work.samples_of(lookups[:2]) == 8
+        assert step_work.samples_of(lookups) is None
     finally:
         tf.enable_v2_tensorshape()

@@ -157,3 +157,21 @@ def test_the_limit_of_matrices_is_the_librarys():
         assert model.as_matrices({"t": "replicated"}) is expected
         assert model.as_matrices({"t": "rows"})
     assert math.isclose(at.elements, slice_means.MOST_ELEMENTS)
+
+
+def test_measured_distinct_ids_hold_for_other_numbers_of_ids():
+    """Ids have a power law, so that distinct ones grow as n^β; there are never more than rows."""
+    drawn = np.minimum(np.random.default_rng(3).zipf(1.5, 40_000), 1_000_000)
+    counts = {n: np.unique(drawn[:n]).size for n in (200, 2000, 20_000)}
+    measured = TableWork("t", 1_000_000, 4, distinct=counts[2000] / 2000, distinct_at=2000)
+    assert measured.distinct_of(2000) == pytest.approx(counts[2000])
+    constant = dataclasses.replace(measured, distinct_at=None)
+    for n in (200, 20_000):
+        assert measured.distinct_of(n) == pytest.approx(counts[n], rel=0.3)
+        assert not constant.distinct_of(n) == pytest.approx(counts[n], rel=0.45)
+    assert dataclasses.replace(measured, rows=30).distinct_of(20_000) == 30
+    assert measured.distinct_of(0.5) == pytest.approx(0.5, rel=0.6)
+    all_distinct = TableWork("t", 10**9, 4, distinct=1.0, distinct_at=50)
+    assert all_distinct.distinct_of(70) == pytest.approx(70)
+    one = TableWork("t", 10**9, 4, distinct=1 / 50, distinct_at=50)
+    assert one.distinct_of(5000) == pytest.approx(1)

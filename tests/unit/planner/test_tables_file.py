@@ -38,6 +38,19 @@ tables:
     assert load(tmp_path, as_json) == Workload((TableWork("t", 1, 2),), 8192)
 
 
+def test_a_workload_is_a_file(tmp_path: Path):
+    """Whatever its names; numbers have six digits."""
+    tables = (
+        TableWork("a/b: #x'", 10, 4, ids=2.5, distinct=0.25, distinct_at=3000.0, optimizer="adam"),
+        TableWork("yes", 3_000_000_000, 2, "float16", ids=0.00001, dynamic=True, bounded=True),
+        TableWork("c", 3, 2, imbalance=1.5, placement="replicated"),
+    )
+    text = tables_file.text_of(Workload(tables, 96, 7), "Two\nlines", {"yes": "assumed: ids"})
+    assert load(tmp_path, text) == Workload(tables, 96, 7)
+    assert text.startswith("# Two\n# lines\nbatch: 96\n")
+    assert '"yes": {rows: 3000000000, ' in text and "}  # assumed: ids\n" in text
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -50,6 +63,10 @@ tables:
         ("tables: {}\n", "line 1: tables: it"),
         ("tables:\n  user: {rows: 0, dimension: 4}\n", "line 2: tables.user.rows: it should be"),
         ("tables:\n  u: {rows: 9, dimension: 4, distinct: 2}\n", "line 2: tables.u.distinct: it"),
+        (
+            "tables:\n  u: {rows: 9, dimension: 4, distinct_at: 20}\n",
+            "line 2: tables.u.distinct_at: it says at how many ids `distinct` was measured",
+        ),
         ("tables:\n  u: {rows: 9, dimension: 4, optimizer: adm}\n", "tables.u.optimizer: it"),
         (
             "tables:\n  u: {rows: 9, dimension: 4, dynamic: true, placement: replicated}\n",
