@@ -19,6 +19,7 @@ from collective.monitoring import job_metrics
 from collective.monitoring.job_metrics import JobMetrics
 from collective.ops.communication import collectives
 from collective.profiling.breakdown import Breakdown
+from collective.profiling.owner_balance import imbalances
 from collective.profiling.report.phases import by_phase
 
 _LOSS = "The mean training loss of all ranks, of the steps since the value before."
@@ -132,6 +133,14 @@ def _of_step(breakdown: Breakdown, static_rows: Mapping[str, int]) -> Iterable[M
     for table, count in sorted({**static_rows, **dynamic}.items()):
         rows.add_metric([table], count)
     yield rows
+    balance = GaugeMetricFamily(
+        "collective_table_keys_max_by_mean",
+        "How many times the mean the busiest rank was asked for keys of a table in that step.",
+        labels=["table"],
+    )
+    for table, ratio in imbalances(breakdown.keys_per_owner).items():
+        balance.add_metric([table], ratio)
+    yield balance
 
 
 _served: dict[int, MetricsAddress] = {}  # by process

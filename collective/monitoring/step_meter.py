@@ -25,6 +25,7 @@ from collective.job import metrics_address
 from collective.monitoring import job_metrics
 from collective.ops.communication import collectives
 from collective.profiling import breakdown
+from collective.profiling.owner_balance import BalanceWarning
 from collective.profiling.run_tracer import Original, RunTracer, UnreadRun, mean_carried
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Table
@@ -38,6 +39,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self._tracer, self._clock = RunTracer(), Clock()
+        self._balance = BalanceWarning()
         self._count = self._counted = 0  # how many runs there were; by the last measurement
         self._is_due = False
         self._agreed = 0.0  # rank 0's clock at the last measurement
@@ -101,6 +103,7 @@ class StepMeter:
         )
         metrics.static_rows = _static_rows(session.graph)
         metrics.measured(combined, steps, rate)
+        self._balance.look(session.graph, combined.keys_per_owner)
         losses, count = (sum(values) for values in zip(*(m["losses"] for m in messages)))
         if count:
             metrics.loss = losses / count

@@ -19,6 +19,7 @@ from collective.plan.forecast.placement_plan import write_tables
 from collective.plan.graph_workload import NoTables
 from collective.plan.known_runs import KnownRuns
 from collective.profiling import breakdown, trace
+from collective.profiling.owner_balance import BalanceWarning
 from collective.profiling.report_writer import PAGE, ReportWriter, circumstances
 from collective.profiling.run_tracer import (
     Original,
@@ -50,7 +51,7 @@ class Profiler:
         os.makedirs(folder, exist_ok=True)
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
-        self._tracer = RunTracer()
+        self._tracer, self._balance = RunTracer(), BalanceWarning()
         self._unread: list[UnreadRun] = []
         self._traced: list[TracedRun] = []
         self._report = ReportWriter(folder)
@@ -167,6 +168,7 @@ class Profiler:
         known.measured = breakdown.measured_steps(combined)
         if collectives.rank() > 0:
             return
+        self._balance.look(session.graph, combined.keys_per_owner)
         with warns_of_errors("the profile"):
             if ends_window:
                 _print(breakdown.text(combined, range(len(messages))))

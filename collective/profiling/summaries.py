@@ -7,6 +7,7 @@ import re
 import tensorflow.compat.v1 as tf
 
 from collective.profiling.breakdown import Breakdown
+from collective.profiling.owner_balance import imbalances
 
 
 def scalars(breakdown: Breakdown) -> dict[str, float]:
@@ -21,6 +22,8 @@ def scalars(breakdown: Breakdown) -> dict[str, float]:
         values["collective/distinct_share"] = breakdown.distinct_share
     for phase, ms in breakdown.mean_phases().items():
         values[f"collective/ms/{re.sub('[^a-z]', '_', phase)}"] = ms
+    for table, ratio in imbalances(breakdown.keys_per_owner).items():
+        values[f"collective/tables/{table}/keys_max_by_mean"] = ratio
     for table, counts in breakdown.table_counts.items():
         for name, count in counts.items():
             values[f"collective/tables/{table}/{name.replace(' ', '_')}"] = count

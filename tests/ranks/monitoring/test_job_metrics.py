@@ -141,3 +141,29 @@ def test_an_estimator_tells_its_loss_and_metrics(strategy, rank, size, folder, s
     # The first checkpoint, and those after 2 and 4 steps.
     assert found["collective_saves_total"] == {(): 3}
     assert found["collective_last_save_global_step"] == {(): 4}
+
+
+def test_a_table_whose_keys_are_on_one_rank_is_named(
+    strategy, rank, size, scrape, monkeypatch, recwarn
+):
+    """Rank 0 says so once, of three ranks and more; tables whose keys are even aren't named."""
+    monkeypatch.setattr(step_meter, "PERIOD", 0.0)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            tables = [tf.get_variable(name, [60, 4]) for name in ("uneven", "even")]
+        ids = tf.constant(np.arange(12) * size), tf.constant(np.arange(12))
+        rows = [tf.nn.embedding_lookup(t, tf.identity(x)) for t, x in zip(tables, ids)]
+        loss = sum(tf.reduce_mean(tf.square(x)) for x in rows)
+        op = tf.train.AdagradOptimizer(0.1).minimize(loss, tf.train.get_or_create_global_step())
+        with tf.train.MonitoredTrainingSession() as session:
+            for _ in range(7):
+                session.run(op)
+    found = scrape()
+    said = [str(w.message) for w in recwarn if "all ranks wait for it" in str(w.message)]
+    if size > 2 and rank == 0:
+        assert len(said) == 1 and "table 'uneven': 100% of the keys" in said[0]
+    else:
+        assert not said
+    if size > 1 and rank == 0:
+        ratios = found["collective_table_keys_max_by_mean"]
+        assert ratios == {("uneven",): size, ("even",): 1}

@@ -90,6 +90,7 @@ def test_two_ranks_with_typed_out_times():
     keys = "collective.group_0.keys"
     slow = StepTimes(9, 10.0, {"dense": 8.0, keys: 2.0}, {keys: 2.0}, {keys: 40}, samples=4)
     fast = StepTimes(9, 10.0, {"dense": 6.0, keys: 4.0}, {keys: 4.0}, {keys: 24}, samples=4)
+    slow.asked["t"], fast.asked["t"] = 9, 3
     metrics = JobMetrics()
     metrics.static_rows = {"t": 7}
     metrics.measured(combine([[fast], [slow]]), steps=9, rate=100.0)
@@ -104,6 +105,7 @@ def test_two_ranks_with_typed_out_times():
         'collective_phase_seconds{phase="waiting for others"}': 0.001,
         'collective_exchanged_bytes{phase="keys"}': 64.0,
         'collective_table_rows{table="t"}': 7.0,
+        'collective_table_keys_max_by_mean{table="t"}': 1.5,
         'collective_metric{evaluation="test",metric="auc"}': 0.5,
         'collective_metric{evaluation="test",metric="global_step"}': 3.0,
     }
