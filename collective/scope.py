@@ -172,13 +172,14 @@ class ScopeStack:
 
         Raises:
             RuntimeError: no scope is open.
+            ValueError: COLLECTIVE_PLACEMENT is no placement.
         """
         if not self.is_open:
             raise RuntimeError(
                 "embedding_scope() has its effect inside scope() only: with strategy.scope(), "
                 "tf.Graph().as_default(): with strategy.embedding_scope(): …"
             )
-        around = self.embedding_options or EmbeddingOptions()
+        around = self.embedding_options or EmbeddingOptions.by_default(os.environ)
         # A script that opens one knows itself what is a table.
         self._of_thread.embedding_scopes.append(
             dataclasses.replace(around, **{"chosen": False, **given})

@@ -132,11 +132,15 @@ class CollectiveStrategy:
             placement: Where the rows of a table are. 'rows', the default: row i on rank i mod N.
                 'whole': all on one rank, the one that has the fewest bytes of such tables so far;
                 'whole:K': all on rank K mod N. 'replicated': all on every rank, as a variable
-                outside of the scope has them, so that lookups need no exchange. With each of them a
-                table starts with the same values and its updates are the same, and a checkpoint
-                that was saved with one can be restored with another. All but 'rows' are an error
-                for a dynamic table, whose number of rows isn't known, and 'replicated' is one for a
-                policy with a weight_bound.
+                outside of the scope has them, so that lookups need no exchange. 'auto': by rows or
+                replicated, as the planner predicts the shorter step on this job's ranks, when the
+                table is made; 'auto:FILE': by the ids in the file of tables of an earlier run, such
+                as a profile's tables.yml. All ranks choose the same; plan() says what, and why (see
+                docs/guides/placement.md). With each of them a table starts with the same values and
+                its updates are the same, and a checkpoint that was saved with one can be restored
+                with another. 'whole' and 'replicated' are an error for a dynamic table, whose
+                number of rows isn't known, and 'replicated' is one for a policy with a
+                weight_bound. The environment variable COLLECTIVE_PLACEMENT has another default.
             replicate_below: Replicates static tables whose weights take fewer bytes, all rows
                 together and without slots; other tables follow `placement`. A number, or a text
                 with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' is 1,048,576. Tables with a
@@ -149,6 +153,8 @@ class CollectiveStrategy:
             ValueError: an option has an invalid value; or, when a table is made, it can't have the
                 placement.
             RuntimeError: it is entered outside scope(), or a table is made inside a tf.function.
+            RankError: when the first table of an 'auto' scope is made, another rank does something
+                else.
         """
         if policy is not INHERIT:
             policy = policy_of(policy, "embedding_scope(): policy", stacklevel=4)
@@ -213,8 +219,8 @@ class CollectiveStrategy:
                 training run of the graph, or the whole graph before any training run.
             session: Session in which to count the rows of dynamic tables on this rank; without it
                 they aren't known.
-            devices: How many devices, and which: '64 x H100-80GB'. Default None: no plan for
-                machines, but the description.
+            devices: How many devices, and which: '64 x H100-80GB'; or 'this job', its ranks and
+                hosts. Default None: no plan for machines, but the description.
             hosts: Hosts of the devices. Default None: as many as 8 on each make.
             batch: Samples of a step of all these devices together, or a multiple of this job's:
                 '2x'. Default None: as many as here.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from collective.job import job_file
 from collective.job.errors import UsageError
+from collective.job.machine import available_cores
 from collective.launch.command_line.dry_run import describe
 from collective.launch.command_line.host_options import (
     HostList,
@@ -61,7 +62,6 @@ from collective.launch.planning.devices import (
     visible_gpus,
 )
 from collective.launch.planning.gpu_cores import bound_cores, cores_near
-from collective.launch.planning.machine import available_cores
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes.standard_streams import open_standard_streams
 

@@ -16,6 +16,7 @@ from collective.ops import native_library
 from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.rows import file_systems
 from collective.options import ScopeOptions
+from collective.plan import job_machines
 from collective.profiling import profiler
 from collective.scope import SCOPES
 from collective.tables import grouping
@@ -67,4 +68,5 @@ def _take_over(options: ScopeOptions | None) -> None:
     grouping.use(options is not None and options.grouping)
 
 
+job_machines.connect()
 SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)

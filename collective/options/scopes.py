@@ -32,8 +32,10 @@ Hierarchical = Union[Literal["auto"], bool]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 HalfPrecision = Literal["float16", "bfloat16"]
-# Or "whole:K", with a rank K.
-TablePlacement = Union[Literal["rows", "whole", "replicated"], str]
+# Or "whole:K", with a rank K, or "auto:FILE".
+TablePlacement = Union[Literal["rows", "whole", "replicated", "auto"], str]
+# The placement of tables whose embedding_scope() says nothing of it.
+PLACEMENT_VARIABLE = "COLLECTIVE_PLACEMENT"
 
 # After how many training runs scope(check=True) compares replicas.
 USUAL_CHECK = 100
@@ -396,7 +398,8 @@ class EmbeddingOptions:
         min_rows: variables with fewer rows don't become tables.
         policy: the policy of tables without one of their own; None for no policy.
         placement: where the rows of a static table are: 'rows', dealt to all ranks; 'whole', all
-            on one rank; 'whole:K', all on rank K mod N; or 'replicated', all on every rank.
+            on one rank; 'whole:K', all on rank K mod N; 'replicated', all on every rank; 'auto', as
+            the planner says; or 'auto:FILE', as it says by an earlier run's file of tables.
         replicate_below: static tables whose weights take fewer bytes are replicated. Given as a
             number, or as a text with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' 1,048,576.
         chosen: whether the launcher's --embedding-scope auto has opened the scope instead of the
@@ -413,6 +416,24 @@ class EmbeddingOptions:
     replicate_below: int | str = 0
     chosen: bool = False
 
+    @classmethod
+    def by_default(cls, environment: Mapping[str, str]) -> EmbeddingOptions:
+        """Returns the options of a scope that is given none.
+
+        Raises:
+            ValueError: COLLECTIVE_PLACEMENT has a value that `placement` can't have.
+        """
+        placement = environment.get(PLACEMENT_VARIABLE, "")
+        try:
+            return cls(placement=placement) if placement else cls()
+        except ValueError as error:
+            raise ValueError(f"{PLACEMENT_VARIABLE} in the environment: {error}") from None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the planner chooses the placement."""
+        return self.placement.partition(":")[0] == "auto"
+
     def __post_init__(self) -> None:
         if not (is_whole(self.min_rows) and self.min_rows >= 0):
             raise ValueError(
@@ -425,8 +446,9 @@ class EmbeddingOptions:
         if not (isinstance(self.placement, str) and PLACEMENTS.fullmatch(self.placement)):
             raise ValueError(
                 "embedding_scope(placement=…) is 'rows' (each row on one rank), 'whole' (all rows "
-                "on one rank), 'whole:K' (on rank K) or 'replicated' (all rows on every rank), not "
-                f"{self.placement!r}.{_instead_of(self.placement)}"
+                "on one rank), 'whole:K' (on rank K), 'replicated' (all rows on every rank), "
+                "'auto' (as the planner chooses) or 'auto:FILE' (by the tables of an earlier run), "
+                f"not {self.placement!r}.{_instead_of(self.placement)}"
             )
         object.__setattr__(self, "replicate_below", _count_bytes(self.replicate_below))
 
@@ -438,13 +460,11 @@ def _instead_of(placement: Any) -> str:
     return "" if way is None else f" {way}"
 
 
-PLACEMENTS = re.compile("rows|replicated|whole(:[0-9]+)?")
+PLACEMENTS = re.compile("rows|replicated|whole(:[0-9]+)?|auto(:.+)?")
 # What to use for the placements of other libraries.
 INSTEAD_OF_PLACEMENTS = {
     "columns": "Rows aren't cut: 'rows' gives every rank an equal share also of few wide rows. To "
     "cut a table by columns, make several and join what they look up by tf.concat.",
-    "auto": "To choose by size, set replicate_below='1 MB': smaller tables are replicated, and the "
-    "rows of all others are shared by the ranks.",
 }
 
 

@@ -52,6 +52,7 @@ from collective.prefetch.graph_split import key_run
 from collective.scope import SCOPES
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
+from collective.tables import automatic_placement
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Table, is_replicated_table, shard_of
 
@@ -74,6 +75,11 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
     slots_by_table = _slots_by_table(graph)
     plans = [_table_plan(t, slots_by_table.get(id(t), []), session) for t in tables]
     plans += [_replicated_table_plan(v, variables) for v in variables if is_replicated_table(v)]
+    choices = automatic_placement.of_graph(graph).by_name
+    plans = [
+        dataclasses.replace(plan, why=choices[plan.name].why) if plan.name in choices else plan
+        for plan in plans
+    ]
     table_plans = tuple(sorted(plans, key=lambda plan: plan.name))
     ranks = collectives.size()
     carried = _carried_by_name(graph, footprint) if ranks > 1 else {}
@@ -115,6 +121,9 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
         between_hosts = _between_hosts(groups_of(graph))
         if between_hosts:
             notes["hierarchical"] = between_hosts
+    chosen = automatic_placement.note_of(graph)
+    if chosen:
+        notes["placement='auto'"] = chosen
     in_host = _in_host_memory(tables)
     if in_host:
         notes["dynamic tables"] = in_host

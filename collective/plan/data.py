@@ -71,6 +71,7 @@ class TablePlan:
             stays in the host's memory.
         placement: 'rows' if rows are dealt to all ranks, 'whole:K' if rank K has all rows,
             'replicated' if every rank has.
+        why: why placement='auto' chose that; '' if it was given.
     """
 
     name: str
@@ -88,6 +89,7 @@ class TablePlan:
     key_imbalance: float | None = None
     policy: dict[str, float | str] = dataclasses.field(default_factory=dict)
     placement: str = "rows"
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

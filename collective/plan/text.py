@@ -167,8 +167,9 @@ def _exchanges_of_table(
     plan: PlanData, table: TablePlan, labels: dict[str, str], full: bool
 ) -> str:
     """Says in which groups the table's lookups are, and how; in full, also with how many tables."""
+    chosen = f"; auto: {table.why}" if table.why and full else ""
     if table.placement == "replicated":
-        return "replicated: nothing is exchanged"
+        return f"replicated: nothing is exchanged{chosen}"
     groups_by_way: dict[str, list[str]] = {}
     for group in plan.groups:
         sections = [section for section in group.sections if section.table == table.name]
@@ -189,7 +190,7 @@ def _exchanges_of_table(
     whole, _, owner = table.placement.partition(":")
     if whole == "whole":
         texts.append(f"whole on rank {owner}")
-    return "; ".join(texts)
+    return "; ".join(texts) + chosen
 
 
 def _exchange_lines(exchanges: Sequence[ExchangePlan], labels: dict[str, str]) -> list[str]:

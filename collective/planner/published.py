@@ -8,6 +8,10 @@ What nobody publishes is assumed for all devices alike, or was measured once wit
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from typing import Any
+
 from collective.planner.machines import (
     RANKS_OF_HOST,
     Device,
@@ -133,3 +137,19 @@ def cluster(devices: str, hosts: int | None = None) -> Machines:
     if hosts is None:
         hosts = -(-ranks // RANKS_OF_HOST)
     return Machines(find(name, DEVICES), ranks, hosts)
+
+
+def named(name: str) -> Device:
+    """Returns the GPU that CUDA calls by a name: 'NVIDIA H100 80GB HBM3'.
+
+    Of a GPU that isn't listed, everything is assumed to be like the first one's of the list.
+    """
+    words = set(re.split(r"[\s\-_/]+", name.upper()))
+    kind = [device for device in DEVICES if device.name.partition("-")[0].upper() in words]
+    if kind:  # the one with most parts in common: 'PCIe', '40GB'
+        return max(kind, key=lambda device: len(words & set(device.name.upper().split("-"))))
+    device = DEVICES[0]
+    why = f"nothing is known of {name!r}: like {device.name}"
+    figures = {key: Figure(f.value, "assumed", why) for key, f in device.figures().items()}
+    changes: dict[str, Any] = {"name": name or "GPU", **figures}
+    return dataclasses.replace(device, **changes)

@@ -422,7 +422,7 @@ def _choice(
         else:
             difference = model.step(changed) - step
         costs = difference.seconds
-        why = _reason(difference, other)
+        why = reason(difference, other)
     return Choice(
         table,
         placement,
@@ -445,7 +445,13 @@ NAMES_OF_PARTS = {
 }
 
 
-def _reason(difference: Parts, other: Placement) -> str:
+def reason(difference: Parts, other: Placement) -> str:
+    """Says what would take longest with another placement.
+
+    Args:
+        difference: how much longer the parts of a step would take.
+        other: the other placement.
+    """
     by_part: Sequence[tuple[str, float]] = list(dataclasses.asdict(difference).items())
     if difference.seconds <= 0:
         return f"'{other}' takes as long"

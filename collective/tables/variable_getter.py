@@ -14,10 +14,12 @@ from collective.ops.communication import collectives
 from collective.ops.graph import graph_state, graphs
 from collective.ops.placement import RowPlacement, on_one_rank, static
 from collective.options import EmbeddingOptions
+from collective.planner.workload import TableWork
 from collective.policy import TablePolicy
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import served_table
+from collective.tables.automatic_placement import AUTOMATIC
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.policies import admission, eviction
 from collective.tables.policies.open_dimension import policy_in
@@ -245,13 +247,16 @@ def _is_to_be_replicated(
 
     Raises:
         ValueError: placement='replicated' demands it, but the table is dynamic or has a bound; or
-            the table is dynamic, and is to be whole on one rank.
+            the table is dynamic, and is to be whole on one rank; or the file of tables that
+            placement='auto' is to follow isn't one.
+        OSError: that file can't be read.
+        RankError: placement='auto', and another rank makes no table now.
     """
     served = served_table.served_graph(tf.get_default_graph())
     if served is not None and served.has_table(name):
         return False  # It was trained with another placement, and is served by its parts.
     bound = policy.weight_bound
-    if rows is None and options.placement != "rows":
+    if rows is None and not options.is_automatic and options.placement != "rows":
         raise ValueError(
             f"dynamic table '{name}': placement={options.placement!r} is for tables with a known "
             "number of rows, and this one gets rows as keys come. Make it in "
@@ -265,9 +270,17 @@ def _is_to_be_replicated(
                 "embedding_scope(placement='rows'), or leave the bound out."
             )
         return True
-    if rows is None or bound is not None:
+    if rows is None:
         return False
-    return rows * dim * int(dtype.size) < int(options.replicate_below)
+    if bound is None and rows * dim * int(dtype.size) < int(options.replicate_below):
+        return True
+    if not options.is_automatic:
+        return False
+    if served is not None:
+        return True  # It was trained so: the checkpoint has it as an ordinary variable.
+    _, _, file = options.placement.partition(":")
+    table = TableWork(name, rows, dim, type=dtype.name, bounded=bound is not None)
+    return AUTOMATIC.choose(file, table).placement == "replicated"
 
 
 def _replicated_table(

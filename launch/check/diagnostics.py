@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from collective.job.errors import UsageError
 from collective.job.hosts import named_twice
+from collective.job.machine import available_cores, memory_bytes, shared_memory_bytes
 from collective.job.network import (
     address_of_interface,
     addresses_of_hosts,
@@ -41,7 +42,6 @@ from collective.launch.check.host_findings import (
 from collective.launch.check.host_survey import survey
 from collective.launch.command_line.host_options import HostList, HostOptions
 from collective.launch.planning.devices import NO_GPUS, driver_gpus, visible_gpus
-from collective.launch.planning.machine import available_cores, memory_bytes, shared_memory_bytes
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 13)
 _IMPORT_TIMEOUT = 180  # seconds

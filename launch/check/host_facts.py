@@ -30,9 +30,9 @@ from typing import Any
 
 from collective.job.errors import UsageError
 from collective.job.gloo_address import addresses_of_name, library
+from collective.job.machine import available_cores, shared_memory_bytes
 from collective.job.network import addresses_by_interface, source_address
 from collective.launch.planning.devices import driver_gpus, visible_gpus
-from collective.launch.planning.machine import available_cores, shared_memory_bytes
 from collective.version import __version__
 
 MARK = "collective-host-facts "  # marks the answer; a login shell may write other lines

@@ -101,6 +101,15 @@ def local_rank() -> int:
     return (_process or _place()).local_rank
 
 
+def place() -> Process:
+    """Returns this process's place in its job.
+
+    Raises:
+        ValueError: it has joined none.
+    """
+    return _process or _place()
+
+
 def _of_horovod() -> Process:
     return Process(int(hvd.rank()), int(hvd.size()), int(hvd.local_rank()), int(hvd.local_size()))
 

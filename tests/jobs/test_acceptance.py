@@ -123,6 +123,24 @@ def test_equivalence(ranks, optimizer, backend, references, double=False):
     assert out.count("equals plain TensorFlow") == ranks
 
 
+@MATRIX
+def test_equivalence_where_the_planner_places_tables(references, tmp_path):
+    """Some replicated, some by rows: two are in its file, the others are placed one by one."""
+    file = tmp_path / "tables.yml"
+    file.write_text(
+        "tables:\n"
+        "  sum: {rows: 50, dimension: 4, ids: 2, placement: replicated}\n"
+        "  one_hot: {rows: 1009, dimension: 8, placement: replicated}\n"
+    )
+    command = [script("equivalence.py"), "--optimizer", "adam", "--check", references("adam")]
+    done = pool.launch(
+        *("-np", 2, "--device", "cpu", *command),
+        environment={"COLLECTIVE_PLACEMENT": f"auto:{file}", "COLLECTIVE_KERNELS": "cpu"},
+    )
+    assert done.returncode == 0 and done.stdout.count("equals plain TensorFlow") == 2
+    assert f"replicates 2 of 5 tables, the others are by rows; by {file}" in done.stdout
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [pytest.param(name, marks=[] if name == "adam" else LONG) for name in OPTIMIZERS],

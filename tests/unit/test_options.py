@@ -122,7 +122,8 @@ def test_sizes_of_replicated_tables(value: Any, count: int):
         ("whole:-1", ""),
         ("Whole", ""),
         ("columns", "tf.concat"),
-        ("auto", "replicate_below='1 MB'"),
+        ("auto:", "'auto:FILE'"),
+        ("automatic", "'auto'"),
         ("row", ""),
         (None, ""),
         (3, ""),
@@ -137,6 +138,15 @@ def test_placements_that_there_are_not_are_named(value: Any, way: str):
     )
     assert known in str(raised.value)
     assert repr(value) in str(raised.value) and way in str(raised.value)
+
+
+def test_the_environment_chooses_where_a_scope_does_not():
+    assert EmbeddingOptions.by_default({}) == EmbeddingOptions()
+    options = EmbeddingOptions.by_default({"COLLECTIVE_PLACEMENT": "auto:a file"})
+    assert options.placement == "auto:a file" and options.is_automatic
+    assert not EmbeddingOptions(placement="whole").is_automatic
+    with pytest.raises(ValueError, match="COLLECTIVE_PLACEMENT in the environment: .*'column'"):
+        EmbeddingOptions.by_default({"COLLECTIVE_PLACEMENT": "column"})
 
 
 def test_checks_hold_for_options_that_replace_others():

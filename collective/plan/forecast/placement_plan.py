@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.plan import graph_workload
+from collective.plan import graph_workload, job_machines
 from collective.plan.forecast import data, picture, text
 from collective.plan.graph_workload import GraphWorkload
 from collective.planner import published, search, tables_file
@@ -107,7 +107,14 @@ def plan_for(
     session: tf.Session | None = None,
 ) -> PlacementPlan:
     """Plans a graph's tables for other machines (see `CollectiveStrategy.plan`)."""
-    machines = published.cluster(devices, hosts)
+    if devices == job_machines.THIS_JOB:
+        if hosts is not None:
+            raise ValueError(
+                f"plan(hosts={hosts}): the hosts of {devices!r} are known. Leave it out."
+            )
+        machines = job_machines.of_job()
+    else:
+        machines = published.cluster(devices, hosts)
     described = graph_workload.of_graph(graph, session)
     if batch is not None:
         described = described.of_batch(batch)

@@ -12,7 +12,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 import pytest
 
-from collective.launch.planning.machine import available_cores
+from collective.job.machine import available_cores
 
 pytestmark = pytest.mark.timeout(60)
 
