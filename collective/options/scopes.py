@@ -420,6 +420,9 @@ class EmbeddingOptions:
     def by_default(cls, environment: Mapping[str, str]) -> EmbeddingOptions:
         """Returns the options of a scope that is given none.
 
+        Args:
+            environment: the process's variables.
+
         Raises:
             ValueError: COLLECTIVE_PLACEMENT has a value that `placement` can't have.
         """

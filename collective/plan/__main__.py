@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
                 if not forecasts:
                     print(f"{prog}: {error}", file=sys.stderr)
                     return 1
-                name = f"{text.name_of(cluster)}, batch {work.batch:,}"
+                name = f"{cluster.name}, batch {work.batch:,}"
                 forecasts.append((name, str(error)))
     first = forecasts[0]
     assert isinstance(first, Forecast)

@@ -16,7 +16,6 @@ from collective.coordination import barrier
 from collective.job.machine import memory_bytes
 from collective.ops import kernel_device
 from collective.ops.communication import collectives, membership
-from collective.plan.forecast.text import name_of
 from collective.planner import published, tables_file
 from collective.planner.machines import Device, Figure, Machines
 from collective.tables.automatic_placement import AUTOMATIC, Basis
@@ -58,7 +57,7 @@ def agree(file: str) -> Basis:
         workload = tables_file.parse(first["text"], file).workload()
         source = f"by {file}"
     machines = of_job()
-    return Basis(machines, workload, f"{source}; for {name_of(machines)}")
+    return Basis(machines, workload, f"{source}; for {machines.name}")
 
 
 def _read(file: str) -> dict[str, Any]:

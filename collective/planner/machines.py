@@ -106,6 +106,10 @@ class Machines:
         return self.ranks // self.hosts
 
     @property
+    def name(self) -> str:
+        return f"{self.ranks:,} x {self.device.name} on {counted(self.hosts, 'host')}"
+
+    @property
     def room(self) -> float:
         """The bytes of a rank's memory that tables, slots and buffers may have."""
         return self.device.memory.value * self.device.usable.value

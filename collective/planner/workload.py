@@ -108,8 +108,10 @@ class TableWork:
         """Returns how many of a rank's ids are expected to be distinct."""
         if self.distinct is None:
             return distinct_of_equally_likely(ids, self.rows)
-        if self.distinct_at is None or self.distinct_at <= 1 or ids <= 1:
+        if self.distinct_at is None or self.distinct_at <= 1:
             return min(ids * self.distinct, self.rows)
+        if ids <= 1:
+            return ids
         exponent = max(0.0, 1 + math.log(self.distinct) / math.log(self.distinct_at))
         return min(ids**exponent, self.rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from collective.ops.counting import counted
 from collective.plan.formatting import columns, cut_off, in_bytes, shortened
-from collective.planner.machines import Figure, Machines
+from collective.planner.machines import Figure
 from collective.planner.search import NAMES_OF_PARTS, Choice, Forecast
 from collective.planner.step_model import StepModel
 
@@ -63,12 +63,7 @@ def lines_of(
 def title(forecast: Forecast) -> str:
     machines = forecast.machines
     samples = counted(forecast.workload.batch, "sample")
-    return f"collective plan: {name_of(machines)}, {samples} in a step"
-
-
-def name_of(machines: Machines) -> str:
-    hosts = counted(machines.hosts, "host")
-    return f"{machines.ranks:,} x {machines.device.name} on {hosts}"
+    return f"collective plan: {machines.name}, {samples} in a step"
 
 
 def milliseconds(seconds: float) -> str:
@@ -181,7 +176,7 @@ def comparison_lines(forecasts: Sequence[Forecast | tuple[str, str]]) -> list[st
         replicated = sum(choice.placement == "replicated" for choice in each.choices)
         rows.append(
             [
-                name_of(each.machines),
+                each.machines.name,
                 f"{each.workload.batch:,}",
                 milliseconds(each.parts.seconds),
                 f"{each.workload.batch / each.parts.seconds:,.0f}",

@@ -27,7 +27,7 @@ tables:
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """Lets ranks agree anew in each case."""
+    """Lets ranks agree again in each case."""
     AUTOMATIC._bases.clear()
     AUTOMATIC._of_file.clear()
 
