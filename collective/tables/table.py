@@ -51,6 +51,23 @@ class Named:
     name: str
 
 
+class _Hidden:
+    """Holds the handle of a shard where TensorFlow's eager operations look for one.
+
+    They would read a variable's memory by it, without asking the variable, and compute with a
+    single rank's rows. So they ask for the value of the table.
+
+    Args:
+        handle: the shard's.
+    """
+
+    def __init__(self, handle: tf.Tensor):
+        self.handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handle, name)
+
+
 class Sharded(resource_variable_ops.ResourceVariable):
     """Holds V rows of dimension D, each on one of N ranks (`collective.ops.placement`).
 
@@ -93,6 +110,20 @@ class Sharded(resource_variable_ops.ResourceVariable):
         if isinstance(self._initial_value, tf.Tensor):
             initializers.only_after(self.initializer, self._initial_value)
         self._unread = None if self._is_whole() or self.is_eager else dense_view.unread(self)
+
+    @property
+    def _handle(self) -> Any:
+        if collectives.size() > 1 and not self.shows_shard and not self._in_graph_mode:
+            return self._hidden
+        return self._hidden.handle
+
+    @_handle.setter
+    def _handle(self, handle: tf.Tensor) -> None:
+        self._hidden = _Hidden(handle)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        return self._hidden.handle
 
     @property
     def is_eager(self) -> bool:

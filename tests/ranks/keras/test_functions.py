@@ -309,6 +309,18 @@ def test_functions_in_functions_and_lookups_without_one(strategy, rank, size):
         np.testing.assert_allclose(tf2.gather(table, ids), rows[[[rank, 3]]], atol=1e-6)
 
 
+def test_a_table_as_one_value_without_a_function(strategy):
+    """Operations of TensorFlow that read a variable by its handle get all rows, not a shard's."""
+    values = np.arange(14, dtype=np.float32).reshape(7, 2)
+    with strategy.scope():
+        with strategy.embedding_scope():
+            table = tf2.compat.v1.get_variable("as_one_value", initializer=values)
+        np.testing.assert_array_equal(tf2.square(table), np.square(values))
+        np.testing.assert_array_equal(tf2.reduce_sum(table, 0), values.sum(0))
+        np.testing.assert_array_equal(tf2.matmul(table, table, transpose_b=True), values @ values.T)
+        np.testing.assert_array_equal(table + 1.0, values + 1)
+
+
 def test_a_function_that_was_traced_outside_trains_nothing_in_the_scope(strategy, size):
     """Its gradients are of one rank; what updates no variable may be called."""
     weight, optimizer = tf2.Variable(2.0), new.SGD(0.1)
