@@ -83,7 +83,7 @@ class Embedding(Layer):
         getter = {}
         if SCOPES.is_open:
             options = self._options or SCOPES.embedding_options or EmbeddingOptions()
-            getter["getter"] = functools.partial(get_table, options)
+            getter["getter"] = functools.partial(get_table, options, self.name)
         self.embeddings = self.add_weight(
             "embeddings",
             [self.rows, self.dim],

@@ -231,17 +231,27 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: A
     """
     options = SCOPES.embedding_options
     if options is not None:
-        kwargs.setdefault("getter", functools.partial(get_table, options))
+        kwargs.setdefault("getter", functools.partial(get_table, options, layer.name))
     kind: Any = next(kind for kind in EMBEDDING_LAYERS if isinstance(layer, kind))
     return super(kind, layer).add_weight(*args, **kwargs)
 
 
-def get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
-    """Makes a table in the place of a layer's weight: a getter for `add_weight`."""
+def get_table(options: EmbeddingOptions, layer: str, name: str, **kwargs: Any) -> Any:
+    """Makes a table in the place of a layer's weight: a getter for `add_weight`.
+
+    Args:
+        options: of the table.
+        layer: the layer's name. A table that a script makes eagerly by `layer.build(…)`, outside of
+            all name scopes, has it in its name, as if the layer had been called.
+        name: the weight's.
+        **kwargs: what Keras's own getter takes.
+    """
     # Initial values of rows depend on the name: it must be the one that the variable will have.
     if tf.executing_eagerly():
         with tf2.name_scope(name) as scope:
             name = scope.rstrip("/")
+        if "/" not in name:
+            name = f"{layer}/{name}"
     else:
         name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):

@@ -32,12 +32,14 @@ GROUPING = os.environ.get("COLLECTIVE_TEST_GROUPING", "on") == "on"
 EXAMPLES = {"test": 2, "matrix": 3, "all": 50}
 # The seeds of random models: how many, or first:last.
 MODELS = {"test": "1", "matrix": "1:11", "all": "0:300"}
+KERAS_MODELS = {"test": "2", "matrix": "2:10", "all": "0:300"}
 # The seeds of random programs, of which each runs four.
 PROGRAMS = {"test": "0:5", "matrix": "5:9", "all": "0:50"}
 
 
 def pytest_configure(config):
     os.environ.setdefault("COLLECTIVE_TEST_MODELS", MODELS[config.option.tier])
+    os.environ.setdefault("COLLECTIVE_TEST_KERAS_MODELS", KERAS_MODELS[config.option.tier])
     os.environ.setdefault("COLLECTIVE_TEST_PROGRAMS", PROGRAMS[config.option.tier])
     if not inside_a_rank():
         return  # the launching process only collects the cases

@@ -23,6 +23,7 @@ could be compared:
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from typing import Any
 
@@ -34,7 +35,13 @@ from tests.ranks.grouped import B
 STEPS = 6
 
 
-def _text(drawn: Any) -> str:
+def seeds(variable: str) -> range:
+    """Reads which models a variable names: how many, or first:last, of seeds first to last - 1."""
+    first, _, last = os.environ.get(variable, "4").rpartition(":")
+    return range(int(first or 0), int(last))
+
+
+def text_of(drawn: Any) -> str:
     """Writes a dataclass as its own repr does, without fields that have their defaults."""
     fields = {
         field.name: (getattr(drawn, field.name), field.default)
@@ -66,7 +73,7 @@ class Table:
     alike: bool = False  # all rows start alike
 
     def __repr__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,7 +103,7 @@ class Lookup:
     within: str = ""  # a branch that all ranks take, or a function, which may be called twice
 
     def __repr__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _without_ids(lookup: strategies.Lookup) -> strategies.Lookup:
     ids, weights = empty(lookup.sparse_ids), lookup.sparse_weights
     return dataclasses.replace(
         lookup,
-        ids=tf.cast(ids.values, tf.int64),
+        ids=tf.zeros([0], tf.int64),
         sparse_ids=ids,
         sparse_weights=None if weights is None else empty(weights),
     )

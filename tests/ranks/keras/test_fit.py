@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
+from collective.errors import RankError
 from tests.ranks.keras.models import (
     BATCH,
     STEPS,
@@ -173,6 +174,9 @@ class Lookups(keras.Model):
                 WORDS, 4, keras.initializers.Constant(WORD_ROWS), embeddings_regularizer="l2"
             )
             self.words.build([None])
+            # Plain Keras calls the weights of both 'embeddings'.
+            self.kinds = keras.layers.Embedding(3, 4, keras.initializers.Constant(0.2))
+            self.kinds.build([None])
         self.norm = keras.layers.BatchNormalization()
 
     def call(self, inputs, training=None):
@@ -183,7 +187,7 @@ class Lookups(keras.Model):
         weights = tf2.SparseTensor(filled.indices, weights, filled.dense_shape)
         rows = tf2.nn.embedding_lookup_sparse(table, filled, weights, combiner="mean")
         rows += tf2.nn.safe_embedding_lookup_sparse(table, bags, combiner="sqrtn")
-        rows += tf2.gather(table, users % WORDS) + self.words(users % 3)
+        rows += tf2.gather(table, users % WORDS) + self.words(users % 3) + self.kinds(users % 3)
         # Its values are no longer used: each rank normalises by its own batch.
         self.norm(tf2.stop_gradient(rows), training=training)
         return tf2.reduce_sum(rows, 1, keepdims=True)
@@ -200,6 +204,9 @@ def test_every_kind_of_lookup_and_averages_of_layers(strategy, rank, size):
         model.compile("adagrad", "mse")
         own = dataset(part(all_data, rank, size), BATCH // size)
         got = model.fit(own, epochs=2, verbose=0)
+        if size > 1:
+            with pytest.raises(RankError, match="evaluates a table's embeddings_regularizer"):
+                model.evaluate(own.take(1 + rank), verbose=0)
     compare(model, plain, rank, size)
     same_logs(got.history, want.history)
     np.testing.assert_allclose(

@@ -1,7 +1,6 @@
 """Models drawn at random train as in plain TensorFlow: their losses, and all their variables."""
 
 import contextlib
-import os
 
 import numpy as np
 import pytest
@@ -9,12 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.tables.table import shard_of
 from tests.ranks import grouped, random_model_graph, random_models, reference
-
-
-def seeds():
-    """Reads COLLECTIVE_TEST_MODELS: how many models, or first:last, of seeds first to last - 1."""
-    first, _, last = os.environ.get("COLLECTIVE_TEST_MODELS", "4").rpartition(":")
-    return range(int(first or 0), int(last))
 
 
 def trained(model, embedding_scope, ranks, batches):
@@ -138,7 +131,7 @@ def check(strategy, rank, size, model):
 
 
 @pytest.mark.spread
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", random_models.seeds("COLLECTIVE_TEST_MODELS"))
 def test_trained_as_in_plain_tensorflow(strategy, rank, size, seed):
     model = random_models.draw(seed)
     print(model)  # what a case that hangs has to say
