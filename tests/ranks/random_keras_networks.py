@@ -304,7 +304,7 @@ class _OwnStep:
             loss = self.compiled_loss(y, self(x, training=True), None, self.losses)
             loss = loss + 0.1 * tf.reduce_mean(x["x"] ** 2)
         gradients = tape.gradient(loss, self.trainable_variables)
-        gradients = [0.9 * g if isinstance(g, tf.Tensor) else g for g in gradients]
+        gradients = [_scaled(g) for g in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
         self.compiled_metrics.update_state(y, self(x, training=True))
         return {**{m.name: m.result() for m in self.metrics}, "own": loss}
@@ -368,6 +368,13 @@ def optimizer_of(drawn: Optimizer, summed: list[Any]) -> Any:
 
         made.apply_gradients = apply_gradients
     return made
+
+
+def _scaled(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values, indices = gradient.values, gradient.indices
+        return tf.IndexedSlices(0.9 * values, indices, gradient.dense_shape)
+    return None if gradient is None else 0.9 * gradient
 
 
 def _summed(gradient: Any) -> Any:

@@ -177,7 +177,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                     with tf.control_dependencies([assigned]):
                         _own(handle, dim, dtype, self.on_device)
 
-            # Calls of functions that are made anew count as retracing, which is warned about.
+            # Calls of a new function each time count as retracing, which is warned about.
             fill.get_concrete_function()()
             _adopt_mapping(number)
             self._number_holder = resource_variable_ops.ResourceVariable(
