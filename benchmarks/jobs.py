@@ -94,7 +94,7 @@ def run(
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
         # Its copies have nothing to do with each other.
-        **({"COLLECTIVE_INDEPENDENT": "1"} if name == "plain" else {}),
+        **({"COLLECTIVE_INDEPENDENT": "1"} if name in ("plain", "plain_keras") else {}),
         **(environment or {}),
     }
     with open(folder / f"{name}.log", "w+") as log:

@@ -22,6 +22,13 @@ time is that of its slowest rank; of `plain`, whose copies don't wait for each o
 slower copy. `plain` and `replicated` hold whole tables: 5.7 GB a rank at dimension 128. The losses
 of `step` and `replicated` must be the same, or the figures are not printed.
 
+With --keras there are two programs more, and neither `wire` nor `replicated`:
+
+    keras        the same model under Keras's `fit`, with this library
+    plain_keras  plain Keras: each process fits one rank's part of the work, with whole tables
+
+A last line compares a step of `fit` with the session's and plain Keras's own overhead.
+
 With --against only `step` runs, on this checkout of the library and on another one in turn, at
 dimensions 16 and 128 unless --dim names one. The ratio is this checkout's step over the other's,
 the median of each round's ratio; the losses must be the same.
@@ -44,6 +51,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,6 +66,7 @@ from step_report import Round
 from step_workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain", "wire", "replicated")
+WITH_KERAS = ("step", "plain", "keras", "plain_keras")
 COMPARED_DIMS = (16, 128)
 COMPARED_ROUNDS = 3
 CARRIERS = ("horovod", "shared_memory")
@@ -110,6 +119,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--against", type=checkout, metavar="CHECKOUT", help="compare with another checkout")
     add("--repeat", type=count, help="rounds of all programs (1; with --against, 3)")
     add("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS, help="not with --against")
+    add("--keras", action="store_true", help="compare with Keras's `fit`")
     add(
         "--malloc",
         choices=list(jobs.ALLOCATORS),
@@ -139,6 +149,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             f"--hosts {parsed.hosts} takes --ranks that are a multiple of it, not {parsed.ranks}, "
             "and no --against"
         )
+    if parsed.keras:
+        if parsed.hosts or parsed.against:
+            parser.error("--keras goes with neither --hosts nor --against")
+        parsed.only = WITH_KERAS
     return parsed
 
 
@@ -154,13 +168,22 @@ def settings_of(arguments: argparse.Namespace) -> list[Setting]:
     for field in dataclasses.fields(Setting):
         if hasattr(arguments, field.name):
             fields[field.name] = getattr(arguments, field.name)
-    fields["input"] = arguments.input or ("dataset" if arguments.prefetch_keys else "feed")
+    by_default = "dataset" if arguments.prefetch_keys else "memory" if arguments.keras else "feed"
+    fields["input"] = arguments.input or by_default
     fields["scope"] = scope
     fields["policy"] = dict(arguments.policy or [])
     dims = COMPARED_DIMS if arguments.against else (Setting.dim,)
     if arguments.dim:
         dims = (arguments.dim,)
     return [Setting(**{**fields, "dim": dim}) for dim in dims]
+
+
+def is_possible_by_fit(setting: Setting) -> bool:
+    return (
+        not (setting.pooled or setting.dynamic or setting.policy or setting.scope)
+        and setting.optimizer != "lazy_adam"
+        and setting.network in ("dlrm", "none")
+    )
 
 
 def run(
@@ -229,7 +252,7 @@ def run_rounds(
 ) -> list[Round]:
     """Runs the programs in turn, or with --against `step` on the two checkouts in turn."""
     step_workload.write(setting, folder)
-    runs = {name: (name, jobs.CHECKOUT) for name in PROGRAMS if name in arguments.only}
+    runs = {name: (name, jobs.CHECKOUT) for name in arguments.only}
     if arguments.against:
         runs = {"step": ("step", jobs.CHECKOUT), "against": ("step", arguments.against)}
     rounds = []
@@ -246,7 +269,8 @@ def run_rounds(
                 trace=arguments.trace and arguments.trace / name,
                 timeout=arguments.timeout,
             )
-        step_report.check_losses(setting, round_, "against" if arguments.against else "replicated")
+        other = "against" if arguments.against else "keras" if arguments.keras else "replicated"
+        step_report.check_losses(setting, round_, other)
         rounds.append(round_)
     return rounds
 
@@ -267,6 +291,11 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Prints the figures of all programs; returns what --json prints."""
     (setting,) = settings_of(arguments)
+    if arguments.keras and not is_possible_by_fit(setting):
+        sys.exit(
+            "step.py: --keras takes one id a feature of static tables, --network dlrm or none, and "
+            "--optimizer adagrad, ftrl or sgd, without options of scope()"
+        )
     with tempfile.TemporaryDirectory(prefix="step-") as name:
         folder = Path(name)
         rounds = run_rounds(setting, arguments, folder, arguments.repeat or 1)

@@ -1,8 +1,9 @@
 """Runs one rank of one of the programs that step.py times; step.py starts it, by the launcher.
 
-    collective launch -np 2 benchmarks/step_program.py {step|plain|wire|replicated} FOLDER
+    collective launch -np 2 benchmarks/step_program.py PROGRAM FOLDER
 
-Copies of `plain` have nothing to do with each other: add --independent.
+PROGRAM is step, plain, wire, replicated, keras or plain_keras. Copies of `plain` and `plain_keras`
+have nothing to do with each other: add --independent.
 
 FOLDER has the data (`step_workload.write`); the rank's measurements go to FOLDER/PROGRAM.RANK.json.
 """
@@ -130,6 +131,10 @@ PROGRAMS: dict[str, Callable[[Setting, Path, int], contextlib.AbstractContextMan
     "wire": bare_exchange,
     "replicated": lambda setting, folder, rank: whole_tables(setting, folder, rank, True),
 }
+
+
+# Those that `step_keras` measures.
+KERAS = ("keras", "plain_keras")
 
 
 def arrive(folder: Path, place: str, rank: int) -> None:
@@ -261,17 +266,16 @@ def peak_rss() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("program", choices=[*PROGRAMS, *KERAS])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="folder for a trace of one step")
     parser.add_argument("--parts", action="store_true", help="take some steps apart")
     arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
-    tf.disable_eager_execution()
     rank, name, folder = int(os.environ["RANK"]), arguments.program, arguments.folder
     setting = Setting.load(folder)
     # The ranks of the other programs wait for each other in every step.
-    independent = name == "plain"
+    independent = name in ("plain", "plain_keras")
 
     def together(place: str) -> None:
         if independent:
@@ -284,6 +288,14 @@ def main() -> None:
         return independent and not all_arrived(folder, "end", setting.ranks)
 
     base = psutil.Process().memory_info().rss / 2**20
+    if name in KERAS:
+        import step_keras
+
+        measured = step_keras.measure(setting, folder, rank, name == "plain_keras", together, busy)
+        measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)
+        jobs.write_measurements(name, folder, measured)
+        return
+    tf.disable_eager_execution()
     with PROGRAMS[name](setting, folder, rank) as program:
         measured = measure(program, setting, together, busy)
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)

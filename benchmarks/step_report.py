@@ -33,7 +33,7 @@ def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     slower copy counts.
     """
     times = np.array([rank["times"] for rank in ranks])
-    if program != "plain":
+    if not program.startswith("plain"):
         times = times.max(0, keepdims=True)
     return {
         "ms": float(np.median(times, 1).max()),
@@ -94,6 +94,18 @@ def median_ratio(rounds: list[Round], name: str, above: str, *below: str) -> flo
     return round(statistics.median(quotients), 3) if quotients else None
 
 
+def _keras_ratio(rounds: list[Round]) -> float | None:
+    """Returns what a step of `fit` is of a session's step and plain Keras's own overhead."""
+    if not {"keras", "step", "plain_keras", "plain"} <= set(rounds[0]):
+        return None
+    quotients = []
+    for round_ in rounds:
+        ms = {program: summarised["ms"] for program, summarised in round_.items()}
+        overhead = max(0.0, ms["plain_keras"] - ms["plain"])
+        quotients.append(ms["keras"] / (ms["step"] + overhead))
+    return round(statistics.median(quotients), 3)
+
+
 def figures(setting: Setting, rounds: list[Round], data_mb: float) -> dict[str, Any]:
     """Returns what --json prints: medians over the rounds."""
     first = rounds[0]
@@ -124,6 +136,8 @@ def figures(setting: Setting, rounds: list[Round], data_mb: float) -> dict[str, 
         "peak_rss_mb": median(rounds, "step", "peak_rss_mb"),
         "shard_mb": round(setting.shard_bytes() / 2**20, 1),
         "data_mb": data_mb,
+        "keras_ratio": _keras_ratio(rounds),
+        "keras_to_plain": median_ratio(rounds, "ms", "keras", "plain_keras"),
         "ratio_to": {program: median_ratio(rounds, "ms", program, "plain") for program in first},
         "programs": programs,
         "setting": dataclasses.asdict(setting),
@@ -173,6 +187,12 @@ def program_table(setting: Setting, result: dict[str, Any]) -> str:
     if result["ratio"] is not None:
         lines += ["", f"step ÷ (plain + wire) = {result['ratio']:.2f}{each_round(result)}"]
         lines[-1] += f"; of processor time {result['cpu_ratio']:.2f}"
+    if result["keras_ratio"] is not None:
+        lines += [
+            "",
+            "keras ÷ (step + plain_keras - plain), plain Keras's own overhead = "
+            f"{result['keras_ratio']:.2f}; keras ÷ plain_keras = {result['keras_to_plain']:.2f}",
+        ]
     if result["copying_ms"] is not None:
         copying = report.number(result["copying_ms"])
         lines += ["", f"Copying the bytes of `wire` once within a process takes {copying} ms."]

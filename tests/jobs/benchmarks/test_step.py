@@ -38,6 +38,18 @@ def call(*arguments: str, timeout: int = 250) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.long
+def test_fit_takes_the_steps_of_a_session():
+    """The program ends with an error where the losses differ."""
+    done = call(*TINY, "--keras", "--network", "dlrm", "--json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    out = json.loads(done.stdout.splitlines()[-1])
+    assert set(out["programs"]) == {"step", "plain", "keras", "plain_keras"}
+    assert out["keras_ratio"] > 0 and out["keras_to_plain"] > 0
+    refused = call(*TINY, "--keras", "--ids", "1-3")
+    assert refused.returncode == 1 and "--keras takes one id a feature" in refused.stderr
+
+
+@pytest.mark.long
 def test_the_last_line_has_every_figure():
     done = call(*TINY, "--ids", "1-3", "--network", "dlrm", "--json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
