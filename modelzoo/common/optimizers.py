@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective import train as collective_train
 
@@ -26,3 +29,11 @@ def create(name: str, learning_rate: float) -> tf.train.Optimizer:
         step = tf.train.get_or_create_global_step()
         return collective_train.AdagradDecayOptimizer(learning_rate, step)
     return CLASSES[name](learning_rate)
+
+
+def create_keras(name: str, learning_rate: float) -> Any:
+    """Makes the optimizer of Keras of the same name."""
+    if name == "momentum":
+        return tf2.keras.optimizers.SGD(learning_rate, MOMENTUM)
+    config = {"learning_rate": learning_rate}
+    return tf2.keras.optimizers.get({"class_name": name, "config": config})

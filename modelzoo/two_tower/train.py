@@ -71,16 +71,15 @@ class TwoTower(ClickModel):
         step = tf.train.get_or_create_global_step()
         seed = tf.stack([tf.constant(self.options.seed, tf.int64), tf.cast(step, tf.int64)])
         sampled = tf.random.stateless_uniform([self.options.own.sampled], seed, 0, items, tf.int64)
-        users = self._users(features)
-        rows = tf.nn.embedding_lookup(self._items(), sampled)
-        vectors, own_numbers = rows[:, :-1], rows[:, -1]
-        others = tf.matmul(users, vectors, transpose_b=True) + own_numbers  # [B, S]
-        # What was sampled though it is the row's own item doesn't compete with it.
-        others -= 1e9 * tf.cast(tf.equal(sampled, clicked[:, None]), tf.float32)
-        # Each of the others stands for so many of them.
-        others += math.log(items / self.options.own.sampled)
-        competing = tf.concat([self._score(users, clicked)[:, None], others], axis=1)
-        surprise = tf.reduce_logsumexp(competing, axis=1) - competing[:, 0]
+        users, table = self._users(features), self._items()
+        surprise = sampled_softmax(
+            users,
+            tf.nn.embedding_lookup(table, clicked),
+            tf.nn.embedding_lookup(table, sampled),
+            clicked,
+            sampled,
+            items,
+        )
         return tf.reduce_mean(features["label"] * surprise)
 
     def metrics(self, features: Features) -> dict[str, Any]:
@@ -107,8 +106,38 @@ class TwoTower(ClickModel):
         return self.table(ITEM, self.options.dim + 1)
 
     def _score(self, users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-        rows = tf.nn.embedding_lookup(self._items(), items)
-        return tf.reduce_sum(users * rows[:, :-1], axis=1) + rows[:, -1]
+        return score(users, tf.nn.embedding_lookup(self._items(), items))
+
+
+def score(users: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Computes the scores [B] of users [B, D] and the rows [B, D + 1] of items."""
+    return tf.reduce_sum(users * rows[:, :-1], axis=1) + rows[:, -1]
+
+
+def sampled_softmax(
+    users: tf.Tensor,
+    clicked_rows: tf.Tensor,
+    sampled_rows: tf.Tensor,
+    clicked: tf.Tensor,
+    sampled: tf.Tensor,
+    items: int,
+) -> tf.Tensor:
+    """Computes the surprise [B], -log p, at the items that were clicked.
+
+    Args:
+        users: their vectors [B, D].
+        clicked_rows, sampled_rows: rows of items [B, D + 1], and [S, D + 1].
+        clicked, sampled: the numbers of these items.
+        items: how many there are in all.
+    """
+    vectors, own_numbers = sampled_rows[:, :-1], sampled_rows[:, -1]
+    others = tf.matmul(users, vectors, transpose_b=True) + own_numbers  # [B, S]
+    # What was sampled though it is the row's own item doesn't compete with it.
+    others -= 1e9 * tf.cast(tf.equal(sampled, clicked[:, None]), tf.float32)
+    # Each of the others stands for so many of them.
+    others += math.log(items / int(sampled.shape[0]))
+    competing = tf.concat([score(users, clicked_rows)[:, None], others], axis=1)
+    return tf.reduce_logsumexp(competing, axis=1) - competing[:, 0]
 
 
 if __name__ == "__main__":

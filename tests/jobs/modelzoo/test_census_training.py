@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from program_launch import NO_NETWORK, train
+from program_launch import CENSUS_INCOME, NO_NETWORK, launch, train
 
 RESULT = re.compile(r"test AUC (\d\.\d+)  accuracy (\d\.\d+)  \((\d+) rows\)")
 
@@ -70,6 +70,17 @@ def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(
         each = rf"  ranks +{ranks[0]}, each with a part of every table \(backend hb\)\n"
         assert re.search(each, seen)
         assert re.search(r"  test AUC +0\.91\d\d; PERSIA publishes 0\.8929 on these rows\n", seen)
+
+
+def test_the_census_auc_is_reached_by_fit_which_goes_on_and_exports(bare_machine, tmp_path):
+    """Two ranks train; one begins with their checkpoint, has nothing left to do, and exports."""
+    options = ("--checkpoint-dir", tmp_path / "ckpt", "--export-dir", tmp_path / "served")
+    first = launch(CENSUS_INCOME / "fit.py", 2, *options[:2], **bare_machine)
+    second = launch(CENSUS_INCOME / "fit.py", 1, *options, **bare_machine)
+    assert auc(first) >= 0.905
+    assert auc(second) == pytest.approx(auc(first), abs=1.01e-4)
+    assert "Epoch 8/8" in first.stdout and "Epoch 1/8" not in second.stdout
+    assert list((tmp_path / "served").glob("*/saved_model.pb"))
 
 
 @pytest.mark.long

@@ -104,6 +104,16 @@ def test_the_numbers_of_ranks_agree_in_every_mode(tmp_path, name):
     assert metrics.auc(test["label"], served) == pytest.approx(whole[0], abs=2e-3)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["dlrm", "two_tower"])
+def test_fit_reaches_the_same_on_any_number_of_ranks(name):
+    program = MODELZOO / name / "fit.py"
+    more = ("--rows", 20_000, "--batch-size", 96, "--steps", 150)
+    of_two, of_one = (scores(launch(program, ranks, *more)) for ranks in (2, 1))
+    np.testing.assert_allclose(of_two, of_one, atol=2e-4)
+    assert of_two[0] > 0.7 and of_two[2:] == [2000, 150]
+
+
 @pytest.mark.long
 def test_two_ranks_train_dlrm_on_criteos_text(tmp_path):
     random = np.random.default_rng(0)
