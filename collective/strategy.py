@@ -202,7 +202,8 @@ class CollectiveStrategy:
 
         No rank waits for another. `str(plan)` is what rank 0 prints when training starts: a summary
         if there are many tables. `plan.to_text(full=True)` lists everything. `plan.to_dict()` and
-        `plan.to_json()` are for programs.
+        `plan.to_json()` are for programs. After a profile it also has the time that the planner
+        predicts for a step, next to the measured one.
 
         With `devices`, it returns the planner's answer instead: where the tables of this graph are
         best on these machines, of which there need be none, and how long a step would take (a
@@ -245,7 +246,7 @@ class CollectiveStrategy:
         if fetches is not None:
             leaves = graph_analysis.flatten(fetches)
             footprint = run_analysis.footprint_of(graph, leaves, [])
-        return builder.build_plan(graph, footprint, session)
+        return placement_plan.with_prediction(builder.build_plan(graph, footprint, session), graph)
 
     def shard(self, dataset: tf2.data.Dataset) -> tf2.data.Dataset:
         """Returns this rank's part of a dataset that is the same on all ranks.

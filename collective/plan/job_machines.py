@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.job.machine import memory_bytes
 from collective.ops import kernel_device
-from collective.ops.communication import collectives, membership
+from collective.ops.communication import collectives, hierarchy, membership
 from collective.planner import published, tables_file
 from collective.planner.machines import Device, Figure, Machines
 from collective.tables.automatic_placement import AUTOMATIC, Basis
@@ -76,9 +76,11 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def of_job() -> Machines:
-    """Returns this job's machines, by what is published about devices of their kind.
+    """Returns this job's machines, the same on all ranks of equal hosts.
 
-    Hosts with different numbers of ranks are taken for as many hosts as there are ranks.
+    Their figures are those of devices of their kind. CPU ranks of several hosts have measured how
+    fast they send, when they started (`ops/communication/hierarchy.py`). Hosts with different
+    numbers of ranks are taken for as many hosts as there are ranks.
     """
     process = membership.place()
     hosts = process.size // process.local_size if process.local_size else process.size
@@ -94,7 +96,12 @@ def _device(local_size: int) -> Device:
         name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
         return published.named(name)
     memory = Figure(memory_bytes() / max(local_size, 1), "measured", "this host's, by its ranks")
-    return dataclasses.replace(published.CPU, memory=memory)
+    device = dataclasses.replace(published.CPU, memory=memory)
+    rates = hierarchy.bandwidths()
+    if rates is None:
+        return device
+    within, between = (Figure(rate, "measured", "when the ranks started") for rate in rates)
+    return dataclasses.replace(device, within_rate=within, between_rate=between)
 
 
 def connect() -> None:

@@ -144,6 +144,11 @@ def hosts_of(local_ranks: Sequence[int]) -> Hosts | str:
     return Hosts(len(sizes), sizes[0])
 
 
+def bandwidths() -> Bandwidths | None:
+    """Returns what was measured when the ranks joined, the same on all; None if nothing was."""
+    return _merging.settled.bandwidths
+
+
 def use(choice: Choice) -> None:
     """Sets the choice for exchanges that are built from now on: AUTO, True or False."""
     _merging.choice = choice if choice == AUTO else bool(choice)

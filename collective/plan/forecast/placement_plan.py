@@ -10,11 +10,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops.graph import graph_state
 from collective.plan import graph_workload, job_machines
 from collective.plan.forecast import data, picture, text
 from collective.plan.graph_workload import GraphWorkload
+from collective.plan.known_runs import KnownRuns
+from collective.plan.plan import Plan
 from collective.planner import published, search, tables_file
 from collective.planner.search import Forecast
+from collective.planner.step_model import StepModel
 from collective.planner.workload import Placement
 
 HEAD = """Tables of a training step, for `collective plan --tables`.
@@ -97,6 +101,34 @@ def write_tables(path: str | os.PathLike[str], described: GraphWorkload) -> None
     with open(partial, "w", encoding="utf-8") as file:
         file.write(content)
     os.replace(partial, path)
+
+
+def with_prediction(plan: Plan, graph: tf.Graph) -> Plan:
+    """Returns a plan that also has the predicted time of a step next to the measured one.
+
+    Without a profile, or with a table that one rank has whole, which the model doesn't know, it is
+    the same plan.
+
+    Args:
+        plan: of the graph.
+        graph: the graph.
+    """
+    measured = graph_state.of(graph, KnownRuns).measured
+    if measured is None or not plan.tables:
+        return plan
+    placements: dict[str, Placement] = {}
+    for table in plan.tables:
+        if table.placement not in ("rows", "replicated"):
+            return plan
+        placements[table.name] = "replicated" if table.placement == "replicated" else "rows"
+    machines = job_machines.of_job()
+    step = StepModel(graph_workload.of_graph(graph).workload, machines).step(placements)
+    steps = f"steps {measured.first} to {measured.last}"
+    note = (
+        f"predicts {text.milliseconds(step.seconds)} ms a step for {machines.name}; measured: "
+        f"{text.milliseconds(measured.ms / 1e3)} ms ({steps})"
+    )
+    return dataclasses.replace(plan, notes={**plan.notes, "planner": note})
 
 
 def plan_for(

@@ -9,7 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective.plan.__main__ import main as plan_command
+from collective.plan.forecast import text
 from collective.planner import tables_file
+from collective.planner.step_model import StepModel
 from tests.ranks import reference
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 2)]
@@ -53,6 +55,14 @@ def test_a_step_is_what_was_measured(strategy, rank, size, folder, capsys):
                 session.run(train)
             plan = strategy.plan(session=session, devices="64 x H100-80GB", batch=65536)
         here = strategy.plan(devices="16 x A100", hosts=4)
+        here_now, described = strategy.plan(devices="this job"), strategy.plan()
+    assert here_now.forecast.machines.ranks == size
+    known = StepModel(here_now.described.workload, here_now.forecast.machines)
+    placed = {table.name: table.placement for table in described.tables}
+    predicted = text.milliseconds(known.step(placed).seconds)
+    note = described.notes["planner"]
+    assert note.startswith(f"predicts {predicted} ms a step for {size} x CPU on 1 host; measured: ")
+    assert note.endswith(" ms (steps 3 to 4)") and f"planner: {note}" in str(described)
     batches = [ids_of(r) for r in range(size)]
 
     def distinct(column=slice(None)):
@@ -113,6 +123,9 @@ def test_what_nobody_has_measured_is_assumed(strategy, rank, size):
             strategy.plan(batch=3)
         with pytest.raises(ValueError, match="leave fetches out"):
             strategy.plan(fetches=loss, devices="8 x H100")
+        with pytest.raises(ValueError, match="hosts of 'this job' are known"):
+            strategy.plan(devices="this job", hosts=1)
+        assert "planner" not in strategy.plan().notes
         before = strategy.plan(devices="8 x H100")
         tf.train.AdamOptimizer(0.1).minimize(loss)
         after = strategy.plan(devices="8 x H100")
