@@ -35,6 +35,7 @@ NEVER_ONE = {
     "collective/profiling/breakdown.py": "several exchanges were put together",
     "ops/communication/hierarchy.py": "each of several hosts has several ranks",
     "modelzoo/common/command_line.py": "one rank divides every batch",
+    "modelzoo/census_income/fit.py": "the model and the data have a given size",
     "modelzoo/census_income/train.py": "the model and the data have a given size",
     "modelzoo/census_income/train_estimator.py": "the model and the data have a given size",
     "ops/binding_checks/growing.py": "the checks have many keys",
