@@ -64,7 +64,8 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
     optional = optional_variables(saver)
     is_plain = collectives.size() == 1 and not shards and not states and not optional
-    if is_plain and not _has_tables(prefix):
+    # A Saver that was imported with a graph knows no variables, and restores by its operations.
+    if is_plain and (saver._var_list is None or not _has_tables(prefix)):
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
