@@ -26,7 +26,7 @@ def launched(folder: Path, launch: int, ranks: int, kills: int = 0, restarts: in
     (folder / "records").write_text("".join(f"{i}\n" for i in range(RECORDS)))
     limits = ("--max-restarts", restarts, "--restart-pause", 0.05) if restarts else ()
     start = ("-np", ranks, "--device", "cpu", *limits)
-    done = pool.launch(*start, PROGRAM, folder, launch, kills, timeout=60 + 40 * kills)
+    done = pool.launch(*start, PROGRAM, folder, launch, kills, timeout=150 + 40 * kills)
     return done.returncode, done.stdout
 
 
