@@ -37,7 +37,7 @@ def agree(file: str) -> Basis:
     """
     own: dict[str, Any] = {}
     if collectives.rank() == 0:
-        own = _read(file)
+        own = {"machines": dataclasses.asdict(of_job()), **_read(file)}
     what = "chooses the placements of tables" + (f" by {file}" if file else "")
     first = barrier.exchange(None, what, own)[0]
     if "problem" in first:
@@ -56,7 +56,7 @@ def agree(file: str) -> Basis:
     elif file:
         workload = tables_file.parse(first["text"], file).workload()
         source = f"by {file}"
-    machines = of_job()
+    machines = Machines.of_dict(first["machines"])
     return Basis(machines, workload, f"{source}; for {machines.name}")
 
 
@@ -76,7 +76,7 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def of_job() -> Machines:
-    """Returns this job's machines, the same on all ranks of equal hosts.
+    """Returns this job's machines, as this rank sees them; ranks of equal hosts see the same.
 
     Their figures are those of devices of their kind. CPU ranks of several hosts have measured how
     fast they send, when they started (`ops/communication/hierarchy.py`). Hosts with different

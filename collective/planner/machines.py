@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import math
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from collective.ops.counting import counted
 
@@ -100,6 +101,15 @@ class Machines:
                 f"{counted(self.ranks, 'rank')} on {counted(self.hosts, 'host')}: every host has "
                 "the same number of ranks, and at least one. Change one of the two numbers."
             )
+
+    @classmethod
+    def of_dict(cls, values: Mapping[str, Any]) -> Machines:
+        """Returns the machines of which `dataclasses.asdict` made `values`."""
+        device: dict[str, Any] = {
+            name: Figure(**value) if isinstance(value, Mapping) else value
+            for name, value in values["device"].items()
+        }
+        return cls(Device(**device), values["ranks"], values["hosts"])
 
     @property
     def ranks_of_host(self) -> int:

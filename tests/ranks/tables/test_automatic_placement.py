@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError, TablePolicy
+from collective.plan import job_machines
 from collective.tables.automatic_placement import AUTOMATIC
 from collective.tables.table import Table
 from tests.ranks import exports, reference
@@ -107,7 +108,9 @@ def test_training_and_restart_are_plain_tensorflows(strategy, rank, size, file, 
 
 
 def test_rank_0_decides(strategy, rank, folder, monkeypatch):
-    """Also if the others have another file of this name, or none."""
+    """Also if the others have another file of this name, or none, and hosts without memory."""
+    if rank > 0:
+        monkeypatch.setattr(job_machines, "memory_bytes", lambda: 1)
     own = {0: FILE, 1: "tables: {alone: {rows: 3, dimension: 4}}"}
     home = Path(folder) / f"of rank {rank}"
     home.mkdir()
