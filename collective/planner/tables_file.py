@@ -13,7 +13,7 @@ import decimal
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Optional
 
 import pydantic
 
@@ -45,9 +45,10 @@ class TableEntry(StrictModel):
     ]
     type: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
     ids: Annotated[float, pydantic.Field(gt=0)] = 1.0
-    distinct: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
-    distinct_at: Annotated[float, pydantic.Field(gt=1)] | None = None
-    optimizer: Optimizer | None = None
+    # pydantic evaluates these, and Python 3.9 has no `| None`.
+    distinct: Optional[Annotated[float, pydantic.Field(gt=0, le=1)]] = None  # noqa: UP045
+    distinct_at: Optional[Annotated[float, pydantic.Field(gt=1)]] = None  # noqa: UP045
+    optimizer: Optional[Optimizer] = None  # noqa: UP045
     imbalance: Annotated[float, pydantic.Field(ge=1)] = 1.0
     dynamic: bool = False
     weight_bound: bool = False

@@ -17,7 +17,7 @@ import re
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
+from typing import BinaryIO, Optional
 
 from collective.launch.output.digest import JobDigest, RankDigest
 from collective.launch.output.error_excerpt import tells_more
@@ -40,7 +40,8 @@ _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 
 
 Descriptors = tuple[int, int]
-Logs = tuple[BinaryIO | None, BinaryIO | None]
+# Python 3.9 evaluates it, and has no `| None`.
+Logs = tuple[Optional[BinaryIO], Optional[BinaryIO]]  # noqa: UP045
 
 
 class Console:
