@@ -5,7 +5,7 @@ VENV ?= .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-to-train train bench overhead test test-matrix test-all test-versions wheel docs image image-check format lint clean
+.PHONY: help setup ready ready-to-train train bench overhead test test-slow test-matrix test-all test-versions wheel docs image image-check format lint clean
 
 # What they said once, set-up remembers.
 export TENSORFLOW PYTHON GPU VENV FOR
@@ -70,6 +70,9 @@ image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; w
 
 test: lint  ## lint, and the tests: 15 minutes on two cores
 	$(python) -m pytest $(ARGS)
+
+test-slow: ready  ## Tests that take three seconds and more, which CI runs, too: 15 minutes
+	$(python) -m pytest --tier slow $(ARGS)
 
 test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 25 minutes
 	$(python) -m pytest --tier matrix $(ARGS)

@@ -1,4 +1,4 @@
-"""Which tests run, by tier: what `make test` runs, what `make test-matrix` adds, or all."""
+"""Which tests run, by tier: what `make test` runs, what others add to it, or all."""
 
 from __future__ import annotations
 
@@ -58,5 +58,6 @@ def runs(item: pytest.Item, tier: str, left_to_matrix: set[pytest.Item]) -> bool
         return False
     if is_rank_case(item):
         return True  # which the tier has chosen
-    in_matrix = item.get_closest_marker("matrix") is not None or item in left_to_matrix
-    return in_matrix == (tier == "matrix")
+    if item.get_closest_marker("matrix") is not None or item in left_to_matrix:
+        return tier == "matrix"
+    return tier == ("test" if item.get_closest_marker("slow") is None else "slow")

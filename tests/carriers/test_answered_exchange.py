@@ -49,6 +49,7 @@ def keys_of(seed, most):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("ranks", [3, 2])

@@ -257,6 +257,7 @@ def test_who_waits_for_a_rank_that_ends_is_told(tmp_path, when):
     assert "lost rank 1, which has ended, while 'x' waited for it in shared memory" in output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_rank_that_waits_needs_no_processor(tmp_path):
     output = run(

@@ -82,6 +82,7 @@ def job(tmp_path, body, ranks, interrupt=False):
     return code, "".join(lines), time.monotonic() - (ready or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_interrupt_and_continue(tmp_path):
     """Interrupted at step 6, it goes on from the checkpoint of step 4 as if nothing had been.
@@ -138,6 +139,7 @@ TROUBLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("where", TROUBLE)

@@ -99,6 +99,7 @@ def said(tmp_path, trouble):
     return by_rank
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "trouble", ["input_fn", "model_fn", "record", "created", "before", "after", "end"]

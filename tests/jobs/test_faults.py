@@ -281,6 +281,7 @@ IN_HOST_MEMORY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     "first, little, words",

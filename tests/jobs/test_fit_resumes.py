@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.jobs import pool
 
@@ -16,6 +17,7 @@ def values_of(done):
     return [[float(x) for x in line.split()] for line in lines if line]
 
 
+@pytest.mark.slow
 def test_fit_goes_on_in_the_epoch_at_another_number_of_ranks(tmp_path: Path):
     folder = tmp_path / "ckpt"
     plain = pool.launch("-np", 1, "--device", "cpu", PROGRAM, "plain")

@@ -66,6 +66,7 @@ def trained(done: Any) -> set[str]:
     return set(re.findall("trained (.*)", done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_a_trainer_of_the_file_is_that_of_the_arguments(tmp_path, ranks):
@@ -80,6 +81,7 @@ def test_a_trainer_of_the_file_is_that_of_the_arguments(tmp_path, ranks):
         assert names == {"model.ckpt-9.index", "model.ckpt-17.index"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_set_has_an_effect_and_two_values_are_an_error(tmp_path):
     done = launch(

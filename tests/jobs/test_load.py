@@ -48,6 +48,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_model_outside_of_training(tmp_path, capfd):
     (tmp_path / "job").mkdir()

@@ -61,6 +61,7 @@ def until(condition, address):
     raise AssertionError(found)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_job_is_watched_through_a_restart(tmp_path, ranks):

@@ -85,6 +85,7 @@ def check_stopped(training, done, code=143):
     assert "Resume with the same command, from step" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_preempted_job_goes_on_to_the_very_weights_of_another(tmp_path):
     """The launcher and both ranks are signalled at once, as a scheduler does: that is one signal.

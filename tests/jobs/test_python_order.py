@@ -32,6 +32,7 @@ def launch(tmp_path, **environment):
     return pool.launch(*arguments, environment=environment, pool=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_model_that_is_built_along_a_set(tmp_path):
     done = launch(tmp_path, PYTHONHASHSEED="")
@@ -40,6 +41,7 @@ def test_a_model_that_is_built_along_a_set(tmp_path):
     assert "Python hashes strings" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_ranks_that_hash_in_ways_of_their_own_are_told(tmp_path):
     """As other launchers start them."""

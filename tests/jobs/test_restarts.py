@@ -31,6 +31,7 @@ def undisturbed(folder, ranks):
     return trained(folder, STEPS, ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_job_of_which_ranks_die_ends_with_the_very_weights(tmp_path):
     code, output, weights = restarted(tmp_path / "job", "1:6:kill", "0:14:raise")

@@ -123,6 +123,7 @@ def auc_of(labels, scores):
         return float(session.run(value))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_the_served_auc_is_that_of_the_evaluation(tmp_path):
     script, model, export = tmp_path / "train.py", tmp_path / "model", tmp_path / "clicks"
@@ -155,6 +156,7 @@ def test_the_served_auc_is_that_of_the_evaluation(tmp_path):
     np.testing.assert_array_equal(np.concatenate(stock), served)
 
 
+@pytest.mark.slow
 def test_requests_in_flight_are_answered_at_the_end(tmp_path):
     """SIGTERM comes between the halves of a body; nobody is taken in any more, and it exits 0."""
     saved_models.write(tmp_path / "m", 3)
@@ -191,6 +193,7 @@ def run(*command):
     )
 
 
+@pytest.mark.slow
 def test_what_can_not_be_served_is_one_sentence(tmp_path):
     (tmp_path / "m").mkdir()
     done = run("-m", "collective", "serve", tmp_path / "m", "--port", "0")

@@ -104,6 +104,7 @@ def lookup_alone(what):
     return pytest.mark.job(body, ranks=3 if what == "sleeps" else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=lookup_alone(what)) for what in ELSEWHERE]
@@ -123,6 +124,7 @@ def test_a_lookup_that_one_rank_fetches_alone(ended, what):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.job(
     """
     with tf.train.MonitoredTrainingSession('') as session:
@@ -217,6 +219,7 @@ def test_a_branch_with_a_lookup_that_one_rank_takes_alone(ended, version):
     assert "Others have finished what rank 0 is still in" in output
 
 
+@pytest.mark.slow
 @pytest.mark.job(
     """
     branch = tf.cond(take, lambda: tf.nn.embedding_lookup(t, ids), lambda: tf.zeros([1, 2]), name='branch')

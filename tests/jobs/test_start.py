@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,6 +22,7 @@ def python(code, **environment):
     )
 
 
+@pytest.mark.slow
 def test_one_rank_without_the_launcher():
     done = python(
         "from collective import CollectiveStrategy as C; s = C(); print(s.rank(), "
@@ -28,6 +31,7 @@ def test_one_rank_without_the_launcher():
     assert done.stdout.split()[-3:] == ["0", "1", "0"]
 
 
+@pytest.mark.slow
 def test_backends_are_named():
     done = python(
         "from collective import CollectiveStrategy; CollectiveStrategy()", COLLECTIVE_STRATEGY="ps"
@@ -36,6 +40,7 @@ def test_backends_are_named():
     assert "no such backend. Known: hb, sok" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_process_needs_no_horovod():
     done = python(
         "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy; "
@@ -44,6 +49,7 @@ def test_one_process_needs_no_horovod():
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1"
 
 
+@pytest.mark.slow
 def test_a_rank_that_needs_horovod_is_told():
     done = python(
         "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy; "

@@ -134,6 +134,7 @@ def train_until_the_end(folder: Path, launches: list[dict]) -> None:
     np.testing.assert_allclose(rows, table, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ranks_and_loaders_are_killed_and_each_sample_comes_once(tmp_path):
     kill = {"ranks": 2, "victim": 1, "step": 4, "loaders": {"1": [0], "2": [1]}}
@@ -178,6 +179,7 @@ def test_a_hundred_plans_of_kills(tmp_path):
     run()
 
 
+@pytest.mark.slow
 def test_a_loader_that_fails_is_named_and_started_again(tmp_path):
     """One that ends by itself isn't; the ranks then say where they looked for it."""
     (tmp_path / "loader.py").write_text(

@@ -12,6 +12,7 @@ from tests.jobs import pool
 PROGRAM = os.path.join(os.path.dirname(__file__), "tried_once.py")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(

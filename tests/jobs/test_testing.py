@@ -46,6 +46,7 @@ def train(strategy_of=None, steps=3):
             return rank, size, session.run(every)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_model_on_two_ranks_has_the_numbers_of_plain_tensorflow():
     found = testing.run(train, 2, steps=4)
@@ -97,6 +98,7 @@ def test_a_rank_that_dies_without_a_word():
     assert raised.value.errors == {}
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_too_long_is_ended(tmp_path):
     def hangs(path):
         (path / os.environ["RANK"]).write_text(str(os.getpid()))
@@ -151,6 +153,7 @@ def test_skips():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_pytest_runs_tests_on_ranks(tmp_path):
     """With helpers next to the test, as pytest finds them; asserts are explained."""

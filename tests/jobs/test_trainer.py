@@ -22,6 +22,7 @@ def trained(folder, *events, ranks=2):
     return done.stdout, set(re.findall("weights (.*)", done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_a_rank_dies_and_training_goes_on(tmp_path, ranks):

@@ -101,6 +101,7 @@ def launch(folder, program, *options, **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program",
@@ -131,6 +132,7 @@ def test_an_update_outside_of_scope_is_refused(tmp_path, program):
     assert "with strategy.scope()" in done.stdout and "--independent" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -147,6 +149,7 @@ def test_nothing_is_written_before_it_is_refused(tmp_path, program):
     assert not [path for path in tmp_path.glob("saved/**/*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program, options, environment",

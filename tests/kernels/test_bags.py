@@ -141,6 +141,7 @@ def same(ranks: int, *values: Any) -> list[np.ndarray]:
     return [np.array(values, np.int64)] * ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(n, marks=pytest.mark.matrix) for n in (1, 2, 5))]
 )

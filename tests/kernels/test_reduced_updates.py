@@ -110,6 +110,7 @@ def hide_some_rows(op: tf.Operation, table: int) -> None:
     op._update_input(place, tf.where(rows % 3 == 2, -tf.ones_like(rows), seen_later))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dim", [1, 16, 37, 128])
 @pytest.mark.parametrize("hidden", [False, True])

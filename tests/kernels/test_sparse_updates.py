@@ -269,6 +269,7 @@ def test_special_values_are_those_of_tensorflow(shape, weight):
     assert_like_tensorflow(make_case, sorted(CASES.keys() - {"row_wise_adagrad"}), 1e-6, 0)
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit():
     """Nor does the order of the rows."""
     rng, results = np.random.default_rng(1), []

@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier",
         choices=TIERS,
         default="test",
-        help="what `make test` runs (the default), what `make test-matrix` adds, or all",
+        help="what `make test` runs (the default), what `make test-slow` or -matrix adds, or all",
     )
     group.addoption(
         "--ranks",

@@ -9,7 +9,7 @@ import pytest
 
 BACKENDS = ("hb", "sok")
 CARRIERS = ("horovod", "shared_memory", "mixed", "two_levels", "nccl")
-TIERS = ("test", "matrix", "all")
+TIERS = ("test", "slow", "matrix", "all")
 RANKS = (1, 2, 3)
 # The backend of `make test`. A case marked `backends` runs there on those it names.
 DEFAULT_BACKEND = "sok"
@@ -31,8 +31,8 @@ _OF_GPUS = {
 }
 
 MARKERS = (
-    "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs it "
-    "at the largest one, too; the others are among its turns",
+    "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs every "
+    "other one at the largest, the rest in one of their turns, to which these belong",
     "backends(name, ...): a rank case that depends on the backend: its parameters take turns over "
     "these in `make test`, and `make test-matrix` runs the others",
     "either_backend: a rank case that has nothing to do with the backend, which is none of its "
@@ -47,6 +47,8 @@ MARKERS = (
     "of its turns) or 'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` another one",
+    "slow: a test that takes three seconds or more: left to `make test-slow`, which CI runs, too; "
+    "the matrix runs every other slow rank case in one of its turns",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -133,6 +135,7 @@ class Marks:
     two_levels: bool = False
     double: str | None = None
     matrix: bool = False
+    slow: bool = False
     sample: int | None = None
     spread: bool = False
     turn: int = 0
@@ -151,13 +154,14 @@ class Marks:
             two_levels=node.get_closest_marker("two_levels") is not None,
             double=None if double is None else (*double.args, "all")[0],
             matrix=node.get_closest_marker("matrix") is not None,
+            slow=node.get_closest_marker("slow") is not None,
             sample=sample[0] if sample else None,
             spread=node.get_closest_marker("spread") is not None,
             turn=zlib.crc32(node.nodeid.partition("[")[0].encode()),
         )
 
     def in_test(self, count: int) -> list[int]:
-        """Returns which of `count` parameters `make test` runs."""
+        """Returns which of `count` parameters `make test` runs, or if slow `make test-slow`."""
         return [] if self.matrix else sampled(count, self.sample or PARAMETERS)
 
     def in_matrix(self, count: int) -> list[int]:
@@ -203,8 +207,8 @@ class Choice:
                 for n in self.ranks or (2,)
                 for backend in self.backends or _in_test(marks)
             ]
-        elif self.tier == "test":
-            chosen = [Configuration(2, backend) for backend in _in_test(marks)]
+        elif self.tier in ("test", "slow"):
+            chosen = _by_default(marks) if marks.slow == (self.tier == "slow") else []
         elif marks.spread:
             chosen = [Configuration(n, backend) for n in (2, 3) for backend in BACKENDS]
         elif self.tier == "matrix":
@@ -222,12 +226,12 @@ class Choice:
         if self.by_hand or self.tier == "all" and not marks.spread:
             return True
         chosen = self.of(marks)
-        if marks.spread and self.tier != "test":
+        if marks.spread and self.tier not in ("test", "slow"):
             return chosen[number % len(chosen)] == configuration
-        by_default = Choice().of(marks)
+        numbers = marks.in_matrix(count) if self.tier == "matrix" else marks.in_test(count)
+        by_default = _by_default(marks)
         if configuration not in by_default:
-            return number == marks.turn % count
-        numbers = marks.in_test(count) if self.tier == "test" else marks.in_matrix(count)
+            return number in numbers or not numbers and number == marks.turn % count
         if number not in numbers:
             return False
         place = numbers.index(number)
@@ -250,14 +254,16 @@ def _in_test(marks: Marks) -> tuple[str, ...]:
     return marks.backends or (DEFAULT_BACKEND,)
 
 
+def _by_default(marks: Marks) -> list[Configuration]:
+    return [Configuration(2, backend) for backend in _in_test(marks)]
+
+
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """Those of `make test`, for parameters that it leaves out; one with more ranks, and for every
-    other case one of the rest in turn.
+    """One that `make test` doesn't have, for every case that depends on the number of ranks and for
+    every other one of the rest; else those of `make test`, for a parameter that it leaves out.
     """
+    by_default = _by_default(marks)
     backends = _in_test(marks) if marks.either_backend else BACKENDS
-    chosen = Choice().of(marks)
-    if marks.ranks:
-        chosen.append(Configuration(max(marks.ranks), OTHER_BACKEND))
     turns = [Configuration(2, backend) for backend in backends]
     turns += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
     if marks.ungrouped:
@@ -269,9 +275,13 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
         turns.append(Configuration(4, OTHER_BACKEND, carrier="two_levels"))
     if marks.double == "matrix":
         turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
-    turns = [c for c in turns if c not in chosen]
-    takes_turn = bool(turns) and (marks.turn >> 8) % 2 == 0
-    return [*chosen, turns[marks.turn % len(turns)]] if takes_turn else chosen
+    turns = [c for c in turns if c not in by_default]
+    first, second = (marks.turn >> 8) % 2 == 0, (marks.turn >> 9) % 2 == 0
+    if not turns or not (first if marks.slow else first or marks.ranks):
+        return by_default
+    if marks.ranks and second:
+        return [Configuration(max(marks.ranks), OTHER_BACKEND)]
+    return [turns[marks.turn % len(turns)]]
 
 
 def _everywhere(marks: Marks) -> list[Configuration]:

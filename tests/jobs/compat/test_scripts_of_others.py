@@ -88,6 +88,7 @@ def losses(output: str, rank: int | None = None) -> list[float]:
     return [float(x) for x in re.findall(rf"^{prefix}loss (\S+)$", output, re.M)]
 
 
+@pytest.mark.slow
 def test_a_script_of_deeprec_without_a_scope(tmp_path: Path):
     """Every rank reads the same records: the losses are those of plain TensorFlow."""
     script, plain = tmp_path / "train.py", tmp_path / "plain.py"

@@ -104,6 +104,7 @@ def test_a_victim_is_not_blamed_for_a_root_cause_that_ends_after_it(launch, word
     assert "root cause: rank 1 of 2" in stderr and "the real reason" in stderr
 
 
+@pytest.mark.slow
 def test_a_root_cause_that_is_long_in_ending_is_blamed_for_its_error(launch):
     """A busy machine: it has raised, which its victim names, and still ends when that one is gone."""
     extra = """

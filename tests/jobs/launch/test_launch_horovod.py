@@ -44,6 +44,7 @@ MEET = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_meet_on_the_loopback(launch, ranks):
@@ -63,6 +64,7 @@ FAIL = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "how, code, block",
@@ -82,6 +84,7 @@ def test_a_rank_that_fails_while_the_other_waits_for_it(launch, how, code, block
     assert block in stderr[stderr.index("root cause") :]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)"])
 def test_a_rank_that_leaves_while_the_other_waits_for_it(launch, how):

@@ -129,6 +129,7 @@ def test_an_interrupted_job_is_not_started_again(launch):
     assert code == 130 and len(attempts(launch)) == 1 and "restart " not in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["sys.exit(143)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_a_rank_that_was_told_to_stop_stops_the_job_for_good(launch, end):

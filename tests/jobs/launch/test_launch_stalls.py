@@ -121,6 +121,7 @@ def test_a_rank_that_fails_is_the_cause_even_if_others_wait(launch):
     assert code == 5 and b"root cause: rank 0" in stderr and b"stalled" not in stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_reader_do_not_stall(launch):
     """Rank 0 can't go on because nobody reads what it writes; rank 1 waits for it."""
     body = """

@@ -139,6 +139,7 @@ def equal(got: Any, wanted: Any) -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, list(got), list(wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delays", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_asking_is_that_of_the_cpu(ranks: int, delays: bool, stand_in: driver.StandIn):

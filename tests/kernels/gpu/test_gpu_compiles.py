@@ -42,6 +42,7 @@ def complaints(text: str, kernels: tuple[str, ...], architecture: str) -> list[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.file)

@@ -79,6 +79,7 @@ def test_a_warp_reads_its_indices_at_once_and_shuffles_what_they_lead_to():
     assert sorted(names[first - 10 : first - 8]) == ["LDG.E.64.CONSTANT", "LDG.E.CONSTANT"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=_MORE * (rule is not Adagrad)) for rule in RULES]
 )

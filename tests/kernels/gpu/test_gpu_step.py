@@ -136,6 +136,7 @@ def test_what_is_measured(torch: None):
     ]
 
 
+@pytest.mark.slow
 def test_the_host_waits_where_it_is_said_to():
     class Waiting(EmulatedDevice):
         waited = 0

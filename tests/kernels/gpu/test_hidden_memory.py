@@ -23,6 +23,7 @@ IN_MATRIX = ("requests", "ask", "pooling", "reduction", "updates", "writes")
 LONG = ("ask_bags", "bags", "spread_bags", "reduced_updates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tests, chosen",
     [
@@ -43,6 +44,7 @@ def test_inputs_on_the_device_are_left_to_kernels(tests: str, chosen: str):
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", ["splits", pytest.param("headers", marks=pytest.mark.matrix)])
 def test_a_read_on_the_host_is_a_fault(forgotten: str):
     """As if the kernel for GPUs were registered without this input as HostMemory."""

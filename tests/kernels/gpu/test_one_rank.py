@@ -127,6 +127,7 @@ def trained(optimizer: str, shown: bool = False, steps: int = 3) -> tuple[list[A
         return results, session.run(model.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.usefixtures("bound")
 def test_neither_rows_nor_sums_are_written(

@@ -25,6 +25,7 @@ CHECKS = [
 IN_MATRIX = ("ask", "requests", "reduction", "pooling", "spread_bags", "writes")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("check", CHECKS)
 def test_kernels_have_no_races(check: Check):
@@ -56,6 +57,7 @@ class Faulty(EmulatedDevice):
         return EmulatedKernel(self, library(text, source.kernels, searches_races=True), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, check, before, after, found",
     [

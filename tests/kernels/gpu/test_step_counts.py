@@ -71,6 +71,7 @@ def look_up(table: Any, ids: tf.Tensor, at: tf.Tensor, by_sample: bool) -> tf.Te
     return tf.nn.embedding_lookup_sparse(table, sparse, None, combiner="mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.usefixtures("bound")
 def test_what_a_step_costs_the_host(by_sample: bool, stand_in: driver.StandIn):

@@ -106,6 +106,7 @@ def step(
         return upstream([optimizer(0.1).minimize(loss)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_the_host_checks_what_it_has(backend: str, monkeypatch: pytest.MonkeyPatch):
     """What it gives is in its memory until it is asked for, by the one operation that takes it to

@@ -115,6 +115,7 @@ def test_a_table_elsewhere_is_refused(graph: Any):
 # ---- results and order
 
 
+@pytest.mark.slow
 def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
     """Runs the check that a user with a GPU runs, with emulated kernels; it sees a wrong one."""
     cases = [(rule, by_owner) for rule in ("Adagrad", "SGD") for by_owner in (False, True)]

@@ -178,6 +178,7 @@ def test_saving_over_the_checkpoint_that_is_there(strategy, rank, folder):
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m"), want)
 
 
+@pytest.mark.slow
 def test_a_monitored_session_goes_on(strategy, rank, folder):
     """Stopped after 4 steps and started again: the losses of the steps after it are those of a
     session that wasn't.

@@ -174,6 +174,7 @@ def test_a_failure_of_one_rank_is_everyones(strategy, rank, size, folder, monkey
             assert saver.save(session, f"{folder}/m", global_step=1) == f"{folder}/m-1"
 
 
+@pytest.mark.slow
 def test_a_name_that_another_job_owns_is_left_alone(strategy, rank, size, folder, monkeypatch):
     """Every rank is told, nothing is written, and saving elsewhere goes on."""
     monkeypatch.setattr(ownership, "_PATIENCE", 0.1)

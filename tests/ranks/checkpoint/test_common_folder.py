@@ -45,6 +45,7 @@ def trained(strategy, rank, checkpoint_dir, until, positional=False):
     return began, rows
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("others", ["none", "empty", "their own", "positional"])
 def test_rank_0s_folder_is_everyones(strategy, rank, size, folder, others):
@@ -130,6 +131,7 @@ def test_a_checkpoint_in_another_ranks_folder_alone_is_not_passed_over(
         trained(strategy, rank, f"{folder}/{rank}", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["argument", "config"])
 def test_an_estimators_model_dir(strategy, rank, size, folder, where):

@@ -45,6 +45,7 @@ def test_increments_go_on_after_a_whole_save_that_failed(
     assert all(f"latest checkpoint is '{last[:-1]}3' (step 3)." in text for text in lost)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone_is_a_failure_of_the_storage(strategy, rank, folder):
     """Training continues. Once it can be saved again, a whole checkpoint is, before its time."""
     inner, saved = f"{folder}/a/b", []
@@ -175,6 +176,7 @@ def test_a_whole_checkpoint_that_is_not_the_latest_begins_no_chain(strategy, fol
     np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("increments_too", [False, True], ids=["whole fails", "all fail"])
 def test_the_last_whole_save_fails(strategy, rank, size, folder, monkeypatch, increments_too):

@@ -15,6 +15,7 @@ from tests.ranks.increments import V, build, increments_in
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
+@pytest.mark.slow
 def test_a_monitored_session_saves_increments_and_starts_from_the_newest(strategy, folder):
     class Stopped(Exception):
         pass
@@ -69,6 +70,7 @@ def test_options_that_can_not_be(strategy, folder, options, words):
             tf.train.MonitoredTrainingSession(**{"checkpoint_dir": folder, **options})
 
 
+@pytest.mark.slow
 def test_an_estimator_saves_increments(strategy, size, folder):
     def model_fn(features, labels, mode):
         with strategy.embedding_scope():

@@ -114,6 +114,7 @@ def restore_and_save(strategy, optimizer, policy, prefix, target):
     return contents(target)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl", "momentum", "rmsprop", "sgd"])
 def test_base_and_increments_restore_the_state(strategy, rank, folder, optimizer):
@@ -279,6 +280,7 @@ def damage(kind, base):
             shutil.copy(path, second + path[len(third) :])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["missing", "index", "cut", "flipped", "swapped"])
 def test_a_broken_chain_is_refused_by_name(strategy, rank, folder, kind):

@@ -80,6 +80,7 @@ def session(checkpoint_dir=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("slots", [True, False])
 def test_a_session_starts_from_several(strategy, rank, folder, capfd, slots):

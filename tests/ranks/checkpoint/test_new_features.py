@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)

@@ -128,6 +128,7 @@ def test_an_increment_of_which_files_are_lost(strategy, rank, size, folder, stub
             job.session.close()
 
 
+@pytest.mark.slow
 def test_a_file_system_that_is_late(strategy, rank, size, folder, stub, monkeypatch):
     """What was moved is seen a while later only: no increment is missed by a restart."""
     monkeypatch.setattr(commit, "VISIBILITY_TIMEOUT", 10.0)
@@ -147,6 +148,7 @@ def test_a_file_system_that_is_late(strategy, rank, size, folder, stub, monkeypa
             job.session.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "background"])
 def test_a_job_that_is_started_again(strategy, rank, size, folder, stub, monkeypatch, blocking):

@@ -112,6 +112,7 @@ def test_a_table_with_a_file_equals_one_in_memory(strategy, folder, rank, optimi
             np.testing.assert_array_equal(one[name], other[name], name)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_restored_into_files_and_memory(strategy, folder, rank):
     """Either way; what a restored table does next is the same, too."""
     found = []
@@ -179,6 +180,7 @@ def test_rows_in_a_file_are_evicted(strategy, folder, rank, rule):
     assert 0 < len(found[0][0]) < 1200
 
 
+@pytest.mark.slow
 def test_keys_are_admitted_as_in_memory(strategy, folder, rank):
     """Also by lookups that don't meet: a row that comes back in a run isn't one that it admits."""
     found = []

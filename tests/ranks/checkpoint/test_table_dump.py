@@ -74,6 +74,7 @@ def test_tables_go_back_and_the_network_goes_on(strategy, folder, rank):
         assert "static/Adam" in found and "dynamic/Adam_1" in found
 
 
+@pytest.mark.slow
 def test_slots_are_those_of_the_dump(strategy, folder):
     """Rows and Adagrad's sums of squares go back, so the next step is the same one again."""
     with training(strategy, "adagrad") as (session, step, state):

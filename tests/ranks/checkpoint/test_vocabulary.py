@@ -108,6 +108,7 @@ def information(files, form, initializer):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("initializer", INITIALIZERS)
 def test_rows_go_where_their_words_are(strategy, folder, files, initializer):

@@ -142,6 +142,7 @@ def opens_scope(strategy):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer, functional", [(adagrad, False), (adam, True)])
 def test_numbers_are_those_of_plain_tensorflow(strategy, rank, size, optimizer, functional):
     """Losses, metrics and outputs; validations have unequal data, and each record counts once."""
@@ -170,6 +171,7 @@ def test_numbers_are_those_of_plain_tensorflow(strategy, rank, size, optimizer, 
         np.testing.assert_allclose(scores, plain.predicted(records), 2e-5)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint(strategy, rank, size, folder):
     """With slots and all: the second half in another graph is the one of an uninterrupted run."""
     plain = Plain(adagrad)
@@ -219,6 +221,7 @@ def test_weights_of_a_part(opens_scope, rank, size, folder):
         assert np.allclose(part._state.session.run(hidden), 0.3)
 
 
+@pytest.mark.slow
 def test_the_best_is_kept(strategy, rank, size, folder):
     """Of epochs whose loss falls, then rises: labels of the second half of the data are turned."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -267,6 +270,7 @@ def test_a_validation_in_parts_goes_on(opens_scope, rank, size):
     np.testing.assert_allclose(history["val_loss"], history["loss"][:2], 1e-6)
 
 
+@pytest.mark.slow
 def test_an_export_answers(strategy, rank, size, folder):
     plain = Plain(adagrad)
     for epoch in range(EPOCHS):
@@ -333,6 +337,7 @@ def test_arguments_that_are_refused(opens_scope, function, name):
         getattr(made, function)(*given, other=1)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1)
 def test_arguments_without_effect(opens_scope):
     """A dataset has batches and an order of its own: numbers are the same with them."""

@@ -188,6 +188,7 @@ def read_by_hybridbackend(paths):
     return batch["id"] * batch["new"], batch["tags"]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("read", [read_by_deeprec, read_by_hybridbackend])
 def test_files_are_read_and_trained_on(strategy, rank, size, folder, read):

@@ -132,6 +132,7 @@ def a_model(optimizer: Any = "sgd") -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [lambda: "sgd", lambda: legacy.SGD(0.1)], ids=["", "legacy"])
 def test_a_keras_model_that_was_trained_outside_is_of_all_ranks_inside(
     strategy, rank, size, optimizer
@@ -378,6 +379,7 @@ def test_an_exported_model_is_loaded_inside_scope(strategy, folder):
     np.testing.assert_array_equal(rows, np.ones([2, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("within", [lambda f: f, tf.function], ids=["at once", "function"])

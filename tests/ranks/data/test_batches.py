@@ -76,6 +76,7 @@ def rows_after(train, rows, **options):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["resumable", "shard"])
 def test_samples_of_batches_are_dealt(strategy, size, way):
     """N ranks take the steps that one process takes with the whole batches."""
@@ -91,6 +92,7 @@ def test_samples_of_batches_are_dealt(strategy, size, way):
     close(rows, trained())
 
 
+@pytest.mark.slow
 def test_whole_batches_are_dealt_in_turn(strategy, size):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         dataset = strategy.shard(Batch.dataset(list(batches())))
@@ -110,6 +112,7 @@ def test_batches_are_fed(strategy, rank, size):
     close(values, trained(range(STEPS // size * size), joined=size))
 
 
+@pytest.mark.slow
 def test_their_position_is_in_checkpoints(strategy, folder, size):
     """Each sample is used once, whenever the job stops."""
     for steps in (1, 3):
@@ -122,6 +125,7 @@ def test_their_position_is_in_checkpoints(strategy, folder, size):
     close(values, trained())
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_on_them(strategy, size, folder):
     def model_fn(features, labels, mode):
         train, _ = model(strategy, features)

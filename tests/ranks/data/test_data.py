@@ -111,6 +111,7 @@ def worked(strategy, folder, works, steps):
     return used
 
 
+@pytest.mark.slow
 def test_a_work_queue_goes_on_from_a_checkpoint(strategy, rank, size, folder):
     works = [str(i) for i in range(3 * size)]
     used = of_all_ranks(worked(strategy, folder, works, 4))

@@ -129,6 +129,7 @@ def everyones(records):
     return [text["records"] for text in told(records=[int(x) for x in records])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALIKE)
 def test_an_estimator_counts_every_record_once(strategy, folder, rank, size, kind):
     """And in another order each time."""
@@ -151,6 +152,7 @@ def test_an_estimator_counts_every_record_once(strategy, folder, rank, size, kin
     assert trained[0] != trained[1]
 
 
+@pytest.mark.slow
 def test_train_and_evaluate(strategy, folder, rank, size):
     def training_input():
         return ALIKE["generator"]().repeat(4).batch(2)
@@ -333,6 +335,7 @@ def test_elements_of_any_form(strategy, size, form, batched):
             taken(True)
 
 
+@pytest.mark.slow
 def test_numbers_that_each_rank_draws_with_the_records_are_warned_of(strategy, folder, rank, size):
     """Each record is used once, with the numbers of its rank."""
 
@@ -361,6 +364,7 @@ def test_numbers_that_each_rank_draws_with_the_records_are_warned_of(strategy, f
     assert len(told_of) == (size > 1 and rank == 0)
 
 
+@pytest.mark.slow
 def test_data_of_each_ranks_own_are_no_error(strategy, folder, rank):
     def own():
         return tf.data.Dataset.from_tensor_slices(RECORDS[rank:12] * 3 ** (rank % 2)).batch(2)

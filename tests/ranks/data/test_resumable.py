@@ -119,6 +119,7 @@ def position(folder, name="clicks"):
     return int(tf.train.load_variable(folder, f"{name}/position"))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind, ahead",
@@ -190,6 +191,7 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     assert warned == (rank == 0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_position(strategy, folder):
     """Of a job that hadn't a resumable dataset; the weights are restored, the data begin."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

@@ -47,6 +47,7 @@ def loaders(rank, monkeypatch):
         barrier.exchange(None, "the end of loaders", {})
 
 
+@pytest.mark.slow
 def test_their_position_is_in_checkpoints(strategy, folder, loaders):
     for steps in (1, 3):
         with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -56,6 +57,7 @@ def test_their_position_is_in_checkpoints(strategy, folder, loaders):
     close(values, trained())
 
 
+@pytest.mark.slow
 def test_a_trainer_trains_on_them(strategy, folder, loaders):
     """Batches of a stream are the global batches; validation begins at its start each time."""
 
@@ -80,6 +82,7 @@ def test_a_trainer_trains_on_them(strategy, folder, loaders):
     np.testing.assert_allclose(trainer.evaluate(stream)["mean"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_loaders_are_refused(strategy, folder, loaders):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         element = tf.data.make_one_shot_iterator(data.stream(loaders)).get_next()
@@ -92,6 +95,7 @@ def test_other_loaders_are_refused(strategy, folder, loaders):
             rows_after(*model(strategy, element), checkpoint_dir=folder)
 
 
+@pytest.mark.slow
 def test_a_dead_loader_ends_the_job_by_its_address(strategy, loaders):
     gone = [loaders[0], "127.0.0.1:1"]
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

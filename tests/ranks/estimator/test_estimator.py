@@ -74,6 +74,7 @@ def test_all_metrics_are_those_of_one_process(strategy, folder):
     assert_equal(got, plain(folder, many_metrics).evaluate(records(17)))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("count, steps", [(1, None), (3 * BATCH + 1, None), (30, 3), (5, 7)])
 def test_every_record_counts_once(strategy, folder, count, steps):
@@ -112,6 +113,7 @@ def test_keras_metrics_and_combinations(strategy, folder):
     assert_equal(got, plain(folder, keras_metrics).evaluate(records(13)))
 
 
+@pytest.mark.slow
 def test_a_metric_of_several_values(strategy, folder):
     """TensorFlow takes any structure of tensors for a metric's value."""
 
@@ -169,6 +171,7 @@ def test_different_arguments_are_an_error_on_all(strategy, folder, rank, size):
 # -- whose records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 3])
 def test_batches_are_dealt_in_one_order(strategy, folder, rank, size, seed):
     """A shuffle without a seed is the same on every rank, and another one the next time."""
@@ -258,6 +261,7 @@ def test_gathered_predictions(strategy, folder, rank, count, singly):
         assert_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_reader_of_gathered_predictions_may_stop(strategy, folder, rank):
     estimator = made(strategy, folder)
     if rank == 0:
@@ -269,6 +273,7 @@ def test_a_reader_of_gathered_predictions_may_stop(strategy, folder, rank):
     assert estimator.evaluate(records(9))["loss"] > 0
 
 
+@pytest.mark.slow
 def test_predictions_that_one_rank_stops_reading(strategy, folder, rank, size):
     """It ends for all."""
     estimator, seen = made(strategy, folder), 0

@@ -25,6 +25,7 @@ from tests.ranks.exports import served
 pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb")]
 
 
+@pytest.mark.slow
 def test_training_is_that_of_one_process(strategy, folder, size):
     """N ranks with batches of 4 take the steps of one process with batches of 4 N; then evaluation
     of the checkpoint.
@@ -60,6 +61,7 @@ class _Counting(tf.train.SessionRunHook):
         self.runs += 1
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "train_and_evaluate",
@@ -270,6 +272,7 @@ def test_evaluation_and_export_of_averages(strategy, folder, size):
     np.testing.assert_allclose(answer, [p["p"] for p in alone.predict(records(33))], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_canned_estimator(strategy, folder, size):
     """Of TensorFlow's own: its model_fn, on all ranks. Nothing but the model's variables is told of
     a model without tables.

@@ -136,6 +136,7 @@ def metrics_of(score, label):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("resources", [True, False])
 def test_what_updates_return_is_of_all_records(strategy, rank, size, resources):
@@ -200,6 +201,7 @@ def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size, in_ord
         np.testing.assert_allclose(seen[-1], want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sums_that_nobody_looks_at_are_left_out(strategy, rank, size):
     """As an Estimator's evaluation does: states are updated all the same, and what else an update
     does stays.

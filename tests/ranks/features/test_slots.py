@@ -223,6 +223,7 @@ def compare(got, want, ids, rank, size, config):
         np.testing.assert_allclose(rows, expected, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 2)
 @pytest.mark.either_backend
 def test_the_order_of_the_file_changes_nothing(strategy, rank, size, folder):
@@ -247,6 +248,7 @@ def test_the_order_of_the_file_changes_nothing(strategy, rank, size, folder):
         tf.nest.map_structure(np.testing.assert_array_equal, results[0][name], results[1][name])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 2)
 @pytest.mark.either_backend
 def test_tensorflow_alone_serves_them(strategy, rank, size, folder):

@@ -19,6 +19,7 @@ def larger_by(optimizer):
     return larger(minimize(optimizer), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "optimizer, kind",

@@ -41,6 +41,7 @@ def test_max_steps_and_hooks_count_updates(strategy, folder):
     ]
 
 
+@pytest.mark.slow
 def test_batches_that_fill_no_update_are_dropped_at_the_end_of_the_data(strategy, folder):
     """The last checkpoint is of the last update, and a session that goes on from it starts a new
     mean.

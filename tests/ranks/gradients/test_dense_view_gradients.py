@@ -120,6 +120,7 @@ def test_gradients_through_a_read(strategy, rank, size):
         )
 
 
+@pytest.mark.slow
 def test_losses_over_sampled_rows(strategy, rank, size):
     """`sampled_softmax_loss` and `nce_loss` with the same negatives on every rank."""
 
@@ -162,6 +163,7 @@ def test_losses_over_sampled_rows(strategy, rank, size):
     grouped.same(got[-1], want[-1])
 
 
+@pytest.mark.slow
 def test_losses_that_draw_their_negatives(strategy, rank, size):
     """From a seed all ranks draw the same: compared with the ranks' parts in one graph, each with
     such a sampler, and their mean.

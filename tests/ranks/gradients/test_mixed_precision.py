@@ -250,6 +250,7 @@ def test_the_flag_of_all_ranks_needs_no_exchange_of_its_own(strategy, rank, size
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_scale(strategy, rank, size, folder):
     """One without it, of float32, starts with the first scale."""
 

@@ -45,6 +45,7 @@ def check(model, plain, rank, size):
     compare(model, plain, rank, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(o, marks=[pytest.mark.matrix] * (o != "Adam")) for o in OPTIMIZERS]
 )
@@ -82,6 +83,7 @@ def train_in_session(strategy, make_optimizer, first, last, rank, size, folder):
                 session.run(train)
 
 
+@pytest.mark.slow
 def test_a_sessions_model_goes_on_under_fit_and_back(strategy, rank, size, folder):
     """The session has a legacy optimizer; under `fit` it may be the new one."""
     plain = compiled("Adam")
@@ -112,6 +114,7 @@ def test_slots_of_tensorflow_1s_optimizers(strategy, rank, size, folder):
     check(model, plain, rank, size)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_changes_nothing(strategy, rank, size, folder):
     callback = collective.keras.callbacks.Checkpoint
     with strategy.scope():
@@ -153,6 +156,7 @@ def test_what_does_not_fit_changes_nothing(strategy, rank, size, folder):
             saved.restore(None)
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_plain_keras_in_plain_tensorflow(strategy, rank, size, folder):
     (users, words), _ = batches_of(0, 1)
     plain = compiled("Adagrad")

@@ -64,6 +64,7 @@ def same_logs(got, want):
         np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ def test_fit_equals_one_process(strategy, rank, size, unknown, executions, optim
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS
 
 
+@pytest.mark.slow
 def test_ranks_end_and_stop_together(strategy, rank, size):
     """Unequal data, known or not; one rank's wish to stop; replicas stay equal."""
     for unknown in (False, True):
@@ -150,6 +152,7 @@ class OwnStep(keras.Model):
         return {"total": self.total.result(), "own": loss}
 
 
+@pytest.mark.slow
 def test_a_train_step_of_ones_own(strategy, rank, size):
     """Its metrics are of all ranks, other logs the mean over ranks."""
     all_data = data()
@@ -193,6 +196,7 @@ class Lookups(keras.Model):
         return tf2.reduce_sum(rows, 1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 def test_every_kind_of_lookup_and_averages_of_layers(strategy, rank, size):
     all_data = data(BATCH * 5)
@@ -214,6 +218,7 @@ def test_every_kind_of_lookup_and_averages_of_layers(strategy, rank, size):
     )
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_whole_tables(strategy, rank, size):
     """Also after training; what one model has, another one gets."""
     all_data = data()

@@ -84,6 +84,7 @@ def test_clipping_counts_every_row_once(strategy, rank, size, optimizer):
     equals(strategy, rank, size, CLIPPED[optimizer], dense=True)
 
 
+@pytest.mark.slow
 def test_a_refused_call_changes_nothing(strategy, rank, size):
     """An id outside of its table, other functions, an end of data: on all ranks or on none."""
     mine = batches(part(data(), rank, size), size)
@@ -270,6 +271,7 @@ def nested_step(model, optimizer):
     return Trainer(), scores
 
 
+@pytest.mark.slow
 def test_functions_in_functions_and_lookups_without_one(strategy, rank, size):
     """What a layer's own tf.function computes; answers of a model that is called eagerly."""
     arrays, plain = data(), make_model()

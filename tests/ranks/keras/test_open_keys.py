@@ -157,6 +157,7 @@ def equals(strategy, rank, size, name):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 @pytest.mark.ranks(1, 3)
 def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, caplog):

@@ -51,6 +51,7 @@ def test_weights_go_to_plain_keras_and_back(strategy, rank, size, folder, file):
     compare(model, plain, rank, size, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", ["Adam", pytest.param("legacy Adam", marks=pytest.mark.matrix)]
 )

@@ -62,6 +62,7 @@ def in_scope(strategy):
     return model_in(strategy.scope(plan="quiet"), strategy.embedding_scope)
 
 
+@pytest.mark.slow
 def test_unequal_data_give_the_numbers_of_one_process(strategy, rank, size):
     """An epoch has as many batches as the rank with the fewest; an evaluation has every record."""
 
@@ -109,6 +110,7 @@ def test_arrays_of_unequal_length(strategy, rank, size):
     np.testing.assert_allclose(history["loss"], losses, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_loss_of_all_ranks_and_stop_together(strategy, rank, size):
     class Stop(tf2.keras.callbacks.Callback):
         """Stops the last rank after its second epoch."""
@@ -139,6 +141,7 @@ class Failing(tf2.keras.utils.Sequence):
         raise AssertionError(number)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_what_ranks_could_not_do_alike_is_refused(strategy, rank, size):
     if size == 1:

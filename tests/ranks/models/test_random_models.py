@@ -130,6 +130,7 @@ def check(strategy, rank, size, model):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.spread
 @pytest.mark.parametrize("seed", random_models.seeds("COLLECTIVE_TEST_MODELS"))
 def test_trained_as_in_plain_tensorflow(strategy, rank, size, seed):

@@ -212,6 +212,7 @@ def trained(script, scope, embedding_scope, step_feeds, parts):
             return out, session.run(values)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "script",

@@ -93,6 +93,7 @@ def check(strategy, rank, size, monkeypatch, model_class, options, plain_options
         )
 
 
+@pytest.mark.slow
 def test_dlrm(strategy, rank, size, monkeypatch):
     check(strategy, rank, size, monkeypatch, Dlrm, ())
 

@@ -113,6 +113,7 @@ def test_a_profile_and_metrics_measure_the_same_run(strategy, rank, size, scrape
         assert found["collective_samples_total"] == {(): 3 * B * size}
 
 
+@pytest.mark.slow
 def test_an_estimator_tells_its_loss_and_metrics(strategy, rank, size, folder, scrape, monkeypatch):
     """The loss is the mean of the steps that were not told yet, on all ranks."""
     monkeypatch.setattr(step_meter, "PERIOD", 1e9)

@@ -16,6 +16,7 @@ from tests.ranks.prefetched_models import B, D, V, batches, dataset, expects, mo
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
 
 
+@pytest.mark.slow
 @pytest.mark.double("matrix")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_the_same_numbers_and_the_same_end(strategy, rank, size, how, counts):
     assert all(map(np.array_equal, got_rows, want_rows))
 
 
+@pytest.mark.slow
 @pytest.mark.double("all")
 def test_rows_go_between_steps(strategy, rank, size):
     """Rows are found in the run that uses them: no row number is held while rows move."""
@@ -373,6 +375,7 @@ def test_gradients_that_were_taken_outside_are_warned_of(strategy, rank, size, c
     assert caplog.text.count(words) == (answered and size > 1)
 
 
+@pytest.mark.slow
 def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):
     with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()

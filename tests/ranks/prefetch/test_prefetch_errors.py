@@ -70,6 +70,7 @@ def test_an_iterator_that_starts_again_on_one_rank_only(strategy, rank, size):
                 session.run(fetches["train"])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
@@ -98,6 +99,7 @@ def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
     assert run(True) == run(False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_step_that_is_refused_after_its_first_exchange(strategy, rank, size, monkeypatch):
     """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are
@@ -169,6 +171,7 @@ def test_a_run_that_never_starts_loses_no_batch(strategy, rank, size):
                 session.run(fetches["train"])
 
 
+@pytest.mark.slow
 def test_a_run_outside_of_the_scope_is_refused(strategy, rank, size):
     """It doesn't wait for a batch that nobody takes."""
     with tf.Graph().as_default():
@@ -185,6 +188,7 @@ def test_a_run_outside_of_the_scope_is_refused(strategy, rank, size):
             session.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_early(strategy, rank, size):
     with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
@@ -210,6 +214,7 @@ def test_a_rank_that_survives_its_failure(strategy, rank, size):
                     session.run(fetches["train"])
 
 
+@pytest.mark.slow
 def test_input_that_fails_on_one_rank(strategy, rank, size):
     """The rank gets its own error, the others one that names it; nobody hangs."""
 

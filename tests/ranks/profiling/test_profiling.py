@@ -191,6 +191,7 @@ def test_what_a_group_computes_is_its_lookup(strategy, rank, size, folder):
     assert {phases[name] for name in phases if "MatMul" in name} == {"dense"}
 
 
+@pytest.mark.slow
 def test_scalars_for_tensorboard(strategy, rank, size, folder):
     train(strategy, 9, folder, profile_steps=(2, 3), profile_every=4)
     grouped.everyone(0)
@@ -231,6 +232,7 @@ def test_scalars_for_tensorboard(strategy, rank, size, folder):
         )
 
 
+@pytest.mark.slow
 def test_numbers_are_the_same(strategy, folder):
     def losses(**options):
         with strategy.scope(plan="quiet", **options), tf.Graph().as_default():
@@ -356,6 +358,7 @@ def test_bytes_of_tables_whose_rows_the_owner_pools(strategy, rank, size, folder
         assert of_tables[name]["gradients"] == pytest.approx(want)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_profile(strategy, rank, size, folder):
     """Rank 0 writes it after the window, and again with the steps that are measured later."""
     train(strategy, 7, folder, profile_steps=(2, 3), profile_every=5, local_steps=2)

@@ -51,6 +51,7 @@ def ten_metrics(score, label, weight):
     ]
 
 
+@pytest.mark.slow
 def test_ten_metrics_take_one_exchange(strategy, rank, size):
     want = None
     for shards in ([everything(size)], [records(rank)]):

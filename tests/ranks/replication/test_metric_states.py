@@ -90,6 +90,7 @@ def test_a_session_loop_counts_all_records(strategy, rank, size, name, resources
         tf.enable_resource_variables()
 
 
+@pytest.mark.slow
 def test_many_metrics_at_once(strategy, rank, size):
     fetch_loop(strategy, rank, size, COUNTED)
 
@@ -320,6 +321,7 @@ def many_of_keras(score, label):
     }
 
 
+@pytest.mark.slow
 def test_metrics_of_keras(strategy, rank, size):
     def builder(name):
         def build(score, label):
@@ -463,6 +465,7 @@ def in_estimator(build, name):
     return metrics
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COUNTED)
 def test_an_estimator_counts_all_records(strategy, folder, name):

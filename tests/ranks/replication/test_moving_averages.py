@@ -131,6 +131,7 @@ def test_of_a_tensor(strategy, rank, size, debias):
     grouped.same(got[-1], want[-1])
 
 
+@pytest.mark.slow
 def test_of_tables_and_other_variables(strategy, rank, size, folder):
     """After the update; looked up, read, and restored into the table, as for an evaluation."""
 
@@ -183,6 +184,7 @@ def test_of_tables_and_other_variables(strategy, rank, size, folder):
     np.testing.assert_allclose(got["restored"], got["t/ExponentialMovingAverage"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_takes_the_averages_for_the_variables(strategy, rank, size):
     """By a getter of the script's own, in a copy of the model."""
 
@@ -267,6 +269,7 @@ def layers(kind, x, training):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "kind", ["placeholder", "renorm", "fused", "fused_placeholder", "keras", "own", "branch"]

@@ -47,10 +47,12 @@ def exchanges(strategy, count):
     return sum(counts[kind] for kind in ("Alltoall", "Allreduce", "Allgather"))
 
 
+@pytest.mark.slow
 def test_fifty_replicated_embeddings_take_as_many_exchanges_as_one(strategy):
     assert exchanges(strategy, 50) == exchanges(strategy, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [tf.train.AdagradOptimizer, tf.train.GradientDescentOptimizer]
 )

@@ -91,6 +91,7 @@ def step_of(model):
     return [model.trains, model.updates]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embeddings", [2, pytest.param(50, marks=pytest.mark.matrix)])
 def test_a_step_takes_as_many_exchanges_with_embeddings_and_metrics_as_without(
     strategy, embeddings
@@ -135,6 +136,7 @@ def optimizers_of(names):
     return [made[name]() for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [["momentum"], pytest.param(["adam", "descent"], marks=pytest.mark.matrix)],

@@ -45,6 +45,7 @@ def model(embedding_scope, optimizer):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "optimizer",

@@ -35,6 +35,7 @@ def test_a_graph_that_trains_is_refused(strategy, folder, way):
                     )
 
 
+@pytest.mark.slow
 def test_what_is_exported_and_where(strategy, folder, rank):
     vocabulary = os.path.join(folder, "words.txt")
     if rank == 0:

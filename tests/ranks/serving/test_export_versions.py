@@ -222,6 +222,7 @@ def exports_of(strategy, folder):
     return strategy.export_saved_model(export, prefix, fine), export_again
 
 
+@pytest.mark.slow
 def test_a_version_is_named_by_itself_or_by_its_folder(strategy, folder, rank):
     path, export_again = exports_of(strategy, folder)
     for base in (path, path + "/", os.path.dirname(path)):

@@ -112,6 +112,7 @@ def everything(embedding_scope, dynamic):
     return {"train": train, "wide": wide, "state": state}, p
 
 
+@pytest.mark.slow
 def test_lookups_of_all_kinds_train_as_in_plain_tensorflow(strategy, rank, size):
     runs = [(["train", "wide"], feed) for feed in batches()] + [(["state"], {})]
     want = reference.plain(lambda scope: everything(scope, False), runs)

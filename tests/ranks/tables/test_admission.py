@@ -41,6 +41,7 @@ def crowded(monkeypatch):
     bloom_filter.size.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("grouping", [True, False], ids=["grouped", "single"])
 @pytest.mark.parametrize("name", POLICIES)
@@ -121,6 +122,7 @@ def test_deeprecs_published_bloom_filter(strategy, counter):
             assert fourth.all() and (fourth != 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *MORE_OPTIMIZERS])
 def test_a_refused_keys_gradient_is_dropped(strategy, optimizer):
@@ -144,6 +146,7 @@ def test_a_refused_keys_gradient_is_dropped(strategy, optimizer):
     np.testing.assert_allclose(*found.values(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_no_occurrence_is_lost_where_lookups_do_not_meet(strategy):
     """Lookups with exchanges of their own count one after the other: the sum is the same."""
     with strategy.scope(plan="quiet", grouping=False), tf.Graph().as_default():
@@ -182,6 +185,7 @@ def test_a_branch_counts_too(strategy):
             assert session.run(total) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [TablePolicy(filter_freq=1), TablePolicy(admit_probability=1)])
 def test_a_filter_that_admits_all_changes_no_bit(strategy, policy):
     found = []

@@ -49,6 +49,7 @@ def refused(path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("second", POLICIES)
 @pytest.mark.parametrize("first", ["count", "bloom", "none", "chance"])

@@ -88,6 +88,7 @@ def test_huge_keys_start_from_rows_of_their_own(strategy):
     )
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_keys_in_any_order(strategy, rank, size, data):
     """Each rank has keys of its own, some of them none: every key has its row, whichever rank
@@ -116,6 +117,7 @@ def test_any_keys_in_any_order(strategy, rank, size, data):
             assert session.run(t.total_count()) == len(distinct)
 
 
+@pytest.mark.slow
 def test_strings_and_small_integers_are_keys(strategy):
     with strategy.scope(), tf.Graph().as_default():
         tf.set_random_seed(7)

@@ -65,6 +65,7 @@ def test_many_keys_ascend_through_several_ranges(strategy, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_what_was_read_replaces_all_at_once(strategy, rank, size):
     """The way of a checkpoint: rows and one slot are given, the other slot starts fresh; the old
     rows are gone.
@@ -165,6 +166,7 @@ def test_what_makes_a_dynamic_table(strategy):
                 wrong()
 
 
+@pytest.mark.slow
 def test_a_session_that_is_gone_leaves_no_memory(strategy):
     gc.collect()
     before = len(row_store._registry)

@@ -68,6 +68,7 @@ def model(embedding_scope, optimizer, make, samples):
     return {"train": train, "rows": tf.nn.embedding_lookup(t, tf.range(V)), "w": w}, p
 
 
+@pytest.mark.slow
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, size, optimizer):
@@ -96,6 +97,7 @@ def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, siz
     np.testing.assert_allclose(got[-1]["w"], want[-1]["w"], rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "optimizer",
@@ -202,6 +204,7 @@ def test_an_unknown_key_has_zeros_whatever_adam_divides_by(strategy):
             np.testing.assert_array_equal(session.run(unknown), 0)
 
 
+@pytest.mark.slow
 def test_only_training_inserts(strategy, rank):
     """A run that updates nothing finds no key and leaves none, though it computes a gradient; nor
     does its zero row move.

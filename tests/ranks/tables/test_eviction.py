@@ -60,6 +60,7 @@ def has(rows, keys):
     assert sorted(rows) == sorted(keys.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "numpy"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -116,6 +117,7 @@ def test_rows_of_small_weights_go(strategy, folder):
             has(model.save(session, f"{folder}/m"), kept)
 
 
+@pytest.mark.slow
 def test_deeprecs_published_case(strategy, folder):
     """Group-lasso FTRL makes the row of key 2 small: it goes with the save, and comes back new."""
     option = collective.EmbeddingVariableOption(evict_option=L2WeightEvict(0.9))
@@ -170,6 +172,7 @@ def test_last_use_is_restored_and_starts_with_the_policy(strategy, folder):
     assert not any("last_used" in name for name, _ in tf.train.list_variables(f"{folder}/c"))
 
 
+@pytest.mark.slow
 def test_rows_go_between_saves(strategy, folder):
     """After runs that lead to multiples of three steps, also in a session that was restored."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -265,6 +268,7 @@ class Reference:
             self.evicted += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_the_least_recent_rows_go_where_there_are_too_many(
     strategy, rank, size, folder, optimizer, monkeypatch
@@ -314,6 +318,7 @@ def test_the_least_recent_rows_go_where_there_are_too_many(
             assert model.table.statistics(session).rows == len(wanted.used)
 
 
+@pytest.mark.slow
 def test_what_came_and_went_is_counted(strategy, rank, size, folder):
     """Neither imports nor restores nor removals count as keys that came or were evicted."""
     policy = TablePolicy(
@@ -421,6 +426,7 @@ def test_rows_imported_before_the_first_step_get_older(strategy, rank, size, fol
             has(model.save(session, f"{folder}/m"), KEYS[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_a_policy_that_never_acts_changes_nothing(strategy, folder, optimizer):
@@ -438,6 +444,7 @@ def test_a_policy_that_never_acts_changes_nothing(strategy, folder, optimizer):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_rows_stay_in_place_while_gradients_wait(strategy, folder):
     """An update of several batches is that of their union, also with a save between the batches."""
     a, b, c = KEYS[:10], KEYS[10:20], KEYS[20:]

@@ -120,6 +120,7 @@ def kinds_of_updates(names, dtype):
     return kinds
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 def test_compiled_operations_update_tables_of_float32(strategy):
     """One operation for both, if they are updated by the same numbers.
@@ -141,6 +142,7 @@ def test_compiled_operations_update_tables_of_float32(strategy):
         assert len(other) >= 2 and "Collective" not in str(other)
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 def test_tensorflows_operations_update_tables_where_these_are_missing(strategy, without_operations):
     with strategy.scope(plan="quiet"), strategy.embedding_scope():

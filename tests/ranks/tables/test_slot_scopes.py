@@ -94,6 +94,7 @@ def test_slots_are_those_without_the_scope(strategy, kind, optimizer, settings):
     np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     # The others change the table itself, or refuse it, as in plain TensorFlow.
@@ -122,6 +123,7 @@ def test_counters_of_a_table_that_is_made_inside(strategy, settings):
     np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "Ftrl", "RMSProp", "SGD"])
 def test_a_ready_made_estimator_trains_a_column_of_open_ended_keys(strategy, folder, optimizer):
     """Its model_fn opens a variable_scope with a partitioner, also around the optimizer."""

@@ -95,6 +95,7 @@ def test_gradients_are_reduced_once(strategy, rank, size, train, options, scope)
     )
 
 
+@pytest.mark.slow
 def test_wrappers_from_before_the_scope(strategy, rank, size):
     """A script makes them eagerly, at its top, or in another graph; or of Keras's optimizers."""
     assert tf.executing_eagerly()
@@ -105,6 +106,7 @@ def test_wrappers_from_before_the_scope(strategy, rank, size):
         compare(strategy, rank, size, minimize, lambda optimizer, wrapper=wrapper: wrapper)
 
 
+@pytest.mark.slow
 def test_keras_optimizers(strategy, rank, size):
     """Wrapped in the graph, or eagerly before the scope: a table's gradient is still known for one,
     here by its norm.
@@ -201,6 +203,7 @@ def test_compression_is_ours(strategy, rank, size):
         )
 
 
+@pytest.mark.slow
 def test_broadcasts_leave_shards_alone(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
         loss, (t, r, w), feeds = model(strategy.embedding_scope)

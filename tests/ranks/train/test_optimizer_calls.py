@@ -170,6 +170,7 @@ def compared(strategy, rank, size, build):
     grouped.same(got[-1], want[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_an_update(strategy, rank, size, way):
@@ -188,6 +189,7 @@ def test_a_table_that_is_not_trained(strategy, rank, size):
     compared(strategy, rank, size, build)
 
 
+@pytest.mark.slow
 def test_an_optimizer_made_before_scope(strategy, rank, size):
     for make in (lambda: tf.train.AdamOptimizer(0.1), lambda: tf.train.FtrlOptimizer(0.1)):
         optimizers = [make(), make(), make()]  # one serves one graph
@@ -221,6 +223,7 @@ def second_order(m):
     )
 
 
+@pytest.mark.slow
 def test_hessians(strategy, rank, size):
     def build(embedding_scope):
         model = Model(embedding_scope)

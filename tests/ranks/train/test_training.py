@@ -278,6 +278,7 @@ def test_tensorflow_without_its_second_version(strategy):
         tf.enable_resource_variables()
 
 
+@pytest.mark.slow
 @pytest.mark.carriers
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])

@@ -37,6 +37,7 @@ def scalars_in(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_file_and_tensorboard_have_the_reports_and_validations(strategy, folder):
     validated = []
     training = trainer_in(strategy, folder, records_per_epoch=50).fit(
@@ -88,6 +89,7 @@ def test_a_rate_is_that_of_all_ranks(strategy, folder):
         assert B / 0.05 / 4 < report["samples_per_s"] <= B / 0.05 * 1.2
 
 
+@pytest.mark.slow
 def test_a_training_that_continues_writes_no_step_twice(strategy, folder, rank):
     """The first job died after step 8, its last checkpoint is that of step 4."""
 
@@ -111,6 +113,7 @@ def test_a_training_that_continues_writes_no_step_twice(strategy, folder, rank):
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_prometheus_and_kubeflow_are_told(strategy, folder, rank, monkeypatch):
     statuses, closed = [], []
 

@@ -79,6 +79,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(values, others, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_numbers_and_positions_are_those_of_one_process(strategy, folder):
     """Epochs of 50 records in batches of 12 end after the steps 5, 9 and 13."""
     validated = {}
@@ -124,6 +125,7 @@ def test_the_loss_that_is_reported_is_that_of_whole_batches(strategy, folder):
     np.testing.assert_allclose(found, [np.mean(losses[:3]), np.mean(losses[3:])], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_goes_on_at_its_position(strategy, folder):
     """In three jobs, with a checkpoint of another folder between; then it has been trained."""
     first, second = os.path.join(folder, "first"), os.path.join(folder, "second")
@@ -144,6 +146,7 @@ def test_training_goes_on_at_its_position(strategy, folder):
     assert_close(weights_in(second), weights)
 
 
+@pytest.mark.slow
 def test_another_id_takes_the_weights_only(strategy, folder, rank):
     first, second = os.path.join(folder, "first"), os.path.join(folder, "second")
     trainer_in(strategy, first).fit(shuffled, max_length=Batch(4), continue_id="a")
@@ -169,6 +172,7 @@ def test_another_id_takes_the_weights_only(strategy, folder, rank):
     assert int(position) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smaller", [True, False])
 def test_the_best_checkpoint_is_kept(strategy, folder, smaller):
     """By the metric and its direction, while the latest one alone is kept otherwise."""
@@ -191,6 +195,7 @@ def test_the_best_checkpoint_is_kept(strategy, folder, smaller):
     assert saved == ["model.ckpt-4.index"]
 
 
+@pytest.mark.slow
 def test_a_wish_of_one_rank_stops_all(strategy, folder, rank, size):
     """At the next boundary, with a validation and a checkpoint of that step."""
     trainer = trainer_in(strategy, folder)
@@ -210,6 +215,7 @@ def test_a_wish_of_one_rank_stops_all(strategy, folder, rank, size):
     assert training.checkpoint.endswith("model.ckpt-6") and training.metrics["global_step"] == 6
 
 
+@pytest.mark.slow
 def test_a_validation_that_fails_on_one_rank_fails_on_all(strategy, folder, rank, size):
     """The checkpoint is there, and the next fit validates it before it trains on."""
     fails = []
@@ -230,6 +236,7 @@ def test_a_validation_that_fails_on_one_rank_fails_on_all(strategy, folder, rank
     assert_close(weights_in(folder), plain_steps(folder, 4)[1])
 
 
+@pytest.mark.slow
 def test_an_error_in_on_validation_of_one_rank_is_one_on_all(strategy, folder, rank, size):
     def fail(step, metrics):
         if rank == size - 1:
@@ -241,6 +248,7 @@ def test_an_error_in_on_validation_of_one_rank_is_one_on_all(strategy, folder, r
         )
 
 
+@pytest.mark.slow
 def test_the_test_mode_takes_one_batch_of_each(strategy, folder):
     """In a folder of its own: the checkpoints of training stay, and those of the last test go."""
     trainer_in(strategy, folder).fit(shuffled, TEST, max_length=Batch(3))
@@ -279,6 +287,7 @@ def receiver():
     return tf_estimator.export.ServingInputReceiver(inputs, inputs)
 
 
+@pytest.mark.slow
 def test_predictions_and_exports(strategy, folder, rank):
     trainer = trainer_in(strategy, folder)
     trainer.fit(shuffled, TEST, max_length=Batch(3))
@@ -317,6 +326,7 @@ def test_a_batch_is_needed_and_epochs_are_checked(strategy, folder):
         trainer_in(strategy, folder, records_per_epoch=49).fit(shuffled, max_length=Epoch(1))
 
 
+@pytest.mark.slow
 def test_a_resumable_dataset_of_the_scripts_own(strategy, folder):
     def own():
         return collective.data.resumable(shuffled().repeat(), 12, name="clicks")
@@ -327,6 +337,7 @@ def test_a_resumable_dataset_of_the_scripts_own(strategy, folder):
         trainer_in(strategy, folder, global_batch_size=24).fit(own, max_length=Batch(6))
 
 
+@pytest.mark.slow
 def test_a_run_that_counts_other_steps_is_refused(strategy, folder):
     def twice(features, labels, mode, params):
         spec = model(strategy.embedding_scope)(features, labels, mode, params)
@@ -341,6 +352,7 @@ def test_a_run_that_counts_other_steps_is_refused(strategy, folder):
         trainer.fit(shuffled, max_length=Batch(6), reporting_period=Batch(2))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 2)
 def test_a_profile_of_a_trainer_that_was_made_inside_a_scope(strategy, folder):
     """The scope's own options, which the Trainer keeps, have a profile, too: none."""

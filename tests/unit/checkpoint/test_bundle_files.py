@@ -204,6 +204,7 @@ writer.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refuses", [pytest.param("open", marks=pytest.mark.matrix), "write"])
 def test_file_systems_that_take_no_direct_writes(tmp_path, refuses):
     source, library = tmp_path / "refusing.c", tmp_path / "refusing.so"

@@ -110,6 +110,7 @@ def scenario(folder, again):
     return (2, 2, 2, kept) if again == "same" else (2, 3, 1, kept) if again else (3, 2, 2, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "again, after", [(False, True), (True, False), ("same", False), ("same", True)]
@@ -144,6 +145,7 @@ def test_every_moment(tmp_path, cut, again, after):
     assert moment > 15
 
 
+@pytest.mark.slow
 def test_cleaning_may_be_cut_off_too(tmp_path, cut):
     """Killed at some moment, then killed again while that is cleaned up."""
     for moment in range(10, 40, 5):

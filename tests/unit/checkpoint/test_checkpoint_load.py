@@ -129,6 +129,7 @@ def test_string_keys(tmp_path):
     np.testing.assert_array_equal(table[["c", "a"]], [[3], [1]])
 
 
+@pytest.mark.slow
 def test_it_needs_no_horovod():
     program = f"""
 import sys

@@ -165,6 +165,7 @@ def test_a_script_imports_them_by_their_own_paths(name):
     assert found == {}
 
 
+@pytest.mark.slow
 def test_a_process_that_did_not_ask_sees_nothing():
     """The library's own use of the options and functions changes nothing.
 

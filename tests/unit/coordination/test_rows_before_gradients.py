@@ -80,6 +80,7 @@ def test_rows_in_a_loop_are_left_out(graph):
     assert names(*graph.get_operations()) == []
 
 
+@pytest.mark.slow
 def test_it_takes_time_in_proportion_to_the_graph(graph):
     """A chain that is deeper than Python's stack, of which every operation has two inputs."""
     x = tf.zeros([])

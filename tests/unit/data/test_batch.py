@@ -220,6 +220,7 @@ def drawn_batches(draw: Any) -> Batch:
     return Batch(ids, dense, labels, draw(st.binary(max_size=9)))
 
 
+@pytest.mark.slow
 @hypothesis.given(drawn_batches())
 @hypothesis.settings(deadline=None)
 def test_any_batch_comes_back_from_its_bytes(batch: Batch):

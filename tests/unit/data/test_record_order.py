@@ -57,6 +57,7 @@ def write(folder, files):
     return paths
 
 
+@pytest.mark.slow
 @REPEATABLE
 @hypothesis.given(
     FILES, OPTIONS, some.lists(some.tuples(some.integers(1, 5), some.integers(0, 4)), max_size=3)

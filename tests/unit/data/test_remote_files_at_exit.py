@@ -41,6 +41,7 @@ def in_store(tmp_path):
     return {path.name: path.read_text() for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_open_file_is_written_when_the_process_ends(tmp_path):
     """Also one that nobody can close any more, as a file of events is."""
     run(
@@ -112,6 +113,7 @@ def test_reading_goes_on_until_the_process_ends(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_fork_reads_and_its_parents_files_stay_its_parents(tmp_path):
     """As the processes that read data do. They are forked while a thread reads."""
     out, _ = run(

@@ -45,6 +45,7 @@ def read(make):
                     return batches
 
 
+@pytest.mark.slow
 @REPEATABLE
 @hypothesis.given(
     records=some.integers(1, 20),
@@ -130,6 +131,7 @@ def test_batches_are_made_as_asked(as_rank):
     assert read(make) == [[[1], [0]], [[5, 5], [7, 0]]]
 
 
+@pytest.mark.slow
 def test_parquet_is_dealt_by_global_batches(as_rank, tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": np.arange(23)}), path, row_group_size=5)

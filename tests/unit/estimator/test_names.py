@@ -33,6 +33,7 @@ def test_other_names_are_not():
         estimators.EstimatorSpecs  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_script_of_another_framework_finds_them_as_tf_estimator(tmp_path):
     program = tmp_path / "script.py"
     program.write_text(

@@ -85,6 +85,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_states_of_a_job_that_trains_meanwhile(training, kind):
     folder, step = training
@@ -123,6 +124,7 @@ def test_a_state_by_its_name_stays(training):
             np.testing.assert_allclose(context.lookup([3])[0], trained(3, steps)[3], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*newest state can't be read now:RuntimeWarning")
 def test_a_state_that_can_not_be_read_changes_nothing(training):
     folder, step = training

@@ -81,6 +81,7 @@ def test_a_version_that_can_not_be_loaded_changes_nothing(folder):
         assert score(context) == 8 and not context.problems()
 
 
+@pytest.mark.slow
 def test_threads_that_ask_while_versions_change_get_whole_answers(folder):
     """Each answer is that of one version, the first or a later one; none fails."""
     width, last = 50, 12

@@ -28,6 +28,7 @@ def survey(monkeypatch, told: str, then: str = "sys.stdin.read()"):
     return host_survey.survey(["a", "b"], SshOptions(), "lo", [], 3.0).answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "sys.exit()"])
 def test_a_host_that_does_not_say_whom_it_reaches(monkeypatch, then):
     for answer, other in zip(survey(monkeypatch, FACTS, then), "ba"):
@@ -39,6 +40,7 @@ def test_a_host_that_reaches_all(monkeypatch):
     assert [a.unreachable for a in survey(monkeypatch, FACTS, said)] == [{}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "then", "words"),
     [

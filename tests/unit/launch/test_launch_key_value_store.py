@@ -88,6 +88,7 @@ def test_what_is_too_large_is_refused(server):
     assert statuses[0] == 200 and statuses[-1] == 507
 
 
+@pytest.mark.slow
 def test_garbage_changes_nothing(server):
     chance = random.Random(2)
     ask(server, "PUT", "/global/0", b"zero")

@@ -79,6 +79,7 @@ def plurals(file: Path) -> Iterator[str]:
                     yield f"{ast.unparse(number.value)}{match[0]}"
 
 
+@pytest.mark.slow
 def test_no_message_has_a_plural_after_a_number_that_may_be_one():
     found = {}
     for folder in ("collective", "ops", "strategies", "modelzoo"):

@@ -292,6 +292,7 @@ OF_THE_OPTION = (
 )
 
 
+@pytest.mark.slow
 def test_every_placement_has_a_type():
     """With `Any`, nothing would find a dynamic table that is asked for the rows of keys."""
     found = {
@@ -325,6 +326,7 @@ def test_dynamic_tables_have_no_rows_by_placement(monkeypatch):
             _ = table.row_placement
 
 
+@pytest.mark.slow
 def test_few_files_know_which_rank_has_which_row():
     """Everything else asks `collective.ops.placement`: another placement is then a class."""
     found = {name: lines for name, lines in sources() if lines}

@@ -75,6 +75,7 @@ def test_nothing_installs_the_other_project():
     assert not lines
 
 
+@pytest.mark.slow
 def test_metadata_say_whose_it_is_and_where(metadata: email.message.Message):
     assert metadata["Name"] == "collective-strategy"
     assert metadata["Version"] == collective.__version__

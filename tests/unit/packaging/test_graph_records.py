@@ -13,6 +13,7 @@ import threading
 import weakref
 from concurrent import futures
 
+import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.ops.graph import graph_state
@@ -42,6 +43,7 @@ def kinds() -> frozenset[type]:
     return frozenset(found)
 
 
+@pytest.mark.slow
 def test_every_record_is_a_dataclass_of_typed_fields():
     assert len(kinds()) >= 40
     untyped = [
@@ -71,6 +73,7 @@ def test_a_record_is_its_graphs_and_ends_with_it():
     assert ends() is None
 
 
+@pytest.mark.slow
 def test_threads_get_the_same_record():
     """A second record would never hear of what the first one knows."""
     interval = sys.getswitchinterval()

@@ -134,6 +134,7 @@ def test_the_package_holds_a_relative_link_to_the_top_level_folder(folder: str):
     assert (ROOT / folder / "__init__.py").is_file(), f"{folder}/ is no package"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ("collective", *SUBPACKAGES, *PROGRAMS))
 def test_sub_packages_are_imported_by_their_full_name(folder: str):
     """A plain `import ops` loads the module a second time: two copies of its state."""
@@ -145,6 +146,7 @@ def test_sub_packages_are_imported_by_their_full_name(folder: str):
     assert not plain, f"write collective.ops for ops, and so on: {plain}"
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     """A module may import from its own folder, and from layers below: also inside functions."""
     layer_of = {member: i for i, layer in enumerate(LAYERS) for member in layer}
@@ -157,6 +159,7 @@ def test_imports_point_down():
     assert not upward, "\n".join(["only layers below may be imported:", *upward])
 
 
+@pytest.mark.slow
 def test_folders_inside_a_folder_do_not_import_each_other():
     """In a folder that has folders, these and its own files form no circle either."""
     imports = {name: imported_modules(name, file) for name, file in package_modules().items()}
@@ -171,6 +174,7 @@ def test_folders_inside_a_folder_do_not_import_each_other():
         assert not circle, f"{folder}: {' -> '.join(circle)}"
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other():
     """There is no circle of imports, within a folder or beyond, for types only or in functions."""
     imports = {name: imported_modules(name, file) for name, file in package_modules().items()}
@@ -254,6 +258,7 @@ SHORT_MODULES = {
 FEWEST_LINES = 80
 
 
+@pytest.mark.slow
 def test_no_module_is_a_cut_off():
     """A short module that only its neighbour imports belongs into that, or has a reason."""
     modules_ = package_modules()
@@ -289,6 +294,7 @@ PRIVATE = ("tensorflow.python", "tensorflow.core", "tensorflow_estimator", "kera
 MOST_PRIVATE = 12
 
 
+@pytest.mark.slow
 def test_private_modules_of_tensorflow_are_imported_in_one_place():
     """Another TensorFlow is then a matter of these modules."""
     importers = {

@@ -1,5 +1,6 @@
 """Holds the choice of tests by tier to what CONTRIBUTING.md says of it."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -18,24 +19,43 @@ MARKS = [
 ]
 
 
+def ran(tier, marks, count):
+    """Returns (configuration, parameter) of each run that a tier has of a case."""
+    choice = Choice(tier)
+    return [
+        (configuration, number)
+        for configuration, number in itertools.product(choice.of(marks), range(count))
+        if choice.runs(marks, configuration, number, count)
+    ]
+
+
 @pytest.mark.parametrize("marks", MARKS, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_the_matrix_runs_others_than_make_test_where_that_runs_the_case(marks, count):
-    test, matrix = Choice(), Choice("matrix")
-    ran = {
-        tier: [
-            number
-            for configuration, number in itertools.product(test.of(marks), range(count))
-            if tier.runs(marks, configuration, number, count)
-        ]
-        for tier in (test, matrix)
-    }
+@pytest.mark.parametrize("turn", [3, 11 | 1 << 8, 5 | 1 << 9])
+def test_the_matrix_runs_a_case_once_more_with_another_parameter(marks, count, turn):
+    marks = dataclasses.replace(marks, turn=turn)
+    in_test, in_matrix = ran("test", marks, count), ran("matrix", marks, count)
     few = min(marks.sample or PARAMETERS, count)
-    assert len(ran[test]) == (0 if marks.matrix else few)
-    assert len(ran[matrix]) == (few if marks.matrix else min(PARAMETERS, count - few))
-    both = ran[test] + ran[matrix]
-    assert len(both) == len({*both}) and {*test.of(marks)} <= {*matrix.of(marks)}
-    assert all(Choice("all").runs(marks, c, n, count) for c in test.of(marks) for n in range(count))
+    assert len(in_test) == (0 if marks.matrix else few)
+    if marks.matrix:
+        assert len(in_matrix) == few
+    elif few < count:
+        assert len(in_matrix) == PARAMETERS
+    else:
+        assert len(in_matrix) == (Choice("matrix").of(marks) != Choice().of(marks))
+    both = in_test + in_matrix
+    assert len(both) == len({*both})
+    if few < count:
+        assert len({number for _, number in both}) == len(both)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_what_is_slow_is_left_to_a_tier_of_its_own(count):
+    for marks in (Marks(sample=2), Marks(backends=BACKENDS, sample=3, ranks=(1, 3))):
+        slow = dataclasses.replace(marks, slow=True)
+        assert ran("test", slow, count) == [] == ran("slow", marks, count)
+        assert ran("slow", slow, count) == ran("test", marks, count) != []
+        assert ran("all", slow, count) == ran("all", marks, count)
 
 
 def test_backends_take_turns():
@@ -48,34 +68,43 @@ def test_backends_take_turns():
     assert ran == [["hb"], ["sok"], ["sok"], ["hb"]]
 
 
-def added(marks):
-    return [c for c in Choice("matrix").of(marks) if c not in Choice().of(marks)]
+def chosen(marks):
+    (configuration,) = Choice("matrix").of(marks)
+    return str(configuration)
 
 
-def test_the_matrix_adds_the_most_ranks_and_one_more_configuration_in_turn():
+def test_the_matrix_has_each_configuration_in_turn():
     depends = dict(ranks=(1, 3), ungrouped=True, carriers=True, two_levels=True, double="matrix")
-    turns = [added(Marks(**depends, turn=turn)) for turn in range(7)]
-    assert {first for first, _ in turns} == {Configuration(3, "hb")}
-    assert {str(second) for _, second in turns} == {
+    most, left_out = 1 << 9, 1 << 8
+    assert {chosen(Marks(**depends, turn=turn | most)) for turn in range(8)} == {
         "2-hb",
         "1-hb",
+        "3-hb",
         "2-hb-ungrouped",
         "2-sok-horovod",
         "3-hb-mixed",
         "4-hb-two_levels",
         "2-sok-double",
     }
-    assert added(Marks()) == [Configuration(2, "hb")] and added(Marks(either_backend=True)) == []
-    assert added(Marks(**depends, turn=1 << 8)) == [Configuration(3, "hb")]
+    # every other one has the most ranks
+    assert {chosen(Marks(**depends, turn=turn)) for turn in range(8)} == {"3-hb"}
+    # where nothing depends on the ranks, every other one is left out, or has another parameter
+    assert chosen(Marks()) == "2-hb" and chosen(Marks(either_backend=True)) == "2-sok"
+    assert chosen(Marks(turn=left_out)) == "2-sok"
+    assert ran("matrix", Marks(turn=left_out), 1) == []
+    # of what is slow, every other one that does
+    assert chosen(Marks(**depends, turn=left_out)) == "3-hb"
+    assert chosen(Marks(**depends, slow=True, turn=left_out)) == "2-sok"
+    assert chosen(Marks(**depends, slow=True)) == "3-hb"
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_one_parameter_runs_in_an_added_configuration(count):
-    marks = Marks(ranks=(1, 3), turn=11)
-    for configuration in added(marks):
-        ran = [n for n in range(count) if Choice("matrix").runs(marks, configuration, n, count)]
-        assert ran == [11 % count]
-        assert all(Choice("all").runs(marks, configuration, n, count) for n in range(count))
+def test_one_parameter_runs_in_another_configuration(count):
+    marks = Marks(ranks=(1, 3), turn=10)
+    ((configuration, number),) = ran("matrix", marks, count)
+    assert configuration not in Choice().of(marks)
+    assert [number] == (marks.in_matrix(count) or [0])
+    assert {(configuration, n) for n in range(count)} <= {*ran("all", marks, count)}
 
 
 def test_configurations_tell_ranks_what_they_are():

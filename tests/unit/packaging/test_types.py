@@ -9,6 +9,8 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 # Each line with a comment is an error, whose message has the comment's words.
 PROGRAM = """
@@ -55,6 +57,7 @@ def expected() -> dict[int, str]:
     return {number: line.split("  # ")[1] for number, line in lines if "  # " in line}
 
 
+@pytest.mark.slow
 def test_mistakes_in_a_program_are_found(tmp_path: Path):
     """In an environment that has this checkout's package, each is found in the program's own line.
 

@@ -213,6 +213,7 @@ def test_numbers_of_seconds(folder, options, words):
         serving.watch(folder, **options)
 
 
+@pytest.mark.slow
 def test_it_needs_no_ranks(folder, publish):
     folder.mkdir()
     path = publish("1")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+import pytest
 from tensorflow.python.util import tf_decorator
 from test_private import ROOT, files
 
@@ -20,6 +21,7 @@ OF_THE_SCRIPT = {
 }
 
 
+@pytest.mark.slow
 def test_no_deprecated_function_is_called():
     """In a process of its own: importing everything changes TensorFlow."""
     finished = subprocess.run([sys.executable, __file__], capture_output=True, text=True)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 GONE = """
 import importlib.machinery, sys
 import tensorflow.compat.v1 as tf
@@ -62,6 +64,7 @@ for refused in (
 """
 
 
+@pytest.mark.slow
 def test_estimators_train_without_what_is_gone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", GONE + PROGRAM, str(tmp_path)],
@@ -77,6 +80,7 @@ def test_estimators_train_without_what_is_gone(tmp_path):
     assert tpus.startswith("AdagradParameters is not supported")
 
 
+@pytest.mark.slow
 def test_without_the_stand_ins_they_cannot_be_imported():
     done = subprocess.run(
         [sys.executable, "-c", GONE + "import tensorflow_estimator"],

@@ -42,6 +42,7 @@ with CollectiveStrategy().scope(), tf.Graph().as_default():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("legacy", ["", "1"])
 def test_two_packages_of_keras_2_are_refused_in_a_scope(legacy: str):
     done = subprocess.run(
@@ -62,6 +63,7 @@ def test_its_refusal_says_what_to_use():
         refuse_keras_3(print, object())
 
 
+@pytest.mark.slow
 def test_layers_of_keras_3_are_refused_in_a_scope_only():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

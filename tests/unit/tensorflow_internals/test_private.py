@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import horovod.tensorflow as hvd
+import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from tensorflow.python.client import session as session_lib
@@ -261,6 +262,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_used_is_there():
     """If this fails after an upgrade: see what the new release has in its place, where the library
     uses it.
