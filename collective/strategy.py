@@ -85,13 +85,14 @@ class CollectiveStrategy:
         TensorFlow. A scope can be nested and entered again; an inner scope inherits the options
         that it doesn't set.
 
-        The scope trains graphs, and in a `tf.function` that eager code calls: `fit` of Keras
-        models, loops with a `tf.GradientTape`. In eager code without a function (a forgotten
-        `tf.Graph().as_default()`), optimizers, gradients with respect to variables, and monitored
-        sessions raise a RuntimeError before anything changes. All other eager code works as
-        outside: `tf.data`, arithmetic, gradients with respect to tensors, `tf.saved_model.load`,
-        summaries, Horovod's own functions. Variables that a function of all ranks uses start with
-        rank 0's values; any other that is made or assigned eagerly belongs to this rank alone.
+        The scope trains graphs, and eager code: `fit` of Keras models, loops with a
+        `tf.GradientTape` and Keras's optimizers, in a `tf.function` or, more slowly, without one.
+        In eager code (a forgotten `tf.Graph().as_default()`), optimizers of `tf.compat.v1.train`
+        and monitored sessions raise a RuntimeError before anything changes. All other eager code
+        works as outside: `tf.data`, arithmetic, gradients with respect to tensors,
+        `tf.saved_model.load`, summaries, Horovod's own functions. Variables that a function of all
+        ranks uses, or that a tape records, start with rank 0's values; any other that is made or
+        assigned eagerly belongs to this rank alone.
 
         {options}
 

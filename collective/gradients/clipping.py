@@ -9,19 +9,24 @@ or clips it, or by what these are computed from.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import rank_parts, table_gradients
+from collective.gradients import eager_gradients, rank_parts, table_gradients
 from collective.ops.communication import collectives, gate
 from collective.ops.graph import library_operations
 
 
 def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:
     """Stands in for `tf.linalg.global_norm`: a table's gradient counts whole, every shard once."""
+    if any(eager_gradients.is_one(t) for t in t_list):
+        return eager_gradients.computed(
+            "global_norm", lambda given: [global_norm(original, given)], list(t_list)
+        )[0]
     tables = [t for t in t_list if rank_parts.is_part(t)]
     others = [t for t in t_list if not rank_parts.is_part(t)]
     if not tables:
@@ -39,6 +44,39 @@ def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -
         return tf.sqrt(squares)
 
 
+def clip_by_global_norm(
+    original: Any, t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: Any = None
+) -> Any:
+    """Stands in for `tf.clip_by_global_norm`, for gradients of tables that were taken eagerly.
+
+    In graphs it is TensorFlow's, by a norm that counts whole tables.
+    """
+    t_list = list(t_list)
+    if not any(eager_gradients.is_one(t) for t in t_list):
+        return original(t_list, clip_norm, use_norm, name)
+    numbers = [tf.convert_to_tensor(clip_norm, tf.float32)]
+    numbers += [] if use_norm is None else [tf.convert_to_tensor(use_norm, tf.float32)]
+
+    count = len(numbers)
+
+    def clip(given: list[Any]) -> list[Any]:
+        in_function, norm = original(given[count:], *given[:count])
+        return [*in_function, norm]
+
+    *clipped, norm = eager_gradients.computed("clip_by_global_norm", clip, [*numbers, *t_list])
+    return clipped, norm
+
+
+def _eagerly(function: Any, original: Any, t: Any, numbers: Sequence[Any]) -> Any:
+    """Clips the gradient of a table that was taken eagerly, by numbers."""
+    tensors = [tf.convert_to_tensor(number, t.dtype) for number in numbers]
+    return eager_gradients.computed(
+        function.__name__,
+        lambda given: [function(original, given[-1], *given[:-1])],
+        [*tensors, t],
+    )[0]
+
+
 def _sum_of_squares(gradient: tf.IndexedSlices) -> tf.Tensor:
     # A row's owner has all of its occurrences, from all ranks.
     return tf.reduce_sum(tf.square(table_gradients.distinct(gradient).values))
@@ -48,6 +86,8 @@ def clip_by_norm(
     original: Any, t: Any, clip_norm: Any, axes: Any = None, name: str | None = None
 ) -> Any:
     """Stands in for `tf.clip_by_norm`: clips by the norm of the whole table's gradient."""
+    if eager_gradients.is_one(t) and axes is None:
+        return _eagerly(clip_by_norm, original, t, [clip_norm])
     if not rank_parts.is_part(t):
         return original(t, clip_norm, axes, name)
     if axes is not None:
@@ -61,6 +101,11 @@ def clip_by_norm(
 
 def clip_by_value(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `tf.clip_by_value`: sums repeated ids first."""
+    if eager_gradients.is_one(t):
+        bound = inspect.signature(original).bind(t, *args, **kwargs).arguments
+        return _eagerly(
+            clip_by_value, original, t, [bound["clip_value_min"], bound["clip_value_max"]]
+        )
     if not rank_parts.is_part(t):
         return original(t, *args, **kwargs)
     t = table_gradients.distinct(t)

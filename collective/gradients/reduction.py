@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.gradients import (
     accumulation,
+    eager_gradients,
     given_rows,
     rank_parts,
     table_gradients,
@@ -324,10 +325,12 @@ def reduce_tape(
     scale: Scale | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Stands in for `tf.GradientTape.gradient`: reduces gradients that a tape takes in a graph.
+    """Stands in for `tf.GradientTape.gradient`: reduces gradients that a tape takes.
 
-    (`minimize` of a callable loss uses one.) A `tf.function` has a graph, too.
+    In a graph, too: `minimize` of a callable loss uses one, and a `tf.function` has a graph.
     """
+    if tf.executing_eagerly():
+        return eager_gradients.take(original, tape, target, sources, *args, **kwargs)
     if graphs.is_eager():
         refuse_eager_gradients(tf.nest.flatten(sources))
         return original(tape, target, sources, *args, **kwargs)

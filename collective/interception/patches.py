@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 
+import tensorflow
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
@@ -21,6 +22,7 @@ from collective.checkpoint.restoring import model_start, restores, vocabulary, w
 from collective.checkpoint.saving import increments, saver, saver_hook, saves
 from collective.coordination import session_ends, session_making, session_runs
 from collective.coordination.clock import Clock
+from collective.coordination.functions import first_values
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
@@ -236,6 +238,18 @@ CLIPPING = (
     Patch(tf, "tf.global_norm", clipping.global_norm, ONE_SHARD),
     Patch(tf.linalg, "tf.linalg.global_norm", clipping.global_norm, ONE_SHARD),
     Patch(tf2.linalg, "tf2.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    *(
+        Patch(owner, f"{name}.clip_by_global_norm", clipping.clip_by_global_norm, ONE_SHARD)
+        for owner, name in (
+            (clip_ops, "clip_ops"),
+            (tf, "tf"),
+            (tf2, "tf2"),
+            (tensorflow, "tensorflow"),
+        )
+    ),
+    Patch(tensorflow.linalg, "tensorflow.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tensorflow, "tensorflow.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(tensorflow, "tensorflow.clip_by_value", clipping.clip_by_value, ONE_SHARD),
     Patch(clip_ops, "clip_ops.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
     Patch(tf, "tf.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
     Patch(tf2, "tf2.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
@@ -296,7 +310,16 @@ PLAIN_AVERAGE = "A table's average would be a plain variable, not sharded as the
 TOO_LATE = "An assignment in a branch or a function could not be synced later."
 WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
 OWN_RECORDS = "A metric's value would be of this rank's records only."
+OWN_START = "A tape would record what a rank computes with first values of its own."
 REPLICATION = (
+    Patch(
+        resources.ResourceVariable,
+        "ResourceVariable._init_from_args",
+        first_values.make,
+        OWN_START,
+    ),
+    Patch(tf2.GradientTape, "tf.GradientTape.__enter__", first_values.start, OWN_START),
+    Patch(tf2.GradientTape, "tf.GradientTape.__exit__", first_values.stop, OWN_START),
     *(
         Patch(owner, name, moving_averages.assign_moving_average, THIS_RANK_ONLY)
         for owner, name in (

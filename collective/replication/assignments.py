@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective.coordination.run_analysis import is_shared
 from collective.ops.communication import collectives, dense_allreduce
@@ -44,6 +45,7 @@ from collective.replication.pending_syncs import (
     sync_pending,
 )
 from collective.tables.table import in_shard_view, is_replicated
+from collective.tensorflow_internals.graphs import record
 from collective.tensorflow_internals.variables import variables
 
 ASSIGNS = frozenset(
@@ -75,6 +77,11 @@ def mean_over_ranks(variable: Any, value: Any) -> Any:
     called. A value that needs no mean is returned unchanged.
     """
     graph = graphs.outermost(tf.get_default_graph())
+    if tf.executing_eagerly():
+        is_alone = collectives.size() == 1 or not variable.dtype.is_floating
+        if is_alone or not is_replicated(variable):
+            return value
+        return _mean_eagerly(variable, tf.convert_to_tensor(value))
     if graphs.is_traced(graph) and collectives.size() > 1 and is_replicated(variable):
         return dense_allreduce.over_ranks("written", [(str(variable.name), value)])[0]
     if not has_replicas(graph) or not is_replicated(variable):
@@ -93,6 +100,20 @@ def mean_over_ranks(variable: Any, value: Any) -> Any:
     pending.note(placeholder.op, 0, str(variable.op.name))
     pending.averaged.add(graph_analysis.memory(variable))
     return placeholder
+
+
+def _mean_eagerly(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over ranks, by a function that is kept for the variable."""
+    functions = vars(variable).setdefault("_collective_means", {})
+    key = value.shape.as_list().__repr__(), value.dtype
+    if key not in functions:
+        functions[key] = tf2.function(
+            lambda x: dense_allreduce.over_ranks("written", [(str(variable.name), x)])[0],
+            autograph=False,
+        )
+    with record.stop_recording():
+        mean: tf.Tensor = functions[key](value)
+    return mean
 
 
 # What scripts call

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-import tensorflow.compat.v2 as tf2
 
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
@@ -67,9 +66,6 @@ def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
         "every rank. Look up rows instead (tf.nn.embedding_lookup), or make it outside "
         "embedding_scope().",
     )
-    if tf.executing_eagerly():
-        # Ranks exchange nothing but in functions, on whose calls they agree.
-        return tf2.function(lambda: read(table, name), autograph=False)()
     # In a loop it would be read in every iteration, and ranks may have different numbers of
     # iterations.
     with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():

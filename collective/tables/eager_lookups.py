@@ -3,22 +3,57 @@
     table(ids), eagerly ──► a tf.function with one lookup ──► agreement, exchange, rows
 
 All ranks make the same lookups in the same order, each with ids of its own. It costs an agreement
-and an exchange for each lookup, and is for inference: no tape records it.
+and an exchange for each lookup. A tape that records knows of one that its rows depend on the table;
+`collective.gradients.eager_gradients` goes on from the rows, for which the lookup is made again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective.ops.communication import collectives
+from collective.ops.graph import training_flag
 from collective.tables.table import Sharded
-from collective.tensorflow_internals.graphs import pywrap_tfe, record
+from collective.tensorflow_internals.graphs import pywrap_tfe, record, tape
+
+
+@dataclasses.dataclass(eq=False)
+class TapedLookup:
+    """Records a lookup that a tape has seen, as long as the tape needs it.
+
+    Attributes:
+        table: the table.
+        key: tells the table's kinds of lookups apart.
+        look_up: makes the lookup in a function.
+        inputs: its arguments, ids and weights.
+        out: what it has returned.
+    """
+
+    table: Sharded
+    key: tuple[Any, ...]
+    look_up: Callable[..., tf.Tensor]
+    inputs: Sequence[Any]
+    out: tf.Tensor
+
+
+def taped(table: Sharded) -> list[TapedLookup]:
+    """Returns the lookups of a table that tapes still need, in the order they were made."""
+    alive = [lookup for each in _taped(table) if (lookup := each()) is not None]
+    table.__dict__["_taped_lookups"] = [weakref.ref(lookup) for lookup in alive]
+    return alive
+
+
+def _taped(table: Sharded) -> list[weakref.ref[TapedLookup]]:
+    known: list[weakref.ref[TapedLookup]] = table.__dict__.setdefault("_taped_lookups", [])
+    return known
 
 
 def rows(table: Sharded, ids: tf.Tensor, max_norm: float | None) -> tf.Tensor:
@@ -71,19 +106,47 @@ def _called(
     inputs: list[Any],
 ) -> tf.Tensor:
     """Calls a table's function for lookups of one kind, which is made at its first."""
+    refuse_own_threads(f"table '{table.op.name}' is looked up")
+    if table.trainable:
+        tape.variable_accessed(table)
+    is_taped = bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes([table.handle]))
+    # Training gives new keys of a dynamic table their rows.
+    adds_rows = is_taped and table.rows is None
+    functions = table.__dict__.setdefault("_eager_lookups", {})
+    if (key, adds_rows) not in functions:
+
+        def in_function(*arguments: Any) -> tf.Tensor:
+            if adds_rows:
+                training_flag.set_always(tf.get_default_graph())
+            return look_up(*arguments)
+
+        in_function.__name__ = re.sub(r"\W", "_", f"lookup in {table.op.name}")
+        made = tf2.function(in_function, input_signature=specs, autograph=False)
+        functions[key, adds_rows] = made
+    with record.stop_recording():
+        found: tf.Tensor = functions[key, adds_rows](*inputs)
+    if is_taped:
+        lookup = TapedLookup(table, key, look_up, inputs, found)
+        _taped(table).append(weakref.ref(lookup))
+        # The tape keeps the function, and with it the lookup.
+        record.record_operation(
+            "CollectiveLookup", [found], [table.handle], lambda *_, lookup=lookup: [None]
+        )
+    return found
+
+
+def refuse_own_threads(what: str) -> None:
+    """Refuses what ranks do together where a call of all ranks waits for it.
+
+    Raises:
+        NotImplementedError: it is done in a thread of TensorFlow's own.
+    """
     if collectives.size() > 1 and threading.current_thread().name.startswith("Dummy-"):
         # The call that waits for it holds all others.
         raise NotImplementedError(
-            f"table '{table.op.name}' is looked up in a tf.py_function or a thread of TensorFlow's "
-            "own, where ranks can't agree. Look it up in the tf.function itself."
+            f"{what} in a tf.py_function or a thread of TensorFlow's own, where ranks can't agree. "
+            "Do it in the tf.function itself."
         )
-    functions = table.__dict__.setdefault("_eager_lookups", {})
-    if key not in functions:
-        look_up.__name__ = re.sub(r"\W", "_", f"lookup in {table.op.name}")
-        functions[key] = tf2.function(look_up, input_signature=specs, autograph=False)
-    with record.stop_recording():
-        found: tf.Tensor = functions[key](*inputs)
-    return found
 
 
 def _number(max_norm: Any) -> float | None:

@@ -77,9 +77,9 @@ def compute_gradients(original: Callable[..., Any], wrapper: Any, *args: Any, **
     It takes gradients, before a wrapper reduces them.
 
     Raises:
-        RuntimeError: it is called eagerly.
+        RuntimeError: it is called eagerly, and Horovod wrapped the optimizer.
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() and hasattr(wrapper, "_allreduce_grads"):
         graphs.refuse_eager("scope()", f"{type(wrapper).__name__} takes gradients")
     take_over(wrapper)
     return original(wrapper, *args, **kwargs)

@@ -19,7 +19,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.gradients import loss_scaling
+from collective.gradients import eager_gradients, loss_scaling
 from collective.gradients.reduction import of_shards, updating_shards
 from collective.ops.graph import graph_state, graphs, library_operations
 from collective.options import EmbeddingOptions
@@ -55,13 +55,15 @@ def apply_gradients(
     """Replaces `legacy.Optimizer.apply_gradients`: updates the shards of tables.
 
     Raises:
-        RuntimeError: it is called eagerly.
         NotImplementedError: scope(local_steps=…), or it would update all rows of a dynamic table.
     """
-    name = type(optimizer).__name__
-    if tf.executing_eagerly():
-        graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
     grads_and_vars = list(grads_and_vars)
+    if tf.executing_eagerly():
+
+        def update(pairs: list[Any]) -> Any:
+            return apply_gradients(original, optimizer, pairs, *args, **kwargs)
+
+        return eager_gradients.apply(optimizer, grads_and_vars, update)
     if tf.executing_eagerly_outside_functions():
         grads_and_vars = keras_updates.shards_of(optimizer, grads_and_vars)
     return loss_scaling.if_finite(

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import graphs
+from collective.wrappers import keras_eager_steps
 
 
 def make(kind: str, original: Callable[..., Any], model: Any, force: bool = False) -> Any:
@@ -24,15 +24,8 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
         force: whether the script wants it to be made again.
 
     Raises:
-        RuntimeError: the model trains without a function.
         NotImplementedError: it is compiled with an option that isn't possible here.
     """
-    if tf.executing_eagerly_outside_functions() and model.run_eagerly and kind == "train":
-        graphs.refuse_eager(
-            "scope()",
-            f"the Keras model '{model.name}' trains",
-            " Or leave run_eagerly=True out of model.compile.",
-        )
     _check_options(model)
     # Keras would track what becomes an attribute in the usual way.
     attributes = vars(model)
@@ -41,6 +34,8 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
     try:
         if force or kind not in made or getattr(model, f"{kind}_function") is None:
             one = original(model, True)
+            if model.run_eagerly and tf.executing_eagerly():
+                one = keras_eager_steps.of_all_ranks(kind, model, one)
             several = functools.partial(_each_step, kind, one, steps)
             made.add(kind)
             setattr(model, f"{kind}_function", one if steps is None else several)

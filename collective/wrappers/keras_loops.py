@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.functions import eager_values
 from collective.ops.communication import collectives
 from collective.tensorflow_internals.keras import tf_utils
-from collective.wrappers import keras_fit
+from collective.wrappers import keras_eager_steps, keras_fit
 from collective.wrappers.keras_fit import DATASETS
 
 # What a script sees of metrics whose states can't be added up.
@@ -138,7 +138,7 @@ def metrics_result(original: Callable[..., Any], model: Any) -> Any:
     Raises:
         NotImplementedError: a metric has a state that can't be added up.
     """
-    if collectives.size() == 1 or not tf.executing_eagerly():
+    if collectives.size() == 1 or not tf.executing_eagerly() or keras_eager_steps.is_inside():
         return original(model)
     states = [v for metric in model.metrics for v in metric.variables]
     for metric in model.metrics:

@@ -1,4 +1,4 @@
-"""Lets Keras's optimizers update tables in a `tf.function` that eager code calls.
+"""Lets Keras's optimizers update tables in a `tf.function` that eager code calls, and without one.
 
 To an optimizer a table looks like this rank's shard, with slots as large as that. So its own update
 of rows is right, if it treats every row by itself.
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.gradients import reduction
+from collective.gradients import eager_gradients, reduction
 from collective.ops.graph import graphs, library_operations
 from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
@@ -86,12 +86,17 @@ def apply_gradients(
     """Replaces `apply_gradients` of the new optimizers: updates the shards of tables.
 
     Raises:
-        RuntimeError: it is called eagerly.
         NotImplementedError: it is called in a graph of TensorFlow 1; or the optimizer may not
             update each row by itself.
     """
-    refuse_outside_functions(optimizer, "trains")
+    refuse_in_graphs(optimizer)
     grads_and_vars = list(grads_and_vars)
+    if tf.executing_eagerly():
+
+        def update(pairs: list[Any]) -> Any:
+            return apply_gradients(original, optimizer, pairs, *args, **kwargs)
+
+        return eager_gradients.apply(optimizer, grads_and_vars, update)
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Sharded)]
     if tables:
         if type(optimizer) not in BY_ROW:
@@ -111,21 +116,14 @@ def apply_gradients(
         return original(optimizer, grads_and_vars, *args, **kwargs)
 
 
-def refuse_outside_functions(optimizer: Any, action: str) -> None:
-    """Refuses a new optimizer eagerly, and in a graph of TensorFlow 1, where it updates nothing.
+def refuse_in_graphs(optimizer: Any) -> None:
+    """Refuses a new optimizer in a graph of TensorFlow 1, where it updates nothing.
 
     Raises:
-        RuntimeError: execution is eager.
         NotImplementedError: the graph is one of TensorFlow 1.
     """
     name = type(optimizer).__name__
-    if tf.executing_eagerly():
-        graphs.refuse_eager(
-            "scope()",
-            f"the Keras optimizer {name} {action}",
-            " Or train inside a tf.function, or by fit.",
-        )
-    if not hasattr(tf.get_default_graph(), "outer_graph"):
+    if not (tf.executing_eagerly() or hasattr(tf.get_default_graph(), "outer_graph")):
         raise NotImplementedError(
             f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
             f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
@@ -136,8 +134,8 @@ def refuse_outside_functions(optimizer: Any, action: str) -> None:
 def compute_gradients(
     original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces `compute_gradients` of the new optimizers: refuses it outside of functions."""
-    refuse_outside_functions(optimizer, "takes gradients")
+    """Replaces `compute_gradients` of the new optimizers: refuses it in graphs."""
+    refuse_in_graphs(optimizer)
     return original(optimizer, *args, **kwargs)
 
 

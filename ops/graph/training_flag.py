@@ -16,9 +16,11 @@ class TrainingFlag:
 
     Attributes:
         tensor: bool scalar, True in runs that update something; None if nothing has asked for it.
+        is_always: whether it is True in each call of a function, which updates nothing itself.
     """
 
     tensor: tf.Tensor | None = None
+    is_always: bool = False
 
 
 def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
@@ -52,7 +54,12 @@ def existing(graph: tf.Graph) -> tf.Tensor | None:
 
 def set_in_function(graph: tf.Graph, trains: bool) -> None:
     """Sets the flag of a function that eager code calls, if anything has asked for it."""
-    tensor = existing(graph)
-    if tensor is not None:
+    record = graph_state.of(graph, TrainingFlag)
+    if record.tensor is not None:
         with graph.as_default(), outside(), device_scopes.on_host():
-            tensor.op._update_input(0, tf.constant(trains))
+            record.tensor.op._update_input(0, tf.constant(trains or record.is_always))
+
+
+def set_always(graph: tf.Graph) -> None:
+    """Notes that a function is a part of training without updating anything itself."""
+    graph_state.of(graph, TrainingFlag).is_always = True

@@ -264,13 +264,13 @@ def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operatio
         run_analysis.signature_of(shared, trains, False),
         trains,
         gates_of(graph).checks,
-        sorted((v for v in variables.values() if is_replicated(v)), key=_order),
+        sorted((v for v in variables.values() if is_replicated(v)), key=order),
         Label(description, shared),
         graph,
     )
 
 
-def _order(variable: Any) -> tuple[str, int]:
+def order(variable: Any) -> tuple[str, int]:
     """Returns by what variables are ordered alike on all ranks: name, and order of creation."""
     return str(variable.name), int(str(variable._unique_id).rpartition("_")[2])
 
@@ -311,13 +311,34 @@ def carry_out(plan: FunctionPlan, execute: Callable[[], Any]) -> Any:
 def _equalise(ranks: Any, plan: FunctionPlan) -> None:
     """Makes variables equal that the ranks haven't shared before."""
     new = [v for v in plan.variables if not getattr(v, "_collective_equal", False)]
-    if not new:
-        return
+    if new:
+        description = f"{plan.description} for the first time"
+        make_variables_equal(ranks, new, plan.signature, plan.member, plan.shared, description)
+
+
+def make_variables_equal(
+    ranks: Any,
+    new: Sequence[Any],
+    signature: int,
+    member: Membership,
+    shared: Sequence[str],
+    description: str,
+) -> None:
+    """Gives all ranks rank 0's values of variables, once they have agreed.
+
+    Args:
+        ranks: the coordinator.
+        new: the variables, in the same order on all ranks.
+        signature: of the function that uses them, 0 for none.
+        member: this rank's part.
+        shared: what a call of the function needs.
+        description: says what this rank does.
+    """
     names = "\n".join(f"{v.name} {v.shape} {v.dtype.name}" for v in new)
-    digest = hashlib.blake2b(f"{plan.signature}\n{names}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{signature}\n{names}".encode(), digest_size=8).digest()
     header = Header(RUNNING, NUMBER, int.from_bytes(digest, "little") >> 1)
-    shared = [*plan.shared, *(f"{agreement.INITIALIZE}{v.name}" for v in new)]
-    ranks.agree(header, plan.member, shared, f"{plan.description} for the first time")
+    shared = [*shared, *(f"{agreement.INITIALIZE}{v.name}" for v in new)]
+    ranks.agree(header, member, shared, description)
     ranks.progress.enters(Phase.EQUALISING)
     make_equal(new)
     for variable in new:

@@ -135,7 +135,7 @@ def compare(model, plain, rank, size, came):
     np.testing.assert_allclose(words, plain.words.embeddings.numpy(), rtol=0, atol=1e-6)
 
 
-def equals(strategy, rank, size, name):
+def equals(strategy, rank, size, name, **options):
     grows, make = name not in FROM_THE_FIRST_STEP, OPTIMIZERS[name]
     arrays = data(grows)
     plain = Plain()
@@ -143,7 +143,7 @@ def equals(strategy, rank, size, name):
     want = plain.fit(dataset(arrays, BATCH), epochs=2, verbose=0)
     with strategy.scope():
         model = Tables()
-        model.compile(make(), "mse")
+        model.compile(make(), "mse", **options)
         own = dataset(part(arrays, rank, size), BATCH // size)
         got = model.fit(own, epochs=2, verbose=0)
         np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=0, atol=1e-6)
@@ -185,6 +185,14 @@ def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, cap
             config = keras.layers.serialize(layer)
             again = keras.layers.deserialize(config)
             assert type(again) is type(layer) and again.get_config() == layer.get_config()
+
+
+@pytest.mark.either_backend
+@pytest.mark.parametrize(
+    "name", ["legacy Adam", pytest.param("SGD without momentum", marks=pytest.mark.matrix)]
+)
+def test_training_without_a_function_adds_rows(strategy, rank, size, name):
+    equals(strategy, rank, size, name, run_eagerly=True)
 
 
 @pytest.mark.matrix
