@@ -20,16 +20,18 @@ from typing import Any, NamedTuple, NoReturn
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.coordination.functions import first_values
+from collective.coordination.functions import calls, first_values
 from collective.gradients import table_gradients, traced_gradients
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
 from collective.ops.counting import counted
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import graphs, training_flag
+from collective.scope import SCOPES
 from collective.tables import eager_lookups
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record
+from collective.tensorflow_internals.keras import package
 from collective.tensorflow_internals.variables import variables
 
 
@@ -97,6 +99,13 @@ class _Parcel(NamedTuple):
     unpack: Callable[..., Any]
 
 
+def _of_rows(gradient: Any) -> _Parcel:
+    """Describes the gradient of what a lookup returned, of any number of ids."""
+    tensor = tf.convert_to_tensor(gradient)
+    spec = tf.TensorSpec([*[None] * (tensor.shape.rank - 1), tensor.shape[-1]], tensor.dtype)
+    return _Parcel(("rows", spec), [tensor], [spec], lambda x: x)
+
+
 def _packed(gradient: Any) -> _Parcel:
     if gradient is None:
         return _Parcel(("none",), [], [], lambda: None)
@@ -143,7 +152,7 @@ def _called(
         parcels: the gradients.
     """
     eager_lookups.refuse_own_threads(name)
-    key = (*key, *(parcel.kind for parcel in parcels))
+    key = (*key, *(parcel.kind for parcel in parcels), eager_lookups.options_in_force())
     if key not in functions:
         tables: list[Sharded | None] = []
         unpack = [(parcel.unpack, len(parcel.specs)) for parcel in parcels]  # and no tensors
@@ -162,8 +171,9 @@ def _called(
         in_function.__name__ = re.sub(r"\W", "_", name)
         specs = [spec for parcel in parcels for spec in parcel.specs]
         made = tf2.function(in_function, input_signature=specs, autograph=False)
-        made.get_concrete_function()  # where the tape of `work` can record
-        functions[key] = made, tables
+        # Where the tape of `work` can record. A function is itself called eagerly after
+        # tf.config.run_functions_eagerly(True).
+        functions[key] = made.get_concrete_function(), tables
     function, tables = functions[key]
     with record.stop_recording():
         results = function(*(x for parcel in parcels for x in parcel.tensors))
@@ -203,15 +213,23 @@ def take(
     if not watched or collectives.size() == 1 and not tables:
         return original(tape, target, sources, *args, **kwargs)
     _refuse_wrapper(tape, "takes gradients")
+    _refuse_options("gradients are taken")
     traced_gradients.check(flat, *args, **kwargs)
     # One rank may have read a whole table, from the variable itself.
-    read = list(tables.values()) if collectives.size() == 1 else []
+    read = list(tables.values())
     lookups = [written for table in tables.values() for written in eager_lookups.taped(table)]
     others = [x for x in flat if id(x) not in tables]
     taken = original(
         tape, target, [*others, *read, *(written.out for written in lookups)], *args, **kwargs
     )
     of_others, of_lookups = taken[: len(others)], taken[len(others) + len(read) :]
+    for table, gradient in zip(read, taken[len(others) :]):
+        if gradient is not None and collectives.size() > 1:
+            raise NotImplementedError(
+                f"The gradient with respect to table '{table.op.name}' comes from something else "
+                "than its lookups (a tf.custom_gradient around one, tf.recompute_grad), where "
+                "ranks can't exchange it. Look the table up outside of that."
+            )
     by_variable = [
         (x, gradient)
         for x, gradient in zip([*others, *read], taken)
@@ -240,7 +258,7 @@ def _reduced(
     """
     found = {id(x): x for x, _ in by_variable}
     found.update({id(w.table): w.table for w, _ in by_lookup})
-    sources = sorted(found.values(), key=lambda x: str(x.name))
+    sources = sorted(found.values(), key=calls.order)
     if not sources:
         return {}
     if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
@@ -249,8 +267,15 @@ def _reduced(
             "tf.GradientTape records, which doesn't see what ranks exchange for it. Take it after "
             "the tape's `with` block, and inside no other tape's."
         )
+    for w, _ in by_lookup:
+        if w.is_stale and w.key[1] is not None:
+            raise NotImplementedError(
+                f"The gradient of a lookup in table '{w.table.op.name}' with max_norm={w.key[1]:g} "
+                "is taken after an optimizer has updated the table, and depends on the rows that "
+                "were there before. Take it before the update."
+            )
     first_values.check([x for x, _ in by_variable])
-    gradients = [_packed(tf.convert_to_tensor(gradient)) for _, gradient in by_lookup]
+    gradients = [_of_rows(gradient) for _, gradient in by_lookup]
     gradients += [_packed(gradient) for _, gradient in by_variable]
     look_ups, watched = [w.look_up for w, _ in by_lookup], [x for x, _ in by_variable]
     first = len(look_ups)
@@ -322,16 +347,56 @@ def apply(
     if not grads_and_vars:
         return optimizer.iterations
     _refuse_wrapper(optimizer, "updates variables")
+    _refuse_options("gradients are applied")
     updated = [variable for _, variable in grads_and_vars]
 
     def work(gradients: list[Any]) -> Sequence[Any]:
         update(list(zip(gradients, updated)))
         return []
 
+    functions = _functions_of(optimizer)
+    if functions.get("numbers") != _numbers_of(optimizer):
+        functions.clear()
     key = tuple(id(variable) for variable in updated)
     name = f"update by {type(optimizer).__name__}"
-    _called(_functions_of(optimizer), key, name, work, [_packed(g) for g, _ in grads_and_vars])
+    _called(functions, key, name, work, [_packed(g) for g, _ in grads_and_vars])
+    for table in updated:
+        for lookup in eager_lookups.taped(table) if isinstance(table, Sharded) else ():
+            lookup.is_stale = True
+    functions["numbers"] = _numbers_of(optimizer)  # which the first update may change
     return optimizer.iterations
+
+
+def _numbers_of(optimizer: Any) -> dict[str, Any]:
+    """Returns what an optimizer has as Python's numbers, which its updates have as constants."""
+    hypers = vars(optimizer).get("_hyper", {})
+    functions = {
+        name: float(value())
+        for name, value in hypers.items()
+        if callable(value)
+        and not isinstance(value, package.optimizers.schedules.LearningRateSchedule)
+    }
+    plain = {n: x for n, x in vars(optimizer).items() if isinstance(x, (int, float, str))}
+    return {**plain, "_hyper": functions}
+
+
+def _refuse_options(action: str) -> None:
+    """Refuses options of scope() that would be ignored without a word.
+
+    Raises:
+        NotImplementedError: one of them is given.
+    """
+    options = SCOPES.options
+    option = None
+    if options.local_steps > 1:
+        option = f"local_steps={options.local_steps}"
+    elif options.mixed_precision == "float16":
+        option = "mixed_precision='float16'"
+    if option is not None:
+        raise NotImplementedError(
+            f"scope({option}) is for graphs, but {action} eagerly. Build the model inside "
+            "`with strategy.scope(), tf.Graph().as_default():`, or leave the option out."
+        )
 
 
 def _refuse_wrapper(wrapper: Any, action: str) -> None:

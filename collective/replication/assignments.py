@@ -110,7 +110,7 @@ def _mean_eagerly(variable: Any, value: tf.Tensor) -> tf.Tensor:
         functions[key] = tf2.function(
             lambda x: dense_allreduce.over_ranks("written", [(str(variable.name), x)])[0],
             autograph=False,
-        )
+        ).get_concrete_function(tf.TensorSpec(value.shape, value.dtype))
     with record.stop_recording():
         mean: tf.Tensor = functions[key](value)
     return mean

@@ -131,7 +131,8 @@ def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
 
     Each rank adds up its own, and no row travels.
     """
-    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():  # A tape knows the gradient of lookups only.
+    # A tape knows the gradient of lookups only.
+    if tf.executing_eagerly() or not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return tf.nn.l2_loss(read(table), name)
     with tf.name_scope(name, "L2Loss"):
         shard = _with_scaled_gradient(

@@ -10,6 +10,7 @@ and an exchange for each lookup. A tape that records knows of one that its rows 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import threading
 import weakref
@@ -21,6 +22,9 @@ import tensorflow.compat.v2 as tf2
 
 from collective.ops.communication import collectives
 from collective.ops.graph import training_flag
+from collective.options.declaration import names
+from collective.options.scopes import ExchangeOptions, PrecisionOptions, UpdateOptions
+from collective.scope import SCOPES
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record, tape
 
@@ -31,10 +35,11 @@ class TapedLookup:
 
     Attributes:
         table: the table.
-        key: tells the table's kinds of lookups apart.
+        key: tells the table's kinds of lookups apart; key[1] is max_norm.
         look_up: makes the lookup in a function.
         inputs: its arguments, ids and weights.
         out: what it has returned.
+        is_stale: whether an optimizer has updated the table since.
     """
 
     table: Sharded
@@ -42,17 +47,21 @@ class TapedLookup:
     look_up: Callable[..., tf.Tensor]
     inputs: Sequence[Any]
     out: tf.Tensor
+    is_stale: bool = False
+
+
+_numbers = itertools.count()
 
 
 def taped(table: Sharded) -> list[TapedLookup]:
     """Returns the lookups of a table that tapes still need, in the order they were made."""
-    alive = [lookup for each in _taped(table) if (lookup := each()) is not None]
-    table.__dict__["_taped_lookups"] = [weakref.ref(lookup) for lookup in alive]
-    return alive
+    return list(_taped(table).values())
 
 
-def _taped(table: Sharded) -> list[weakref.ref[TapedLookup]]:
-    known: list[weakref.ref[TapedLookup]] = table.__dict__.setdefault("_taped_lookups", [])
+def _taped(table: Sharded) -> weakref.WeakValueDictionary[int, TapedLookup]:
+    known: weakref.WeakValueDictionary[int, TapedLookup] = table.__dict__.setdefault(
+        "_taped_lookups", weakref.WeakValueDictionary()
+    )
     return known
 
 
@@ -94,7 +103,7 @@ def pooled(
             "records, and their gradient would be lost. Take it inside a tf.function."
         )
     specs = [tf.SparseTensorSpec([None, None], x.dtype) for x in given]
-    key = ("pooled", combiner, _number(max_norm), *(x.dtype for x in given))
+    key = ("pooled", _number(max_norm), combiner, *(x.dtype for x in given))
     return _called(table, key, look_up, specs, given)
 
 
@@ -113,7 +122,8 @@ def _called(
     # Training gives new keys of a dynamic table their rows.
     adds_rows = is_taped and table.rows is None
     functions = table.__dict__.setdefault("_eager_lookups", {})
-    if (key, adds_rows) not in functions:
+    kind = key, adds_rows, options_in_force()
+    if kind not in functions:
 
         def in_function(*arguments: Any) -> tf.Tensor:
             if adds_rows:
@@ -122,17 +132,32 @@ def _called(
 
         in_function.__name__ = re.sub(r"\W", "_", f"lookup in {table.op.name}")
         made = tf2.function(in_function, input_signature=specs, autograph=False)
-        functions[key, adds_rows] = made
+        # A function is itself called eagerly after tf.config.run_functions_eagerly(True).
+        functions[kind] = made.get_concrete_function()
     with record.stop_recording():
-        found: tf.Tensor = functions[key, adds_rows](*inputs)
+        found: tf.Tensor = functions[kind](*inputs)
     if is_taped:
         lookup = TapedLookup(table, key, look_up, inputs, found)
-        _taped(table).append(weakref.ref(lookup))
+        _taped(table)[next(_numbers)] = lookup
         # The tape keeps the function, and with it the lookup.
         record.record_operation(
             "CollectiveLookup", [found], [table.handle], lambda *_, lookup=lookup: [None]
         )
     return found
+
+
+def options_in_force() -> tuple[Any, ...]:
+    """Returns the options of scope() on which it depends what a kept function computes."""
+    return tuple(
+        getattr(SCOPES.options, name)
+        for kind in (UpdateOptions, ExchangeOptions, PrecisionOptions)
+        for name in names(kind)
+    )
+
+
+def is_in_own_thread() -> bool:
+    """Tells whether a thread of TensorFlow's own calls, for a tf.py_function or a dataset."""
+    return threading.current_thread().name.startswith("Dummy-")
 
 
 def refuse_own_threads(what: str) -> None:
@@ -141,7 +166,7 @@ def refuse_own_threads(what: str) -> None:
     Raises:
         NotImplementedError: it is done in a thread of TensorFlow's own.
     """
-    if collectives.size() > 1 and threading.current_thread().name.startswith("Dummy-"):
+    if collectives.size() > 1 and is_in_own_thread():
         # The call that waits for it holds all others.
         raise NotImplementedError(
             f"{what} in a tf.py_function or a thread of TensorFlow's own, where ranks can't agree. "

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier, coordinator
 from collective.coordination.functions import calls, first_values
 from collective.coordination.prepared_run import Membership
+from collective.errors import RankError
 from collective.ops.communication import collectives
 
 ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -70,10 +71,12 @@ def of_all_ranks(kind: str, model: Any, step: Callable[[Iterator[Any]], Any]) ->
 def _taken(step: Callable[[Iterator[Any]], Any], batch: Any) -> Any:
     _inside.append(True)
     try:
-        return step(iter([batch]))
-    except tf.errors.OpError:
-        raise  # on all ranks
+        with first_values.shared_at_once():  # of a model that is built in this step
+            return step(iter([batch]))
+    except RankError:
+        raise  # of an error of another rank
     except Exception as error:
+        # Where it is an error of all ranks, all of them tell each other so.
         failure = f"failed with {type(error).__name__}: {error}"
         ranks = coordinator.instance()
         ranks.failure = ranks.failure or (Membership(calls.NUMBER, []), failure)

@@ -9,9 +9,11 @@ were made are made equal when a tape starts to record, and at once while one rec
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -20,39 +22,69 @@ from collective.coordination import barrier, coordinator
 from collective.coordination.functions import calls
 from collective.coordination.prepared_run import Membership
 from collective.ops.communication import collectives
-from collective.tables.table import is_replicated
+from collective.tables.eager_lookups import is_in_own_thread
+from collective.tables.table import Sharded, is_replicated
 from collective.tensorflow_internals.graphs import record
 
-_new: list[weakref.ref[Any]] = []
-# Those of eager code whose blocks are open.
-_tapes: list[Any] = []
+# Those that eager code has made since, by their ids.
+_new: dict[int, weakref.ref[Any]] = {}
+
+
+class _OfThread(threading.local):
+    """Holds what a thread does.
+
+    Attributes:
+        recorders: tapes whose blocks are open, and whatever else has variables shared at once.
+    """
+
+    def __init__(self) -> None:
+        self.recorders: list[Any] = []
+
+
+_of_thread = _OfThread()
 
 
 def make(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
     """Replaces `ResourceVariable._init_from_args`: notes a variable that eager code makes."""
     original(variable, *args, **kwargs)
-    if collectives.size() > 1 and tf.executing_eagerly():
-        _new.append(weakref.ref(variable))
-        if _tapes:
+    if _may_share() and not isinstance(variable, Sharded):
+        key = id(variable)
+        _new[key] = weakref.ref(variable, lambda _: _new.pop(key, None))
+        if _of_thread.recorders:
             _share_new()
 
 
 def start(original: Callable[..., Any], tape: Any) -> Any:
     """Replaces `tf.GradientTape.__enter__`."""
-    if collectives.size() > 1 and tf.executing_eagerly():
+    if _may_share():
         _share_new()
-        _tapes.append(tape)
+        _of_thread.recorders.append(tape)
     return original(tape)
 
 
 def stop(original: Callable[..., Any], tape: Any, *error: Any) -> Any:
     """Replaces `tf.GradientTape.__exit__`."""
-    _tapes[:] = [each for each in _tapes if each is not tape]
+    _of_thread.recorders = [each for each in _of_thread.recorders if each is not tape]
     return original(tape, *error)
 
 
+@contextlib.contextmanager
+def shared_at_once() -> Iterator[None]:
+    """Inside, variables get rank 0's values when they are made, as in a tape's block."""
+    _of_thread.recorders.append(None)
+    try:
+        yield
+    finally:
+        _of_thread.recorders.remove(None)
+
+
+def _may_share() -> bool:
+    # A tf.py_function has tapes of its own, in a thread for which a call of all ranks may wait.
+    return collectives.size() > 1 and tf.executing_eagerly() and not is_in_own_thread()
+
+
 def _share_new() -> None:
-    made = [variable for each in _new if (variable := each()) is not None]
+    made = [variable for each in list(_new.values()) if (variable := each()) is not None]
     _new.clear()
     share(made)
 
@@ -110,7 +142,8 @@ def check(variables: Sequence[Any]) -> None:
 
 def _is_weight(variable: Any) -> bool:
     return (
-        is_replicated(variable)
+        not isinstance(variable, Sharded)  # which isn't marked while it is made
+        and is_replicated(variable)
         and bool(variable.dtype.base_dtype.is_floating)
         and (variable.trainable or variable.synchronization != tf.VariableSynchronization.ON_READ)
     )

@@ -187,10 +187,9 @@ def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, cap
             assert type(again) is type(layer) and again.get_config() == layer.get_config()
 
 
+@pytest.mark.matrix
 @pytest.mark.either_backend
-@pytest.mark.parametrize(
-    "name", ["legacy Adam", pytest.param("SGD without momentum", marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("name", ["legacy Adam", "SGD without momentum"])
 def test_training_without_a_function_adds_rows(strategy, rank, size, name):
     equals(strategy, rank, size, name, run_eagerly=True)
 
