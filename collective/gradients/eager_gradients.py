@@ -350,7 +350,11 @@ def apply(
     _refuse_options("gradients are applied")
     updated = [variable for _, variable in grads_and_vars]
 
+    first_values.share(updated)
+
     def work(gradients: list[Any]) -> Sequence[Any]:
+        # An optimizer that reads no variable is not seen to write one.
+        training_flag.set_always(tf.get_default_graph())
         update(list(zip(gradients, updated)))
         return []
 

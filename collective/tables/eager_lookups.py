@@ -119,8 +119,8 @@ def _called(
     if table.trainable:
         tape.variable_accessed(table)
     is_taped = bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes([table.handle]))
-    # Training gives new keys of a dynamic table their rows.
-    adds_rows = is_taped and table.rows is None
+    # Training gives new keys of a dynamic table their rows, of one that isn't trainable, too.
+    adds_rows = table.rows is None and not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
     functions = table.__dict__.setdefault("_eager_lookups", {})
     kind = key, adds_rows, options_in_force()
     if kind not in functions:

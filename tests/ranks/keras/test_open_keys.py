@@ -189,7 +189,7 @@ def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, cap
 
 @pytest.mark.matrix
 @pytest.mark.either_backend
-@pytest.mark.parametrize("name", ["legacy Adam", "SGD without momentum"])
+@pytest.mark.parametrize("name", ["legacy Adam", "legacy Adadelta", "SGD without momentum"])
 def test_training_without_a_function_adds_rows(strategy, rank, size, name):
     equals(strategy, rank, size, name, run_eagerly=True)
 
