@@ -21,6 +21,7 @@ OPTIMIZERS = {
     "legacy Nadam": lambda: keras.optimizers.legacy.Nadam(0.003),
     "legacy RMSprop": lambda: keras.optimizers.legacy.RMSprop(0.003),
     "legacy RMSprop in place": lambda: keras.optimizers.legacy.RMSprop(0.003, momentum=0.5),
+    "legacy Adadelta": lambda: keras.optimizers.legacy.Adadelta(0.5),
 }
 # They move rows that no gradient is of, also from their first values: all keys come at once.
 FROM_THE_FIRST_STEP = ("Ftrl", "AdamW")
