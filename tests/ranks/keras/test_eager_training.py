@@ -83,6 +83,7 @@ def test_clipping_counts_rows_of_all_ranks(strategy, rank, size, name):
     equals(strategy, rank, size, lambda: new.SGD(0.5), CLIPPED[name], dense=True)
 
 
+@pytest.mark.slow
 @pytest.mark.either_backend
 @pytest.mark.ranks(1, 3)
 def test_fit_run_eagerly_equals_one_process(strategy, rank, size):
