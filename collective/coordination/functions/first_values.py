@@ -10,6 +10,7 @@ were made are made equal when a tape starts to record, and at once while one rec
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import threading
 import weakref
@@ -57,6 +58,10 @@ def make(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any
 def start(original: Callable[..., Any], tape: Any) -> Any:
     """Replaces `tf.GradientTape.__enter__`."""
     if _may_share():
+        if _new:
+            # Models that nobody uses any more, which Python would collect on each rank at another
+            # moment: some ranks would still have theirs.
+            gc.collect()
         _share_new()
         _of_thread.recorders.append(tape)
     return original(tape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import numpy as np
 import pytest
@@ -296,6 +297,21 @@ def test_what_one_rank_refuses_all_refuse(strategy, rank, size):
         assert int(optimizer.iterations.numpy()) == 2
         train(model, optimizer, mine[3:5])
         assert int(optimizer.iterations.numpy()) == 4
+
+
+@pytest.mark.matrix
+def test_a_dropped_variable_that_one_rank_still_holds(strategy, rank):
+    """Python collects what refers to itself on each rank at a moment of its own."""
+    with strategy.scope():
+        dropped = [tf2.Variable(1.0, name="dropped")]
+        dropped.append(dropped)
+        del dropped
+        if rank == 0:
+            gc.collect()
+        variable = tf2.Variable(float(rank))
+        with tf2.GradientTape() as tape:
+            square = variable * variable
+        assert float(tape.gradient(square, variable)) == 0.0 == float(variable)
 
 
 @pytest.mark.matrix
