@@ -56,7 +56,6 @@ def clip_by_global_norm(
         return original(t_list, clip_norm, use_norm, name)
     numbers = [tf.convert_to_tensor(clip_norm, tf.float32)]
     numbers += [] if use_norm is None else [tf.convert_to_tensor(use_norm, tf.float32)]
-
     count = len(numbers)
 
     def clip(given: list[Any]) -> list[Any]:

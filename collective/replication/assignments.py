@@ -105,7 +105,7 @@ def mean_over_ranks(variable: Any, value: Any) -> Any:
 def _mean_eagerly(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """Returns the mean over ranks, by a function that is kept for the variable."""
     functions = vars(variable).setdefault("_collective_means", {})
-    key = value.shape.as_list().__repr__(), value.dtype
+    key = tuple(value.shape.as_list()), value.dtype
     if key not in functions:
         functions[key] = tf2.function(
             lambda x: dense_allreduce.over_ranks("written", [(str(variable.name), x)])[0],

@@ -47,11 +47,6 @@ def flag(graph: tf.Graph, always: bool = False) -> tf.Tensor:
     return record.tensor
 
 
-def existing(graph: tf.Graph) -> tf.Tensor | None:
-    """Returns the flag of `graph`; None if nothing has asked for one."""
-    return graph_state.of(graph, TrainingFlag).tensor
-
-
 def set_in_function(graph: tf.Graph, trains: bool) -> None:
     """Sets the flag of a function that eager code calls, if anything has asked for it."""
     record = graph_state.of(graph, TrainingFlag)
