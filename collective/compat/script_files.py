@@ -214,7 +214,7 @@ class _Replacements:
     # -- listings
 
     def _list(self, original: Any, path: Any = ".") -> Any:
-        """Leaves out the files under other names that ranks write; so do the next two methods."""
+        """Leaves out what this rank's listings don't show; so do the next two methods."""
         names, hidden = original(path), self._record.hidden()
         if not hidden or isinstance(path, int):
             return names
@@ -236,7 +236,7 @@ class _Replacements:
 
 
 class _Scan:
-    """Replaces the result of os.scandir, without the files of other ranks."""
+    """Replaces the result of os.scandir, without what this rank's listings don't show."""
 
     def __init__(self, entries: Any, hidden: set[str]):
         self._entries, self._hidden = entries, hidden

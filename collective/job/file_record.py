@@ -58,8 +58,9 @@ class FileRecord:
         self._deeds: dict[str, list[str]] = collections.defaultdict(list)
         # How many operations on a path this rank has done, or found done.
         self._position: dict[str, int] = collections.defaultdict(int)
-        # What this rank, lagging behind, has made again after another rank moved or removed it.
-        self._again: set[str] = set()
+        # For each path that late ranks have made again after another rank moved or removed it: the
+        # late ranks that use it.
+        self._again: dict[str, set[int]] = collections.defaultdict(set)
         # For each path that is written: the file of each rank that writes it, and its size before.
         self._files: dict[str, dict[int, str]] = collections.defaultdict(dict)
         self._sizes: dict[str, int] = {}
@@ -79,17 +80,19 @@ class FileRecord:
             ahead = self._ahead(path)
             if deed in ahead:
                 self._position[path] += ahead.index(deed) + 1
-                if not os.path.lexists(path):  # Another rank has removed it again.
+                is_gone = not os.path.lexists(path)  # Another rank has removed it again.
+                if is_gone:
                     do()
+                if is_gone or self._again[path]:
                     self._append(self._rank, _MADE_AGAIN, path)
                 return
             was_there = os.path.lexists(path)
             try:
                 do()
             except FileExistsError:
-                if path not in self._again and not self._is_of_another_host(path):
+                if not self._again[path] and not self._is_of_another_host(path):
                     raise
-            if deed != MADE or not was_there or path in self._again:
+            if deed != MADE or not was_there or self._again[path]:
                 self._note(deed, path)
 
     def remove(self, path: str, do: Callable[[], None]) -> bool:
@@ -110,8 +113,7 @@ class FileRecord:
             ahead = self._ahead(path)
             if REMOVED in ahead:
                 self._position[path] += ahead.index(REMOVED) + 1
-                if path in self._again:
-                    self._append(self._rank, _REMOVED_AGAIN, path)
+                if self._is_done_with(path):
                     do()
                 return True
             if ahead or not self._deeds[path] and self._is_of_another_host(path):
@@ -151,10 +153,9 @@ class FileRecord:
             if REMOVED in ahead or is_gone:
                 self._position[source] = len(self._deeds[source])
                 self._position[target] = len(self._deeds[target])
-                if source in self._again:
-                    self._append(self._rank, _REMOVED_AGAIN, source)
-                    if not any(files for _, _, files in os.walk(source)):
-                        shutil.rmtree(source)
+                is_last = self._is_done_with(source)
+                if is_last and not any(files for _, _, files in os.walk(source)):
+                    shutil.rmtree(source)
                 return None
             moved = do(source, target)
             self._note(REMOVED, source)
@@ -202,11 +203,16 @@ class FileRecord:
             return {rank: file for rank, file in self._files[path].items() if file != path}
 
     def hidden(self) -> set[str]:
-        """Returns all files under other names, which a folder's listing leaves out."""
+        """Returns what a listing of a folder leaves out in this rank.
+
+        It is all files under other names, and what late ranks have made again.
+        """
         with self._held():
-            return {
+            renamed = {
                 own for path, files in self._files.items() for own in files.values() if own != path
             }
+            again = {path for path, late in self._again.items() if late and self._rank not in late}
+            return renamed | again
 
     def says(self, text: str) -> bool:
         """Tells whether this rank is the first on its host to say a text."""
@@ -255,6 +261,13 @@ class FileRecord:
         """Returns other ranks' operations on a path that this rank hasn't reached yet."""
         return self._deeds[path][self._position[path] :]
 
+    def _is_done_with(self, path: str) -> bool:
+        """Notes that this late rank needs a path no longer; tells whether it was the last one."""
+        if self._rank not in self._again[path]:
+            return False
+        self._append(self._rank, _REMOVED_AGAIN, path)
+        return not self._again[path]
+
     def _is_of_another_host(self, path: str) -> bool:
         """Tells whether a rank on another host may have made it: it was made during this job."""
         if not self._several_hosts:
@@ -291,10 +304,11 @@ class FileRecord:
         if deed == _SAID:
             self._said.add(path)
         elif deed in (_MADE_AGAIN, _REMOVED_AGAIN):
-            self._again.add(path) if deed == _MADE_AGAIN else self._again.discard(path)
+            late = self._again[path]
+            late.add(rank) if deed == _MADE_AGAIN else late.discard(rank)
         elif deed != _WRITES:
             self._deeds[path].append(deed)
-            self._again.discard(path)
+            self._again[path].clear()
         elif not file:
             self._files[path].pop(rank, None)
         else:

@@ -172,7 +172,7 @@ def test_one_case_in_chosen_configurations(run):
     cases = CASES.replace("CRASHES", "")
     _, found, _ = run(cases, "-k", "passes", "--ranks", "1,3", "--backend", "hb")
     assert found == {"test_passes[1-hb]": "passed", "test_passes[3-hb]": "passed"}
-    _, found, _ = run(cases, "cases/test_some.py::test_marked[3-hb]", "--tier", "matrix")
+    _, found, _ = run(cases, "cases/test_some.py::test_marked[3-hb]", "--tier", "all")
     assert found == {"test_marked[3-hb]": "passed"}
 
 

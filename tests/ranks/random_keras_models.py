@@ -99,6 +99,7 @@ class Model:
     added_loss: bool  # the model adds a loss by itself
     executions: int | None  # steps of a call
     data: str  # known, unknown (length), endless
+    eager: bool  # without functions
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: COLLECTIVE_TEST_KERAS_MODELS={self.seed}:{self.seed + 1}"]
@@ -173,6 +174,7 @@ def draw(seed: int) -> Model:
         kind == "subclassed" and r.random() < 0.5,
         r.choice([None, None, None, 2, 5]),
         r.choice(["known", "known", "unknown", "endless"]),
+        r.random() < 0.2,
     )
 
 

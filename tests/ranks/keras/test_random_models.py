@@ -40,6 +40,7 @@ def evaluated_by(drawn, arrays, rank, size):
 def trained(drawn, built, train, held_out, batch, with_keys):
     """Fits a model; returns its history, and what it is evaluated as."""
     model = random_keras_networks.compiled(built, summing=not with_keys)
+    model.run_eagerly = drawn.eager and with_keys  # Plain Keras's numbers are a function's.
     train, held_out = (
         random_keras_networks.dataset_of(drawn, arrays, size, with_keys)
         for arrays, size in ((train, batch), (held_out, 5))

@@ -94,6 +94,22 @@ def test_a_folder_that_was_not_there_is_not_removed_once_another_rank_has_made_i
     assert removes(second, folder) and not folder.exists()
 
 
+def test_what_a_late_rank_makes_again_is_in_its_own_listings_alone(ranks, tmp_path):
+    first, late, other = ranks(3)
+    folder, target = tmp_path / "a", tmp_path / "b"
+    makes(first, folder)
+    moves(first, folder, target)
+    makes(late, folder)
+    assert folder.exists() and first.hidden() == {str(folder)} and not late.hidden()
+    makes(other, folder)
+    moves(other, folder, target)
+    makes(late, folder / "c")
+    moves(late, folder, target)
+    assert not folder.exists()
+    makes(first, folder)
+    assert folder.exists() and not first.hidden() and not late.hidden()
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_file_is_the_lowest_ranks(ranks, tmp_path, order):
     """Whichever rank comes first, each reads its own, also while another one opens the file."""
