@@ -215,19 +215,22 @@ class _Replacements:
 
     def _list(self, original: Any, path: Any = ".") -> Any:
         """Leaves out what this rank's listings don't show; so do the next two methods."""
-        names, hidden = original(path), self._record.hidden()
+        with self._record.held():
+            names, hidden = original(path), self._record.hidden()
         if not hidden or isinstance(path, int):
             return names
         folder = os.path.realpath(os.fsdecode(path))
         return [name for name in names if os.path.join(folder, os.fsdecode(name)) not in hidden]
 
     def _match(self, original: Any, pattern: Any) -> Any:
-        paths, hidden = original(pattern), self._record.hidden()
+        with self._record.held():
+            paths, hidden = original(pattern), self._record.hidden()
         return [path for path in paths if _whole(path) not in hidden]
 
     def _scan(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        hidden = self._record.hidden()
-        return _Scan(original(*args, **kwargs), hidden) if hidden else original(*args, **kwargs)
+        with self._record.held(), original(*args, **kwargs) as entries:
+            shown, hidden = [*entries], self._record.hidden()
+        return _Scan(entry for entry in shown if not hidden or _whole(entry.path) not in hidden)
 
     def _say_once(self, kind: str, text: str) -> None:
         """Writes a line to stderr, unless a rank of this host has written one of its kind."""
@@ -236,26 +239,26 @@ class _Replacements:
 
 
 class _Scan:
-    """Replaces the result of os.scandir, without what this rank's listings don't show."""
+    """Replaces the result of os.scandir: an iterator, and a context that closes it."""
 
-    def __init__(self, entries: Any, hidden: set[str]):
-        self._entries, self._hidden = entries, hidden
-        self.close = entries.close
+    def __init__(self, entries: Iterator[Any]):
+        self._entries = entries
 
     def __iter__(self) -> _Scan:
         return self
 
     def __next__(self) -> Any:
-        for entry in self._entries:
-            if _whole(entry.path) not in self._hidden:
-                return entry
-        raise StopIteration
+        return next(self._entries)
 
     def __enter__(self) -> _Scan:
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Ends the iteration."""
+        self._entries = iter(())
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ class FileRecord:
         # For each path that late ranks have made again after another rank moved or removed it: the
         # late ranks that use it.
         self._again: dict[str, set[int]] = collections.defaultdict(set)
+        # What this rank has written, and moved or removed since.
+        self._gone: set[str] = set()
         # For each path that is written: the file of each rank that writes it, and its size before.
         self._files: dict[str, dict[int, str]] = collections.defaultdict(dict)
         self._sizes: dict[str, int] = {}
@@ -76,7 +78,7 @@ class FileRecord:
             do: makes it, or checks that it exists; its errors are the script's errors.
             deed: what to note instead of MADE: a copy names its source.
         """
-        with self._held():
+        with self.held():
             ahead = self._ahead(path)
             if deed in ahead:
                 self._position[path] += ahead.index(deed) + 1
@@ -103,7 +105,7 @@ class FileRecord:
         Returns:
             False if it stays.
         """
-        with self._held():
+        with self.held():
             own = self._files[path].get(self._rank)
             if own is not None and own != path:
                 self._forget(path)
@@ -137,7 +139,7 @@ class FileRecord:
         Returns:
             The new path; None if another rank has moved it.
         """
-        with self._held():
+        with self.held():
             own = self._files[source].get(self._rank)
             if own is not None:
                 is_folder = os.path.isdir(target)
@@ -175,7 +177,7 @@ class FileRecord:
         Yields:
             The file and the mode to open it with.
         """
-        with self._held():
+        with self.held():
             files = self._files[path]
             is_new = self._rank not in files
             own, moved = self._file_of(path, mode) if is_new else (files[self._rank], None)
@@ -183,6 +185,7 @@ class FileRecord:
                 self._append(moved, _WRITES, path, files[moved], 0)
             yield own, mode.replace("x", "w") if own != path else mode
             self.written.add(path)
+            self._gone.discard(path)
             if is_new:
                 self._append(self._rank, _WRITES, path, own, self._sizes.get(path, 0))
                 if MADE not in self._ahead(path):
@@ -193,30 +196,31 @@ class FileRecord:
         """Returns the file from which this rank reads back what it has written."""
         if path not in self.written:
             return path
-        with self._held():
+        with self.held():
             own = self._files[path].get(self._rank, path)
             return own if os.path.lexists(own) else path
 
     def others(self, path: str) -> dict[int, str]:
         """Returns the files under other names that ranks write instead of `path`."""
-        with self._held():
+        with self.held():
             return {rank: file for rank, file in self._files[path].items() if file != path}
 
     def hidden(self) -> set[str]:
         """Returns what a listing of a folder leaves out in this rank.
 
-        It is all files under other names, and what late ranks have made again.
+        It is all files under other names, and what late ranks have made again, or write only now
+        that this rank has moved or removed its own.
         """
-        with self._held():
+        with self.held():
             renamed = {
                 own for path, files in self._files.items() for own in files.values() if own != path
             }
             again = {path for path, late in self._again.items() if late and self._rank not in late}
-            return renamed | again
+            return renamed | again | {path for path in self._gone if self._files[path]}
 
     def says(self, text: str) -> bool:
         """Tells whether this rank is the first on its host to say a text."""
-        with self._held():
+        with self.held():
             if text in self._said:
                 return False
             self._append(self._rank, _SAID, text)
@@ -253,6 +257,7 @@ class FileRecord:
     def _forget(self, path: str) -> None:
         if self._files[path].pop(self._rank, None) is not None:
             self.written.discard(path)
+            self._gone.add(path)
             self._append(self._rank, _WRITES, path, "", 0)
 
     # -- the journal
@@ -277,7 +282,8 @@ class FileRecord:
         return False
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
+        """Lets no other rank make, move, remove or open a file inside."""
         with self._lock:
             if self._descriptor >= 0:  # nested call
                 yield

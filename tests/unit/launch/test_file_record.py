@@ -133,6 +133,22 @@ def test_a_file_is_the_lowest_ranks(ranks, tmp_path, order):
 
 
 @pytest.mark.parametrize("order", [1, -1])
+def test_a_rank_that_has_moved_its_file_does_not_list_a_late_ranks(ranks, tmp_path, order):
+    records, path, target = ranks(), tmp_path / "new", tmp_path / "log"
+    first, late = records[::order]
+    write(first, path, "of the first")
+    moves(first, path, target)
+    write(late, path, "of the late one")
+    assert str(path) in first.hidden() or not path.exists()
+    assert str(path) not in late.hidden()
+    moves(late, path, target)
+    assert not path.exists()
+    write(first, path, "again")
+    assert str(path) not in first.hidden()
+    assert read(first, target) == "of the first" and read(late, target) == "of the late one"
+
+
+@pytest.mark.parametrize("order", [1, -1])
 def test_appending_keeps_what_was_there(ranks, tmp_path, order):
     path = tmp_path / "record"
     path.write_text("before\n")
