@@ -62,11 +62,12 @@ class GradientReduction:
         if SCOPES.is_open:
             self._check_scope()
             return gradients
-        if process.size() == 1:
-            return gradients
         with tf.name_scope(f"{name}_Allreduce"):
             if self._is_dense:
+                # With one rank, too: some optimizers also move the rows that have no gradient.
                 gradients = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+            if process.size() == 1:
+                return gradients
             places = [place for place, gradient in enumerate(gradients) if gradient is not None]
             dense, sparse = self._devices
             for place, is_sparse in self._parts(gradients, places):

@@ -230,23 +230,27 @@ def test_optimizers(ours, rank, size, case):
         table = tf.get_variable("t", initializer=reference.table_values(9, 3, rank))
         weights = tf.get_variable("w", initializer=reference.table_values(3, 2, rank))
         tf.get_variable("unused", [2])
-        ids = tf.constant([0, rank + 1, rank + 1])
+        ids = tf.placeholder("int64", [3])
         rows = tf.nn.embedding_lookup(table, ids)
         loss = tf.reduce_mean(tf.square(tf.matmul(rows, weights) - rank))
-        optimizer = module.DistributedOptimizer(tf.train.AdagradOptimizer(0.3), **OPTIMIZERS[case])
+        # Momentum also moves the rows that have no gradient if the table's is dense.
+        momentum = tf.train.MomentumOptimizer(0.3, 0.9)
+        inner = momentum if case == "dense" else tf.train.AdagradOptimizer(0.3)
+        optimizer = module.DistributedOptimizer(inner, **OPTIMIZERS[case])
         train = optimizer.minimize(loss)
         start = module.broadcast_global_variables(size - 1)
-        return loss, train, start, table, weights, optimizer
+        return ids, loss, train, start, table, weights, optimizer
 
     outcomes = []
     for module in (hvd, ours):
         with tf.Graph().as_default(), tf.Session() as session:
-            loss, train, start, *variables, optimizer = build(module)
+            ids, loss, train, start, *variables, optimizer = build(module)
             session.run(tf.global_variables_initializer())
             session.run(start)
-            losses = [session.run([loss, train])[0] for _ in range(3)]
+            fed = [{ids: [step, rank + 1, rank + 1]} for step in range(3)]
+            losses = [session.run([loss, train], feeds)[0] for feeds in fed]
             outcomes.append([losses, *session.run(variables)])
-            assert optimizer.get_slot_names() == ["accumulator"]
+            assert optimizer.get_slot_names() == ["momentum" if case == "dense" else "accumulator"]
     for want, found in zip(*outcomes):
         np.testing.assert_allclose(found, want, rtol=2e-6 if size > 2 or case == "plain" else 0)
 
