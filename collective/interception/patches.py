@@ -4,8 +4,8 @@ TensorFlow has no extension points for these. `collective.interception.patching`
 when the first scope() opens, and undoes it when the last one closes. To find a row, search for the
 name that it replaces. Each row's reason says what would go wrong without it.
 `collective.job.training_apart.REPLACED` lists what is replaced before a scope opens, in ranks that
-may never load this library. `collective.interception.horovod_patches` lists what is replaced in
-Horovod, if it is installed.
+may never load this library. `collective.interception.checkpoint_patches` lists what saves and
+restores, `collective.interception.horovod_patches` what is replaced in Horovod, if it is installed.
 """
 
 from __future__ import annotations
@@ -17,30 +17,21 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import feature_column
-from collective.checkpoint.reading import whole_reads
-from collective.checkpoint.restoring import model_start, restores, vocabulary, warm_start
-from collective.checkpoint.saving import increments, saver, saver_hook, saves
+from collective.checkpoint.saving import increments
 from collective.coordination import session_ends, session_making, session_runs
 from collective.coordination.clock import Clock
 from collective.coordination.functions import first_values
 from collective.estimator import python_random, refusal
 from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
-from collective.interception.patching import OperationPatch, Patch, ReplacedValue
+from collective.interception.checkpoint_patches import CHECKPOINTS
+from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
 from collective.replication import assignments, metrics, moving_averages
-from collective.serving import export, freezing
 from collective.tables import dense_view, variable_getter
 from collective.tables.table import Sharded
 from collective.tables.updates import fused_updates, optimizer_slots
-from collective.tensorflow_internals.checkpoints import (
-    checkpoint_utils,
-    gen_checkpoint_ops,
-    io_ops,
-    py_checkpoint_reader,
-    warm_starting_util,
-)
 from collective.tensorflow_internals.estimators import estimator as estimator_lib
 from collective.tensorflow_internals.feature_columns import feature_column_v2
 from collective.tensorflow_internals.graphs import (
@@ -48,7 +39,6 @@ from collective.tensorflow_internals.graphs import (
     Function,
     StructuredFunctionWrapper,
     cond_v2,
-    convert_to_constants,
     func_graph,
     gradients_util,
     while_v2,
@@ -73,7 +63,6 @@ from collective.tensorflow_internals.sessions import (
     BaseSession,
     basic_session_run_hooks,
     monitored_session,
-    training_util,
 )
 from collective.tensorflow_internals.sessions import writer as writer_lib
 from collective.tensorflow_internals.variables import (
@@ -483,85 +472,6 @@ FUNCTIONS = (
         "StructuredFunctionWrapper.__init__",
         traced_functions.make_for_dataset,
         BEFOREHAND,
-    ),
-)
-
-# ---- Every rank saves and restores its shards, and all agree on the latest checkpoint
-
-ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
-MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
-NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
-GOES_ON = "A full disk would end training, or a job would end without its last checkpoint."
-OTHER_LATEST = "Ranks could take different checkpoints for the latest."
-NOT_STARTED = "scope(warm_start=…) would have no effect."
-WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
-PARTITIONED = "A table would be mistaken for a partitioned variable, and its name not be found."
-ALL_WRITE_GRAPH = "Every rank would write the graph."
-NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
-NO_ENTRY = "A table in parts would not be found by name, and its parts would look like variables."
-READER = py_checkpoint_reader.CheckpointReader
-SAVER_HOOK = tf.train.CheckpointSaverHook
-CHECKPOINTS = (
-    Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
-    Patch(tf.train.Saver, "tf.train.Saver.save", saves.save, MISSING_SHARDS),
-    Patch(tf.train.Saver, "tf.train.Saver.restore", restores.restore, NOT_RESTORED),
-    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
-    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, GOES_ON),
-    Patch(
-        MANAGER, "tf.train.SessionManager._restore_checkpoint", saver.restore_latest, OTHER_LATEST
-    ),
-    Patch(
-        MANAGER, "tf.train.SessionManager.prepare_session", model_start.prepare_session, NOT_STARTED
-    ),
-    Patch(
-        checkpoint_utils,
-        "checkpoint_utils._init_from_checkpoint",
-        warm_start.init_from_checkpoint,
-        WHOLE_ROWS,
-    ),
-    Patch(
-        warm_starting_util, "warm_starting_util._infer_var_name", warm_start.infer_name, PARTITIONED
-    ),
-    Patch(
-        warm_starting_util,
-        "warm_starting_util._warm_start_var_with_vocab",
-        vocabulary.start_from_words,
-        WHOLE_ROWS,
-    ),
-    *(
-        Patch(READER, f"CheckpointReader.{method.__name__}", method, NO_ENTRY)
-        for method in (
-            whole_reads.has_tensor,
-            whole_reads.get_tensor,
-            whole_reads.get_variable_to_shape_map,
-            whole_reads.get_variable_to_dtype_map,
-        )
-    ),
-    *(
-        OperationPatch(owner, name, replacement, NO_ENTRY)
-        for owner, name, replacement in (
-            (io_ops, "io_ops.restore_v2", whole_reads.restore),
-            (tf.raw_ops, "tf.raw_ops.RestoreV2", whole_reads.restore),
-            (
-                gen_checkpoint_ops,
-                "gen_checkpoint_ops.load_and_remap_matrix",
-                whole_reads.remap_matrix,
-            ),
-            (tf.raw_ops, "tf.raw_ops.LoadAndRemapMatrix", whole_reads.remap_matrix),
-        )
-    ),
-    Patch(training_util, "training_util.write_graph", saver.write_graph, ALL_WRITE_GRAPH),
-    Patch(
-        tf.saved_model.Builder,
-        "tf.saved_model.Builder.add_meta_graph_and_variables",
-        export.add_graph,
-        NOT_SERVABLE,
-    ),
-    Patch(
-        convert_to_constants,
-        "convert_to_constants.convert_variables_to_constants_from_session_graph",
-        freezing.freeze,
-        NOT_SERVABLE,
     ),
 )
 

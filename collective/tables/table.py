@@ -302,13 +302,14 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def _refuse_checkpoint(self) -> NoReturn:
         ways = (
-            "collective.keras.callbacks.Checkpoint, or model.save_weights and model.load_weights"
+            "tf.train.Checkpoint outside of a tf.function, model.save_weights, or "
+            "collective.keras.callbacks.Checkpoint, on all ranks"
             if self.is_eager
             else "tf.train.Saver, or a session with a checkpoint_dir"
         )
         raise TableError(
-            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, as its rows are on "
-            f"several ranks: use {ways}."
+            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible here, as its rows are "
+            f"on several ranks: use {ways}."
         )
 
     def refuse(self, way: str) -> NoReturn:

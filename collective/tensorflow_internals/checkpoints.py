@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorflow.core.protobuf import saver_pb2 as saver_pb2
 from tensorflow.core.protobuf import tensor_bundle_pb2 as tensor_bundle_pb2
+from tensorflow.python.checkpoint import checkpoint as checkpoint
 from tensorflow.python.checkpoint import checkpoint_management as checkpoint_management
 from tensorflow.python.checkpoint import tensor_callable as tensor_callable
 from tensorflow.python.lib.io import file_io as file_io

@@ -149,16 +149,8 @@ def metrics_result(original: Callable[..., Any], model: Any) -> Any:
                     f"aggregation={variable.aggregation.name}: ranks can't combine theirs. Make it "
                     "with aggregation=tf.VariableAggregation.SUM (or MEAN)."
                 )
-    own = [v.numpy() for v in states]
-    sums = eager_values.sums(f"metrics of the Keras model '{model.name}'", own)
-    for variable, total in zip(states, sums):
-        is_mean = variable.aggregation == tf.VariableAggregation.MEAN
-        variable.assign(total / collectives.size() if is_mean else total)
-    try:
+    with eager_values.of_all_ranks(f"metrics of the Keras model '{model.name}'", states):
         return tf_utils.sync_to_numpy_or_python_type(original(model))
-    finally:
-        for variable, value in zip(states, own):
-            variable.assign(value)
 
 
 def epoch_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:

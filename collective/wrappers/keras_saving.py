@@ -1,25 +1,17 @@
-"""Lets eager Keras models save whole tables: files that plain Keras reads, at any number of ranks.
-
-    rank 0: its rows ─┐                       ┌─ rank 0: the script's file
-                      ├── whole tables ───────┤
-    rank 1: its rows ─┘   (also of slots)     └─ others: a file that is thrown away
-
-Keras reads a variable's value for each file it writes, and all ranks take part in reading a table.
-"""
+"""Lets eager Keras models save whole tables: files of plain Keras, for any number of ranks."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.checkpoint.functions import object_checkpoints, whole_files
 from collective.coordination import barrier
 from collective.errors import TableError
 from collective.ops.communication import collectives
-from collective.tables import dense_view
 from collective.tables.table import Sharded
 
 
@@ -39,17 +31,32 @@ def save(
     if original.__name__ == "save":
         _refuse_saved_model(model, filepath, *args, **kwargs)
 
-    def write() -> None:
-        with dense_view.whole_saves():
-            if collectives.rank() == 0:
-                original(model, filepath, *args, **kwargs)
-                return
-            with tempfile.TemporaryDirectory() as folder:
-                aside = os.path.join(folder, os.path.basename(os.fspath(filepath).rstrip("/")))
-                original(model, aside, *args, **kwargs)
-
-    barrier.run_on_all_ranks(None, f"saving the Keras model '{model.name}'", write)
+    whole_files.write(
+        f"saving the Keras model '{model.name}'",
+        os.fspath(filepath),
+        lambda path: original(model, path, *args, **kwargs),
+    )
     return None
+
+
+def back_up(original: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces what `BackupAndRestore` saves and restores by: all ranks take part, rank 0 writes.
+
+    Args:
+        original: a method of Keras's `WorkerTrainingState`.
+        state: that.
+    """
+    with object_checkpoints.together():
+        return original(state, *args, **kwargs)
+
+
+def delete_backup(original: Callable[..., Any], state: Any) -> None:
+    """Replaces `WorkerTrainingState.delete_backup`: rank 0 deletes, for all ranks."""
+    barrier.run_on_all_ranks(
+        None,
+        "deleting the backup of fit",
+        lambda: original(state) if collectives.rank() == 0 else None,
+    )
 
 
 def _refuse_saved_model(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,31 @@ def sums(name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             )
     # Of one rank by the other: numbers of types that no sum over ranks is made of.
     return [sum(parts[1:], parts[0]) for parts in (list(x) for x in _exchanged(arrays, _gathered))]
+
+
+@contextlib.contextmanager
+def of_all_ranks(name: str, states: Sequence[Any]) -> Iterator[None]:
+    """Inside, variables that ranks add up have their sums; afterwards each rank's own values again.
+
+    Those with the aggregation MEAN have the mean. Every rank enters it with the same ones.
+
+    Args:
+        name: says what they are, for messages.
+        states: variables that were made eagerly.
+
+    Raises:
+        ValueError: another rank has others.
+        RankError: another rank does something else.
+    """
+    own = [v.numpy() for v in states]
+    for variable, total in zip(states, sums(name, own)):
+        is_mean = variable.aggregation == tf.VariableAggregation.MEAN
+        variable.assign(total / collectives.size() if is_mean else total)
+    try:
+        yield
+    finally:
+        for variable, value in zip(states, own):
+            variable.assign(value)
 
 
 def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:

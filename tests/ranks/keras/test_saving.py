@@ -98,8 +98,6 @@ def test_a_model_checkpoint_and_what_is_refused(strategy, rank, size, folder):
             ],
         )
         if size > 1:
-            with pytest.raises(TableError, match="tf.train.Checkpoint of table.*save_weights"):
-                tf2.train.Checkpoint(model=model).write(os.path.join(folder, "checkpoint"))
             with pytest.raises(TableError, match="A SavedModel of table"):
                 module = tf2.Module()
                 module.table = model.trainable_variables[0]

@@ -14,10 +14,12 @@ import horovod.tensorflow as hvd
 import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from tensorflow.python.checkpoint import checkpoint
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.feature_column import feature_column
 from tensorflow.python.framework import indexed_slices
 from tensorflow.python.ops import control_flow_ops, resource_variable_ops, variable_scope, variables
+from tensorflow.python.trackable import base
 from tensorflow.python.training import checkpoint_utils, monitored_session, optimizer
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.util import deprecation, tf_export
@@ -236,6 +238,10 @@ def probes():
         ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
     )
     yield keras.backend, ["_SEED_GENERATOR"]
+    yield checkpoint, ["_execute_callbacks"]
+    yield tf2.train.Checkpoint(), ["_saver"]
+    yield tf2.train.Checkpoint()._saver, ["_graph_view"]
+    yield base.Trackable, ["_update_uid"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
     yield estimator_lib, ["_load_global_step_from_checkpoint_dir"]
@@ -251,6 +257,7 @@ def probes():
 
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
+    "_checkpoint": checkpoint.CheckpointLoadStatus,
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
     "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
     "_loss_scale": keras.loss_scale_optimizer,
