@@ -39,7 +39,6 @@ def checkpoint_of(model: Any, folder: str) -> Iterator[str]:
 
     Raises:
         ValueError: two of its weights have the same name.
-        NotImplementedError: it has a dynamic table.
     """
     entries = weights_of(model)
     temporary = os.path.join(folder, TEMPORARY)

@@ -293,12 +293,14 @@ class DynamicTable(ReservedVariable, Table):
         return rows_by_python.rows_of(self.number, tf.cast(ids, tf.int64))
 
     def refuse(self, way: str) -> NoReturn:
+        saves = " Save a model with it by collective.keras.callbacks.Checkpoint."
         raise TableError(
             f"{way} of table '{self.op.name}' isn't possible: it is dynamic: only keys that have "
             "come have rows, each on its owner. Look up rows by their keys "
             "(tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, "
             "tf.gather; pooled lookups take ragged keys as ids.to_sparse()), or go through all "
             "with table.export(session) and table.import_(session, keys, rows)."
+            + (saves if self.is_eager else "")
         )
 
     # -- All rows

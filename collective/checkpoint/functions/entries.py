@@ -57,7 +57,6 @@ def check_names(entries: Sequence[Entry]) -> None:
 
     Raises:
         ValueError: two have.
-        NotImplementedError: a dynamic table is among them.
     """
     seen: dict[str, Any] = {}
     for entry in entries:
@@ -68,13 +67,6 @@ def check_names(entries: Sequence[Entry]) -> None:
                 "names of their own."
             )
         seen[entry.name] = entry.variable
-        table = shard_of(entry.variable)
-        if table is not None and table.rows is None:
-            raise NotImplementedError(
-                f"The dynamic table '{table.op.name}' of eager code can't be saved by "
-                "collective.keras.callbacks.Checkpoint. Save its rows by table.export(), give its "
-                "layer rows=V, or train it in a graph."
-            )
 
 
 def shards_of(entries: Sequence[Entry], names: dict[str, str] | None = None) -> list[Shard]:

@@ -8,7 +8,7 @@ into its tables and slots, so that no shard is in memory twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.functions.entries import Entry, is_counter, shards_of
 from collective.checkpoint.reading import compatibility, merged_reader
 from collective.checkpoint.rows import increment_io, table_io
-from collective.checkpoint.rows.shards import Shard
+from collective.checkpoint.rows.shards import Shard, by_table
 from collective.checkpoint.saving.saver import latest_state, note_last_checkpoint
 from collective.coordination import barrier, common_folder
 from collective.ops.communication import collectives
@@ -151,13 +151,18 @@ class _Restore:
                 if stored is None
                 else merged_reader.read_whole(self.links, stored)
             )
-        for shard, stored in self._plan.pairs:
+        for shard, stored in self._static():
             self._read_rows(shard, stored, lambda *_: None)
+        for _, stored_tables in self._dynamic():
+            self._read_keys(stored_tables, lambda *_: None, lambda *_: None)
 
     def assign(self) -> None:
         """Puts everything into effect."""
-        for shard, stored in self._plan.pairs:
+        for shard, stored in self._static():
             self._read_rows(shard, stored, _writer(shard))
+        for group, stored_tables in self._dynamic():
+            rows = _RowsInPlace(group)
+            self._read_keys(stored_tables, rows.add, rows.remove)
         for name, variable in self._replicated:
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
 
@@ -166,12 +171,58 @@ class _Restore:
         bundle = self.links.last
         return {name: bundle.read_whole(name) for name in names if name in bundle.entries}
 
+    def _static(self) -> list[tuple[Shard, StoredTable]]:
+        return [(shard, stored) for shard, stored in self._plan.pairs if not shard.dynamic]
+
+    def _dynamic(self) -> Iterator[tuple[list[Shard], list[StoredTable]]]:
+        """Yields each dynamic table with its slots, and what the checkpoint has of them."""
+        stored = {shard.name: stored for shard, stored in self._plan.pairs}
+        for group in by_table([shard for shard, _ in self._plan.pairs]):
+            if group[0].dynamic:
+                yield group, [stored[shard.name] for shard in group]
+
+    def _read_keys(
+        self,
+        stored_tables: Sequence[StoredTable],
+        receive: Callable[[np.ndarray, list[np.ndarray]], None],
+        remove: Callable[[Callable[[np.ndarray], np.ndarray]], None],
+    ) -> None:
+        table_io.read_dynamic(self.links.base, stored_tables, receive)
+        increment_io.read_dynamic(self.links, stored_tables, receive, remove)
+
     def _read_rows(
         self, shard: Shard, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
     ) -> None:
         now = shard.table.row_placement
         table_io.read_static(self.links.rows_of(stored), stored, now, receive)
         increment_io.read_static(self.links, stored, now, receive)
+
+
+class _RowsInPlace:
+    """Takes a dynamic table's keys, rows and slots, after removing all that it has.
+
+    A slot that isn't among the group starts fresh.
+
+    Args:
+        group: the table and its slots.
+    """
+
+    def __init__(self, group: Sequence[Shard]):
+        table: Any = group[0].table
+        self._store, self._all_slots = table.store(None), table.columns_of_slots(None)
+        self._slots = [shard.variable.column(None) for shard in group[1:]]
+        self._store.clear(self._all_slots)
+
+    def add(self, keys: np.ndarray, values: list[np.ndarray]) -> None:
+        local = self._store.put(keys, values[0])
+        count = self._store.count_in_memory
+        for column, rows in zip(self._slots, values[1:]):
+            column.ensure_capacity(count)
+            column.write(local, rows)
+            column.filled = count
+
+    def remove(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._store.remove_keys(choose(self._store.all_keys().copy()), self._all_slots)
 
 
 def _writer(shard: Shard) -> Callable[[np.ndarray, np.ndarray], None]:

@@ -145,14 +145,22 @@ class EagerRows:
     """Provides rows of tables and slots that were made eagerly, like `table_io.SessionRows`."""
 
     def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, table_io.Blocks]:
-        count = group[0].shape[0]
-        return count, table_io.static_blocks(count, block)
+        table: Any = group[0].table
+        if not group[0].dynamic:
+            return group[0].shape[0], table_io.static_blocks(group[0].shape[0], block)
+        table.initialize_slot_rows(None, [s.variable for s in group if s.slot_of is not None])
+        return table.local_count(), table.ascending(None, block)
 
     def reads(self, receive: Any) -> EagerReads:
         return EagerReads(receive)
 
-    def reader_by_key(self, group: Sequence[Shard]) -> None:
-        return None
+    def reader_by_key(self, group: Sequence[Shard]) -> table_io.ReaderByKey | None:
+        if not group[0].dynamic:
+            return None
+        table: Any = group[0].table
+        store = table.store(None)
+        columns = [store.values if s.slot_of is None else s.variable.column(None) for s in group]
+        return lambda keys, rows: store.read(columns, keys, rows)
 
     def key_counts(self, shard: Shard) -> None:
         return None

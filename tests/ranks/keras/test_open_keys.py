@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -200,3 +202,97 @@ def test_training_without_a_function_adds_rows(strategy, rank, size, name):
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adam"])
 def test_every_optimizer_updates_dynamic_tables(strategy, rank, size, name):
     equals(strategy, rank, size, name)
+
+
+def built(make, arrays):
+    """Returns a new model of tables, whose layers have the same names each time."""
+    keras.backend.clear_session()
+    model = Tables()
+    model.compile(make(), "mse")
+    tf2.function(lambda: model([x[:2] for x in arrays[:-1]]))()
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.either_backend
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize(
+    "name", ["Adam", *(pytest.param(n, marks=pytest.mark.matrix) for n in ("legacy Adam", "SGD"))]
+)
+def test_training_goes_on_from_a_checkpoint(strategy, rank, size, folder, name):
+    """A model that has trained other keys has those of the checkpoint afterwards, with slots."""
+    make, arrays = OPTIMIZERS[name], data(True)
+    halves = [x[: 6 * BATCH] for x in arrays], [x[6 * BATCH :] for x in arrays]
+    plain = Plain()
+    plain.compile(make(), "mse")
+    plain.fit(dataset(arrays, BATCH), verbose=0)
+    with strategy.scope():
+        saved = collective_keras.callbacks.Checkpoint(folder)
+        first, second = (dataset(part(half, rank, size), BATCH // size) for half in halves)
+        model = built(make, arrays)
+        model.fit(first, verbose=0, callbacks=[saved])
+        other = built(make, arrays)
+        others = [arrays[0] + 500, *arrays[1:]]
+        other.fit(dataset(part([x[:BATCH] for x in others], rank, size), BATCH // size), verbose=0)
+        assert saved.restore(other) == 6
+        assert other.items.embeddings.local_count() == model.items.embeddings.local_count()
+        other.fit(second, verbose=0)
+        compare(other, plain, rank, size, len(np.unique(arrays[0])))
+        with pytest.raises(TableError, match="tf.train.Checkpoint of table .*keras.callbacks.Ch"):
+            other.save_weights(os.path.join(folder, "weights"))
+        with pytest.raises(TableError, match="Reading the value of table .*keras.callbacks.Check"):
+            other.save_weights(os.path.join(folder, "weights.h5"))
+        with pytest.raises(TableError, match="tf.train.Checkpoint of table .*keras.callbacks.Ch"):
+            tf2.train.Checkpoint(model=other).save(os.path.join(folder, "objects"))
+
+
+@pytest.mark.slow
+@pytest.mark.either_backend
+def test_a_session_goes_on_and_a_saved_model_answers(strategy, rank, size, folder):
+    """With the rows, keys and slots of `fit`; plain TensorFlow answers with the rows of keys."""
+    arrays = data(True)
+    items, labels = arrays[0], arrays[-1]
+
+    def build():
+        ids = keras.Input([], dtype=tf2.int64, name="items")
+        start = keras.initializers.Constant(first_rows(4))
+        rows = collective_keras.layers.Embedding(4, embeddings_initializer=start, name="open")(ids)
+        start = keras.initializers.GlorotUniform(3)
+        top = keras.layers.Dense(1, kernel_initializer=start, name="top")
+        return keras.Model(ids, top(rows))
+
+    def batch(first, last):
+        own = part([item_keys(items), labels], rank, size)
+        step = BATCH // size
+        own = tf2.data.Dataset.from_tensor_slices(tuple(x[first * step : last * step] for x in own))
+        return own.batch(step)
+
+    with strategy.scope():
+        whole = build()
+        whole.compile(keras.optimizers.legacy.Adagrad(0.1), "mse")
+        whole.fit(batch(0, 9), verbose=0)
+
+        model = build()
+        model.compile(keras.optimizers.Adagrad(0.1), "mse")
+        saved = collective_keras.callbacks.Checkpoint(folder)
+        model.fit(batch(0, 3), verbose=0, callbacks=[saved])
+        tf = tf2.compat.v1
+        with tf.Graph().as_default():
+            ids, wanted = tf.data.make_one_shot_iterator(batch(3, 6)).get_next()
+            loss = tf.reduce_mean((build()(ids)[:, 0] - wanted) ** 2)
+            step = tf.train.get_or_create_global_step()
+            train = tf.train.AdagradOptimizer(0.1).minimize(loss, step)
+            with tf.train.MonitoredTrainingSession(checkpoint_dir=folder) as session:
+                while not session.should_stop():
+                    session.run(train)
+        last = build()
+        last.compile(keras.optimizers.Adagrad(0.1), "mse")
+        assert saved.restore(last) == 6
+        last.fit(batch(6, 9), verbose=0)
+        known = tf2.constant(item_keys(np.unique(items[: 9 * BATCH])))
+        want = tf2.function(lambda: whole(known))()
+        np.testing.assert_allclose(tf2.function(lambda: last(known))(), want, rtol=0, atol=1e-6)
+        path = strategy.export_saved_model(os.path.join(folder, "served"), model=last)
+    served = tf2.saved_model.load(path).signatures["serving_default"]
+    (answer,) = served(items=known).values()
+    np.testing.assert_allclose(answer, want, rtol=0, atol=1e-6)
