@@ -27,8 +27,10 @@ class Preempted(SystemExit):
     """Is raised when all ranks were told to stop, and have completed the same step.
 
     The next run in a session that would train or take data raises it, on every rank. A
-    `MonitoredSession` first ends as if out of data, so that its hooks save a last checkpoint. If it
-    isn't caught, the process exits with `code`.
+    `MonitoredSession` first ends as if out of data, so that its hooks save a last checkpoint.
+    Eager code gets it from the next step: a call of a `tf.function` that trains or takes data, or
+    a tape. A Keras `fit` first lets `collective.keras.callbacks.Checkpoint` save, and calls
+    `on_preempted()` of callbacks that have it. If it isn't caught, the process exits with `code`.
 
     Args:
         code: the exit code: 143, as for a process that TERM ends; 130 after Ctrl-C.

@@ -43,6 +43,13 @@ class IdleRun:
     states: list[tuple[tf.Tensor, tf.Tensor]]
 
 
+def takes_batch(operations: Iterable[tf.Operation]) -> bool:
+    """Tells whether one of `operations` takes a batch from an iterator or a queue."""
+    return any(
+        _BATCHES.search(op.type) and not op.name.startswith("collective/") for op in operations
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFootprint:
     """Describes the part of a graph that a run executes.
@@ -78,10 +85,7 @@ class RunFootprint:
     @property
     def takes_data(self) -> bool:
         """Tells whether it takes a batch from an iterator or a queue."""
-        return any(
-            _BATCHES.search(op.type) and not op.name.startswith("collective/")
-            for op in self.operations
-        )
+        return takes_batch(self.operations)
 
     @property
     def restores(self) -> bool:

@@ -158,6 +158,7 @@ def _called(
         unpack = [(parcel.unpack, len(parcel.specs)) for parcel in parcels]  # and no tensors
 
         def in_function(*tensors: tf.Tensor) -> list[Any]:
+            calls.note_part_of_step(tf.get_default_graph())
             if collectives.size() > 1:
                 gates_of(tf.get_default_graph()).at(1)  # ranks agree, whatever it exchanges
             arguments, left = [], iter(tensors)

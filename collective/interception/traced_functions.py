@@ -80,12 +80,16 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
         NotImplementedError: another function calls it by its concrete function, or in a branch; or
             a tape outside of it would take its gradient; or it was traced outside of scope(), and
             trains.
+        Preempted: it trains or takes data, and the ranks stop.
     """
     plan = calls.plan_of(function.graph)
     if plan is None:
-        if tf.executing_eagerly() and not graphs.is_traced(function.graph):
+        if not tf.executing_eagerly():
+            return original(function, tensor_inputs, captured_inputs)
+        if not graphs.is_traced(function.graph):
             calls.check_traced_outside(function.graph)
-        return original(function, tensor_inputs, captured_inputs)
+        with calls.as_step(function.graph):
+            return original(function, tensor_inputs, captured_inputs)
     if not tf.executing_eagerly():
         nested_calls.want_inlining(tf.get_default_graph())
         raise NotImplementedError(
@@ -100,7 +104,8 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
             "Ranks exchange rows and gradients inside it: take the gradients inside the "
             "tf.function, too."
         )
-    return calls.carry_out(plan, lambda: original(function, tensor_inputs, captured_inputs))
+    with calls.as_step(function.graph):
+        return calls.carry_out(plan, lambda: original(function, tensor_inputs, captured_inputs))
 
 
 def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:

@@ -42,6 +42,10 @@ class Checkpoint(Callback):
     as well, so that either can go on with the other's. The step is also `global_step`. Slots of
     `tf.compat.v1.train`'s Adagrad, Adam, Adadelta and Ftrl are read, too.
 
+    If the job is told to stop (preempted), all ranks stop after the same step, and it is saved.
+    `fit` then raises `collective.Preempted`, which ends the program. An epoch that was being
+    validated is complete: the next job goes on with the one after it.
+
     Not in a checkpoint are the states of metrics, which start again in each epoch, the vocabularies
     of lookup layers, and the position in the data: of an epoch that it has begun, as many batches
     are passed over.
@@ -86,6 +90,7 @@ class Checkpoint(Callback):
             os.path.join(self._folder, name), max_to_keep, keep_checkpoint_every_n_hours
         )
         self._epoch = self._steps = self._since = self._fits = 0
+        self._is_training = False
         self._fit_saved = 0  # the number of the fit of which the latest checkpoint is
         self._saved: tuple[int, int, int] | None = None
         self._resumed: _Place | None = None
@@ -101,6 +106,7 @@ class Checkpoint(Callback):
         self._resumed, self._since = None, 0
         self._epoch = self._steps = 0
         self._fits += 1
+        self._is_training = True
         if self.model.built:
             _checked(self.model)  # not only when it is saved
         if self._fits > max(1, self._fit_saved):
@@ -193,13 +199,13 @@ class Checkpoint(Callback):
             self._save(*self._place())
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Notes that an epoch is over if its last step was saved, before it is validated."""
-        if self._steps and self._saved == (
-            keras_names.step_of(self.model),
-            self._epoch,
-            self._steps,
-        ):
-            self._save(self._epoch + 1, 0)
+        """Notes that an epoch is over, before it is validated."""
+        if not self._steps:
+            return
+        last = (keras_names.step_of(self.model), self._epoch, self._steps)
+        self._epoch, self._steps = self._epoch + 1, 0
+        if self._saved == last:
+            self._save(self._epoch, 0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves if epochs are saved."""
@@ -211,8 +217,15 @@ class Checkpoint(Callback):
         if self._every is None or is_saved_within:
             self._save(epoch + 1, 0)
 
+    def on_preempted(self) -> None:
+        """Saves what isn't saved yet, when all ranks were told to stop."""
+        # Before the first step an optimizer may have no slots yet.
+        if self._is_training and keras_names.step_of(self.model):
+            self.on_train_end()
+
     def on_train_end(self, logs: Any = None) -> None:
         """Saves what isn't saved yet."""
+        self._is_training = False
         if self._resumed is not None:
             self._resumed.leave()
         self._save(*self._place(), is_last=True)

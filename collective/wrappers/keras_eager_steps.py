@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import barrier, coordinator
-from collective.coordination.functions import calls, first_values
+from collective.coordination.functions import calls, first_values, stops
 from collective.coordination.prepared_run import Membership
 from collective.errors import RankError
 from collective.ops.communication import collectives
@@ -38,13 +38,21 @@ def of_all_ranks(kind: str, model: Any, step: Callable[[Iterator[Any]], Any]) ->
         kind: "train", "test" or "predict".
         model: the model.
         step: Keras's, of this rank; it takes a batch from an iterator.
+
+    The step raises `Preempted` where the ranks stop.
     """
     if collectives.size() == 1:
-        return step
+
+        def take_alone(iterator: Any) -> Any:
+            stops.begin(stops.TRAINING)
+            return step(iterator)
+
+        return take_alone
     name = f"a step of the Keras model '{model.name}' ({kind})"
     last: list[Any] = []
 
     def take(iterator: Any) -> Any:
+        stops.begin(stops.TRAINING)
         ends: list[BaseException] = []
 
         def has_batch() -> bool:
@@ -57,6 +65,7 @@ def of_all_ranks(kind: str, model: Any, step: Callable[[Iterator[Any]], Any]) ->
         have = barrier.run_on_all_ranks(None, name, has_batch)
         while ends and any(have) and kind != "train":
             _answer(model, step, last[0] if last else _of_no_record(iterator.element_spec))
+            stops.begin(stops.TRAINING)
             have = barrier.run_on_all_ranks(None, name, lambda: False)
         if ends:
             raise ends[0]

@@ -271,5 +271,11 @@ def with_agreed_stop(callbacks: Any, name: str) -> Any:
     if isinstance(callbacks, package.callbacks.CallbackList):
         callbacks.append(stop)
         return callbacks
-    given: Sequence[Any] = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [*(each for each in given if each is not None), stop]
+    return [*callbacks_in(callbacks), stop]
+
+
+def callbacks_in(callbacks: Any) -> list[Any]:
+    """Returns the callbacks that `fit` was given in whatever form."""
+    if isinstance(callbacks, package.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return [each for each in tf.nest.flatten(callbacks) if each is not None]

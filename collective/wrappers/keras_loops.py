@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.functions import eager_values
+from collective.coordination.functions import eager_values, stops
+from collective.errors import Preempted
 from collective.ops.communication import collectives
 from collective.tensorflow_internals.keras import tf_utils
 from collective.wrappers import keras_eager_steps, keras_fit
@@ -28,14 +29,29 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
 
     An epoch has as many batches as the rank with the fewest has. The progress bar is rank 0's.
 
+    If the ranks stop, callbacks that have a method `on_preempted` save by it.
+
     Raises:
         ValueError: another rank has other epochs; or batches that come to an end unexpectedly.
         RankError: another rank does something else.
+        Preempted: the ranks stop.
     """
-    if collectives.size() == 1 or not tf.executing_eagerly():
+    if not tf.executing_eagerly():
         return original(model, *args, **kwargs)
     call = keras_fit.bound(original, model, args, kwargs)
-    given = call.arguments
+    if collectives.size() > 1:
+        _of_all_ranks(model, call.arguments)
+    stops.begin_again()
+    try:
+        return original(*call.args, **call.kwargs)
+    except Preempted:
+        for callback in keras_fit.callbacks_in(call.arguments["callbacks"]):
+            getattr(callback, "on_preempted", lambda: None)()
+        raise
+
+
+def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:
+    """Lets ranks agree on the arguments of their `fit`, and changes what has to be the same."""
     name = f"fit of the Keras model '{model.name}'"
     said = keras_fit.agreed(
         f"the start of {name}", lambda: keras_fit.described(given), ["epochs"], may_be_unknown=True
@@ -53,7 +69,6 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             given["validation_steps"],
         )
     given["callbacks"] = keras_fit.with_agreed_stop(given["callbacks"], name)
-    return original(*call.args, **call.kwargs)
 
 
 def evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,16 +12,17 @@ never comes to it, and this rank then tells its peers from outside, as for a run
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, coordinator, run_analysis
+from collective.coordination import agreement, coordinator, milestones, run_analysis
 from collective.coordination.agreement import (
     CHECK_STRIDE,
     ENDED,
@@ -31,6 +32,7 @@ from collective.coordination.agreement import (
     RUNNING,
     Header,
 )
+from collective.coordination.functions import stops
 from collective.coordination.functions.answers import answer_of
 from collective.coordination.functions.eager_values import make_equal
 from collective.coordination.prepared_run import Membership, peers_are_idle
@@ -95,11 +97,20 @@ class Plans:
 
     Attributes:
         plan: None where ranks needn't call it together.
+        step: what a call does of a step.
+        is_part: whether a call is a part of a step that has begun.
         is_harmless: whether a function that was traced outside of scope() updates no variable.
     """
 
     plan: FunctionPlan | None = None
+    step: stops.Step = stops.Step(trains=False, takes_data=False)
+    is_part: bool = False
     is_harmless: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Tells whether no call begins any more, because the ranks stop."""
+        return not self.is_part and stops.is_due(self.step)
 
 
 @dataclasses.dataclass
@@ -109,11 +120,13 @@ class _Call:
     Attributes:
         plan: the function's.
         started: whether it came to its agreement.
+        is_refused: whether the ranks stop, as it found out there.
         disagreement: the headers that kept the gate closed.
     """
 
     plan: FunctionPlan
     started: bool = False
+    is_refused: bool = False
     disagreement: list[Header] | None = None
 
 
@@ -149,6 +162,26 @@ def check_traced_outside(graph: Any) -> None:
     known.is_harmless = True
 
 
+def note_part_of_step(graph: tf.Graph) -> None:
+    """Notes that a function is called within steps that have begun: all of it is done, or none."""
+    graph_state.of(graph, Plans).is_part = True
+
+
+@contextlib.contextmanager
+def as_step(graph: Any) -> Iterator[None]:
+    """Does what is due before and after a call of a traced function by eager code.
+
+    Raises:
+        Preempted: it would begin a step, and the ranks stop.
+    """
+    plans = graph_state.of(graph, Plans)
+    if not plans.is_part:
+        stops.begin(plans.step)
+    yield
+    if plans.step.trains:
+        milestones.poster().trained()
+
+
 # While a function is traced
 
 
@@ -159,8 +192,10 @@ def close(graph: Any) -> None:
         NotImplementedError: ids depend on what is exchanged.
     """
     gates = gates_of(graph)
+    ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
+    executed = graph_analysis.upstream(ends)
     if collectives.size() == 1:
-        _hold_back(graph, gates.checked)
+        _close_alone(graph, executed, gates.checked)
         return
     if not gates.gates:
         return
@@ -171,8 +206,6 @@ def close(graph: Any) -> None:
     for check in gates.checks:
         if gates.level(check.bounds.op):
             gates.at(2)  # says why not
-    ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
-    executed = graph_analysis.upstream(ends)
     sources = [op for op in _sources(graph, executed) if not gates.level(op)]
     before = graph_analysis.upstream([*sources, *(check.bounds.op for check in gates.checks)])
     with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
@@ -191,25 +224,29 @@ def close(graph: Any) -> None:
             op._add_control_input(zero.op)
     gates.changed()
     plan = _plan(graph, executed, written)
-    training_flag.set_in_function(graph, plan.trains)
     graph_state.of(graph, Plans).plan = plan
+    _note_step(graph, executed, plan.trains)
 
 
-def _hold_back(graph: Any, checks: Sequence[tf.Operation]) -> None:
+def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
+    training_flag.set_in_function(graph, trains)
+    plans = graph_state.of(graph, Plans)
+    plans.step = stops.Step(trains, run_analysis.takes_batch(executed))
+
+
+def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Operation]) -> None:
     """Lets all writes of a function that trains wait for its data and checks, on one rank.
 
     TensorFlow itself counts a step in a call that finds the data at their end.
 
     Args:
         graph: the function's.
+        executed: what a call executes.
         checks: of the ids of its lookups.
     """
-    executed = graph_analysis.upstream(
-        [*(x.op for x in graph.outputs), *graph.control_outputs],
-    )
     written = _writes(graph, executed)
     trains = bool(_updated(graph, written))
-    training_flag.set_in_function(graph, trains)
+    _note_step(graph, executed, trains)
     first = [*_sources(graph, executed), *(op for op in checks if op in executed)]
     if not first or not trains:
         return
@@ -359,6 +396,9 @@ def _agree(own: Plans, bounds: np.ndarray) -> np.ndarray:
     header, signature = _header(call.plan, bounds), call.plan.signature
     headers = ranks.exchange_headers(header)
     while header.status == RUNNING and peers_are_idle(headers, signature):
+        if own.is_refused:
+            call.is_refused = True
+            raise RuntimeError("the ranks stop")
         headers = ranks.exchange_headers(header)
     ranks.progress.enters(Phase.RUNNING)
     if any(
@@ -386,6 +426,8 @@ def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
 def _error_for_all(ranks: Any, call: _Call, error: tf.errors.OpError) -> BaseException:
     """Returns the error of a call that failed, after telling the peers."""
     plan = call.plan
+    if call.is_refused:
+        return stops.error()
     if call.disagreement is not None:
         return _judged(ranks, plan, call.disagreement) or error
     if call.started:
@@ -422,6 +464,8 @@ def _answer_until_all_end(
             except tf.errors.OpError as failed:
                 ranks.broken = failed = coordinator.failure_half_way(failed)
                 return failed
+            if graph_state.of(plan.graph, Plans).is_refused:  # so the peers ask no more
+                return stops.error()
         elif all_well and len(running) == 1 and idle == {plan.signature}:
             return error
         else:

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import barrier, coordinator
-from collective.coordination.functions import calls
+from collective.coordination.functions import calls, stops
 from collective.coordination.prepared_run import Membership
 from collective.ops.communication import collectives
 from collective.tables.eager_lookups import is_in_own_thread
@@ -56,7 +56,13 @@ def make(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any
 
 
 def start(original: Callable[..., Any], tape: Any) -> Any:
-    """Replaces `tf.GradientTape.__enter__`."""
+    """Replaces `tf.GradientTape.__enter__`: a step of eager code begins.
+
+    Raises:
+        Preempted: the ranks stop.
+    """
+    if tf.executing_eagerly() and not is_in_own_thread():
+        stops.begin(stops.TRAINING)
     if _may_share():
         if _new:
             # Models that nobody uses any more, which Python would collect on each rank at another
