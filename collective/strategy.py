@@ -20,7 +20,7 @@ from collective.options import EmbeddingOptions, ScopeOptions, declaration, scop
 from collective.options.declaration import INHERIT, names
 from collective.options.methods import takes, takes_foreign
 from collective.options.scopes import CheckpointFailure, TablePlacement
-from collective.plan import builder
+from collective.plan import builder, eager_plan
 from collective.plan.forecast import placement_plan
 from collective.plan.forecast.placement_plan import PlacementPlan
 from collective.plan.plan import Plan
@@ -216,7 +216,9 @@ class CollectiveStrategy:
             plan.save_tables("tables.yml")  # for `collective plan --tables`
 
         Args:
-            graph: The graph; by default the current one.
+            graph: The graph, or a Keras model; by default the current graph, and in eager code all
+                tables that it has made. Of a model that `fit` trains, exchanges are those of the
+                function that trains its tables, once that is traced.
             fetches: The fetches of the run whose exchanges are described. By default the first
                 training run of the graph, or the whole graph before any training run.
             session: Session in which to count the rows of dynamic tables on this rank; without it
@@ -231,11 +233,20 @@ class CollectiveStrategy:
             The plan.
 
         Raises:
-            ValueError: `devices` isn't of this form, or names an unknown device; the tables don't
-                fit into the memory of these devices; the graph has no tables; or `hosts` or `batch`
-                has an invalid value, or is given without `devices`, or `fetches` with it.
+            ValueError: a Keras model or eager code, and another argument; `devices` isn't of this
+                form, or names an unknown device; the tables don't fit into the memory of these
+                devices; the graph has no tables; or `hosts` or `batch` has an invalid value, or is
+                given without `devices`, or `fetches` with it.
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
+        is_model = eager_plan.is_layer(graph)
+        if is_model or graph is None and tf.executing_eagerly():
+            if any(given is not None for given in (fetches, session, devices, hosts, batch)):
+                raise ValueError(
+                    "plan(fetches=…, session=…, devices=…, hosts=…, batch=…) is for a graph: Keras "
+                    "models, and tables that eager code makes, have none."
+                )
+            return eager_plan.build(graph)
         graph = graph or tf.get_default_graph()
         if devices is not None:
             if fetches is not None:

@@ -28,6 +28,7 @@ from collective.interception.checkpoint_patches import CHECKPOINTS
 from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
+from collective.plan import eager_plan
 from collective.replication import assignments, metrics, moving_averages
 from collective.tables import dense_view, variable_getter
 from collective.tables.table import Sharded
@@ -192,6 +193,7 @@ GRADIENTS = (
             ("fit", keras_loops.fit),
             ("evaluate", keras_loops.evaluate),
             ("predict", keras_loops.predict),
+            ("summary", eager_plan.summary),
             ("save", keras_saving.save),
             ("save_weights", keras_saving.save),
             ("get_metrics_result", keras_loops.metrics_result),

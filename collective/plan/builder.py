@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,13 @@ from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables import automatic_placement
 from collective.tables.grouping import lookups_of
-from collective.tables.table import Table, is_replicated_table, shard_of
+from collective.tables.table import (
+    Table,
+    is_replicated_table,
+    name_of,
+    replicated_slots,
+    shard_of,
+)
 
 NAMED = 5  # Tables in a note.
 NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
@@ -70,17 +76,47 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
     """
     footprint = footprint or graph_state.of(graph, KnownRuns).training
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    tables = [v for v in variables if isinstance(v, Table)]
-    tables.sort(key=lambda table: str(table.op.name))
     slots_by_table = _slots_by_table(graph)
-    plans = [_table_plan(t, slots_by_table.get(id(t), []), session) for t in tables]
-    plans += [_replicated_table_plan(v, variables) for v in variables if is_replicated_table(v)]
-    choices = automatic_placement.of_graph(graph).by_name
+
+    def slots_of(table: Any) -> Sequence[Any]:
+        if is_replicated_table(table):
+            return replicated_slots(table, variables)
+        return slots_by_table.get(id(table), [])
+
+    tables = [v for v in variables if isinstance(v, Table) or is_replicated_table(v)]
+    return plan_of_tables(tables, slots_of, graph, graph, footprint, session)
+
+
+def plan_of_tables(
+    tables: Sequence[Any],
+    slots_of: Callable[[Any], Sequence[Any]],
+    made_in: tf.Graph,
+    graph: tf.Graph,
+    footprint: RunFootprint | None,
+    session: Any = None,
+) -> Plan:
+    """Builds the plan of tables, and of the graph that trains them.
+
+    Args:
+        tables: the tables, and the variables that are replicated tables.
+        slots_of: returns the slots of one.
+        made_in: the graph in which they were made.
+        graph: the graph that looks them up.
+        footprint, session: as for `build_plan`.
+    """
+    tables = sorted(tables, key=name_of)
+    plans = [
+        _replicated_table_plan(table, slots_of(table))
+        if is_replicated_table(table)
+        else _table_plan(graph, table, slots_of(table), session)
+        for table in tables
+    ]
+    choices = automatic_placement.of_graph(made_in).by_name
     plans = [
         dataclasses.replace(plan, why=choices[plan.name].why) if plan.name in choices else plan
         for plan in plans
     ]
-    table_plans = tuple(sorted(plans, key=lambda plan: plan.name))
+    table_plans = tuple(plans)
     ranks = collectives.size()
     carried = _carried_by_name(graph, footprint) if ranks > 1 else {}
     exchanges = tuple(_exchange_plans(graph, footprint, carried)) if ranks > 1 else ()
@@ -93,7 +129,7 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
         alone=ungrouped,
         exchanges=exchanges,
         imbalance=_memory_imbalance(table_plans, ranks),
-        notes=_notes(graph, tables),
+        notes=_notes(graph, made_in, tables),
         estimate=_estimate(
             graph,
             footprint,
@@ -105,7 +141,7 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
     )
 
 
-def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
+def _notes(graph: tf.Graph, made_in: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
     notes = {}
     if prefetched := enable.note_of(graph):
         notes["prefetch_keys"] = prefetched
@@ -121,10 +157,10 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
         between_hosts = _between_hosts(groups_of(graph))
         if between_hosts:
             notes["hierarchical"] = between_hosts
-    chosen = automatic_placement.note_of(graph)
+    chosen = automatic_placement.note_of(made_in)
     if chosen:
         notes["placement='auto'"] = chosen
-    in_host = _in_host_memory(tables)
+    in_host = _in_host_memory([table for table in tables if isinstance(table, Table)])
     if in_host:
         notes["dynamic tables"] = in_host
     return notes
@@ -199,8 +235,8 @@ def _slots_by_table(graph: tf.Graph) -> dict[int, list[Any]]:
     return slots
 
 
-def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
-    ranks, graph = collectives.size(), table.graph
+def _table_plan(graph: tf.Graph, table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
+    ranks = collectives.size()
     row_bytes = sum(_row_bytes(v, table) for v in [table, *slots])
     if table.rows is None:
         shard_rows: list[int | None] = [None] * ranks
@@ -216,7 +252,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         rows=table.rows,
         dim=table.dim,
         dtype=table.dtype.base_dtype.name,
-        slots=tuple(sorted(v.op.name for v in slots)),
+        slots=tuple(sorted(map(name_of, slots))),
         row_bytes=row_bytes,
         shard_rows=tuple(shard_rows),
         shard_bytes=tuple(shard_bytes),
@@ -235,22 +271,17 @@ def _placement_of(table: Any) -> str:
     return "rows" if holder is None else f"whole:{holder}"
 
 
-def _replicated_table_plan(variable: Any, variables: Sequence[Any]) -> TablePlan:
+def _replicated_table_plan(variable: Any, slots: Sequence[Any]) -> TablePlan:
     """Describes a table that is an ordinary variable on every rank."""
-    ranks, name = collectives.size(), variable.op.name
+    ranks, name = collectives.size(), name_of(variable)
     rows, dim = variable.shape.as_list()
-    slots = [
-        v
-        for v in variables
-        if v.op.name.rpartition("/")[0] == name and v.shape.rank == 2 and v.shape[0] == rows
-    ]
     row_bytes = sum(int(v.shape[1]) * int(v.dtype.base_dtype.size) for v in (variable, *slots))
     return TablePlan(
         name=name,
         rows=rows,
         dim=dim,
         dtype=variable.dtype.base_dtype.name,
-        slots=tuple(sorted(v.op.name for v in slots)),
+        slots=tuple(sorted(map(name_of, slots))),
         row_bytes=row_bytes,
         shard_rows=(rows,) * ranks,
         shard_bytes=(rows * row_bytes,) * ranks,
@@ -277,7 +308,8 @@ def _row_bytes(variable: Any, table: Any) -> int:
 
 def _local_count(table: Any, session: Any) -> int | None:
     try:
-        return None if session is None else int(table.local_count(session))
+        known = session is not None or table.is_eager
+        return int(table.local_count(session)) if known else None
     except (tf.errors.OpError, RuntimeError):  # it isn't initialized
         return None
 

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -460,8 +461,11 @@ def mark_shard(variable: Any, table: Table) -> None:
 
     It is never made equal over ranks.
     """
-    if variable is not None:
-        variable._collective_shard = table
+    if variable is None:
+        return
+    variable._collective_shard = table
+    if variable is not table and table.is_eager:
+        table.__dict__.setdefault("_slots", weakref.WeakValueDictionary())[id(variable)] = variable
 
 
 def shard_of(variable: Any) -> Table | None:
@@ -476,6 +480,25 @@ def is_replicated(variable: Any) -> bool:
     return shard_of(variable) is None
 
 
+# Those that eager code has made, replicated ones, too, by their ids: no graph has them.
+_eager_tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def note_eager(table: Any) -> None:
+    """Notes a table that eager code has made."""
+    _eager_tables[id(table)] = table
+
+
+def eager_tables() -> list[Any]:
+    """Returns the tables that eager code has made, replicated ones, too, and still uses."""
+    return list(_eager_tables.values())
+
+
+def eager_slots(table: Any) -> list[Any]:
+    """Returns the slots of a table that eager code has made."""
+    return list(getattr(table, "_slots", {}).values())
+
+
 def mark_replicated_table(variable: Any) -> None:
     """Marks an ordinary variable as a table that `placement` or `replicate_below` replicates."""
     variable._collective_replicated_table = True
@@ -484,6 +507,21 @@ def mark_replicated_table(variable: Any) -> None:
 def is_replicated_table(variable: Any) -> bool:
     """Tells whether `variable` would be a `Table` if its placement were 'rows'."""
     return getattr(variable, "_collective_replicated_table", False)
+
+
+def replicated_slots(table: Any, variables: Iterable[Any]) -> list[Any]:
+    """Returns the slots of a table that is an ordinary variable on every rank."""
+    name, rows = name_of(table), table.shape[0]
+    return [
+        v
+        for v in variables
+        if name_of(v).rpartition("/")[0] == name and v.shape.rank == 2 and v.shape[0] == rows
+    ]
+
+
+def name_of(variable: Any) -> str:
+    """Returns the name of a variable of a graph, or of eager code."""
+    return str(variable.name).partition(":")[0]
 
 
 def is_movable(variable: Any) -> bool:

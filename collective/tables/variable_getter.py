@@ -29,6 +29,7 @@ from collective.tables.table import (
     in_shard_view,
     is_replicated_table,
     mark_replicated_table,
+    note_eager,
 )
 from collective.tables.updates import weight_bound
 from collective.tensorflow_internals.graphs import make_tensor_proto, tensor_shape
@@ -197,6 +198,8 @@ def table_getter(
         )
     if made:
         _start_from_first_rows(policy, variable)
+        if tf.executing_eagerly():
+            note_eager(variable)
     return variable
 
 
@@ -313,6 +316,8 @@ def _replicated_table(
     if isinstance(variable, Table) or is_replicated_table(variable):
         return variable  # It was there before.
     mark_replicated_table(variable)
+    if tf.executing_eagerly():
+        note_eager(variable)
     if isinstance(variable._initial_value, tf.Tensor):
         initializers.only_after(variable.initializer, variable._initial_value)
     _start_from_first_rows(policy, variable)

@@ -37,6 +37,7 @@ Callback: Any = _module("callbacks").Callback
 Layer: Any = package.layers.Layer
 Model = _module("engine.training").Model
 tf_utils = _module("utils.tf_utils")
+print_message = _module("utils.io_utils").print_msg
 # Models in a graph are of this class.
 GraphModel = _module("engine.training_v1").Model
 DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures

@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from collective import CollectiveStrategy
 
 import collective
+from collective import CollectiveStrategy
 
 tf.get_logger().setLevel("ERROR")
 keras = tf.keras

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class FunctionPlan:
         variables: the replicated variables that it uses.
         label: its description for the launcher.
         graph: the function's.
+        executed: what a call executes.
     """
 
     description: str
@@ -81,6 +83,7 @@ class FunctionPlan:
     variables: list[Any]
     label: Label
     graph: Any
+    executed: frozenset[tf.Operation]
 
     @property
     def member(self) -> Membership:
@@ -137,6 +140,13 @@ _current: list[_Call] = []
 def plan_of(graph: tf.Graph) -> FunctionPlan | None:
     """Returns the plan of a traced function; None if ranks needn't call it together."""
     return graph_state.of(graph, Plans).plan if graphs.is_traced(graph) else None
+
+
+def training_of(variable: Any) -> FunctionPlan | None:
+    """Returns the plan of the function that was traced last to train a variable; None for none."""
+    reference = getattr(variable, "_collective_trained_by", None)
+    graph = None if reference is None else reference()
+    return None if graph is None else plan_of(graph)
 
 
 def check_traced_outside(graph: Any) -> None:
@@ -293,8 +303,12 @@ def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
 def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operation]) -> FunctionPlan:
     shared = tuple(sorted(run_analysis.shared_names(graph, executed, ())))
     variables = {id(v): v for v in graph.variables}
-    trains = bool(_updated(graph, written))
+    updated = _updated(graph, written)
+    trains = bool(updated)
     description = f"calls the function '{graph.name}'"
+    if not graph_state.of(graph, Plans).is_part:
+        for variable in updated:
+            variable._collective_trained_by = weakref.ref(graph)
     return FunctionPlan(
         description,
         shared,
@@ -304,6 +318,7 @@ def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operatio
         sorted((v for v in variables.values() if is_replicated(v)), key=order),
         Label(description, shared),
         graph,
+        frozenset(executed),
     )
 
 
