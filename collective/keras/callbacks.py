@@ -38,9 +38,10 @@ class Checkpoint(Callback):
 
     A model that a session has trained goes on under `fit`, and back, if layers and optimizer have
     the same names: weights are called as Keras calls them (`users/embeddings`), slots as those of
-    the legacy optimizers in a session (`Adam/users/embeddings/m`, `Adam/iter`), for new optimizers
-    as well, so that either can go on with the other's. The step is also `global_step`. Slots of
-    `tf.compat.v1.train`'s Adagrad, Adam, Adadelta and Ftrl are read, too.
+    the legacy optimizers in a session (`Adam/users/embeddings/m`, `Adam/iter`; without `Adam/` in a
+    model with dynamic tables), for new optimizers as well, so that either can go on with the
+    other's. The step is also `global_step`. Slots of `tf.compat.v1.train`'s Adagrad, Adam, Adadelta
+    and Ftrl are read, too.
 
     If the job is told to stop (preempted), all ranks stop after the same step, and it is saved.
     `fit` then raises `collective.Preempted`, which ends the program. An epoch that was being

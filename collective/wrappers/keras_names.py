@@ -9,7 +9,8 @@
 | the learning rate, and other numbers | `Adam/learning_rate` | `training/Adam/learning_rate` |
 
 These are the names of a legacy optimizer whose updates a session runs. Below `training/` are those
-of `fit` in a graph; the third form is that of the optimizers of tf.compat.v1.train.
+of `fit` in a graph; the third form is that of the optimizers of tf.compat.v1.train. With dynamic
+tables a session's names lack the optimizer's (`dense/kernel/m`, `iter`), and so do these.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import tensorflow.compat.v2 as tf2
 
 from collective.checkpoint.functions.entries import Entry
+from collective.tables.dynamic_table import DynamicTable
 from collective.tensorflow_internals.keras import OptimizerV2, optimizer
 
 GLOBAL_STEP = "global_step"
@@ -107,13 +109,17 @@ def build_optimizers(model: Any) -> None:
 
 def entries_of(model: Any) -> list[Entry]:
     """Returns a model's variables, with their names in checkpoints: metrics aren't among them."""
-    metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    weights = [v for v in model.variables if id(v) not in metrics]
+    weights = _weights_of(model)
     entries = [Entry(_name(v), v) for v in weights]
     for prefix, each in optimizers_of(model).items():
         inside = f"{prefix}/" if prefix else ""
         entries += _of_optimizer(inside, each, weights)
     return list({id(entry.variable): entry for entry in entries}.values())
+
+
+def _weights_of(model: Any) -> list[Any]:
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return [v for v in model.variables if id(v) not in metrics]
 
 
 def step_of(model: Any) -> int:
@@ -138,10 +144,10 @@ def numbers_of(model: Any) -> dict[str, Any]:
         inner = _unwrapped(each)
         if _is_legacy(inner) or type(inner).__name__ not in NUMBERS:
             continue
-        inside = f"{prefix}/{inner.name}" if prefix else inner.name
-        notes[f"{inside}/decay"] = np.float32(0)
+        scope = _scopes(f"{prefix}/" if prefix else "", inner.name, _weights_of(model))[0]
+        notes[f"{scope}decay"] = np.float32(0)
         for number in NUMBERS[type(inner).__name__]:
-            notes[f"{inside}/{number}"] = np.float32(getattr(inner, number))
+            notes[f"{scope}{number}"] = np.float32(getattr(inner, number))
     taken = {entry.name for entry in entries_of(model)}
     return {name: value for name, value in notes.items() if name not in taken}
 
@@ -154,32 +160,45 @@ def _of_optimizer(inside: str, given: Any, weights: Sequence[Any]) -> Iterator[E
             yield Entry(f"{inside}{name}", variable, is_optimizers=True, is_optional=True)
     legacy = _is_legacy(inner)
     name = inner._name if legacy else inner.name
+    scopes = _scopes(inside, name, weights)
     steps = inner.iterations
-    counter = f"{inside}{name}/iter"
-    yield Entry(counter, steps, (f"training/{counter}", GLOBAL_STEP), is_optimizers=True)
+    counters = [*(f"{scope}iter" for scope in scopes), GLOBAL_STEP]
+    yield Entry(counters[0], steps, tuple(counters[1:]), is_optimizers=True)
     for variable in inner.weights if legacy else inner.variables:
         if variable is steps:
             continue
         weight, slot = _slot_of(variable, weights, name, legacy)
         if weight is None:
-            yield _number(f"{inside}{name}", slot, variable)
+            yield _number(scopes, slot, variable)
             continue
         kind = type(inner).__name__
         slot = slot if legacy else LEGACY_SLOTS.get(kind, {}).get(slot, slot)
-        others = [f"training/{inside}{name}/{weight}/{slot}"]
+        own, *others = (f"{scope}{weight}/{slot}" for scope in scopes)
         if slot in V1_SLOTS.get(kind, {}):
             others.append(f"{weight}/{V1_SLOTS[kind][slot]}")
-        yield Entry(f"{inside}{name}/{weight}/{slot}", variable, tuple(others), is_optimizers=True)
+        yield Entry(own, variable, tuple(others), is_optimizers=True)
     attributes = inner._hyper if legacy else vars(inner)
     for attribute, value in sorted(attributes.items()):
         if isinstance(value, tf2.Variable) and value is not steps:
-            yield _number(f"{inside}{name}", attribute.lstrip("_"), value)
+            yield _number(scopes, attribute.lstrip("_"), value)
 
 
-def _number(inside: str, name: str, variable: Any) -> Entry:
+def _scopes(inside: str, name: str, weights: Sequence[Any]) -> list[str]:
+    """Returns what precedes the names of an optimizer's variables: own names first, then others.
+
+    Args:
+        inside: what precedes those of one of several optimizers.
+        name: the optimizer's.
+        weights: of the model.
+    """
+    named = [f"{inside}{name}/", f"training/{inside}{name}/"]
+    return [inside, *named] if any(isinstance(v, DynamicTable) for v in weights) else named
+
+
+def _number(scopes: Sequence[str], name: str, variable: Any) -> Entry:
     """Names an optimizer's variable that is no slot: the checkpoint may lack it."""
-    own = f"{inside}/{name}"
-    return Entry(own, variable, (f"training/{own}",), is_optimizers=True, is_optional=True)
+    own, *others = (f"{scope}{name}" for scope in scopes)
+    return Entry(own, variable, tuple(others), is_optimizers=True, is_optional=True)
 
 
 def _slot_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import numpy as np
@@ -266,3 +267,56 @@ def test_a_saved_model_answers_with_the_rows_of_keys(strategy, rank, size, folde
     served = tf2.saved_model.load(path).signatures["serving_default"]
     (answer,) = served(items=known).values()
     np.testing.assert_allclose(answer, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.either_backend
+def test_a_session_goes_on_and_fit_with_its_model(strategy, rank, size, folder):
+    """With the keys, rows and slots of the other."""
+    arrays = data(True)
+    items, labels = arrays[0], arrays[-1]
+
+    def build():
+        ids = keras.Input([], dtype=tf2.int64, name="items")
+        start = keras.initializers.Constant(first_rows(4))
+        rows = collective_keras.layers.Embedding(4, embeddings_initializer=start, name="open")(ids)
+        start = keras.initializers.GlorotUniform(3)
+        top = keras.layers.Dense(1, kernel_initializer=start, name="top")
+        return keras.Model(ids, top(rows))
+
+    def batch(first, last):
+        own = part([item_keys(items), labels], rank, size)
+        step = BATCH // size
+        own = tf2.data.Dataset.from_tensor_slices(tuple(x[first * step : last * step] for x in own))
+        return own.batch(step)
+
+    with strategy.scope():
+        legacy = functools.partial(keras.optimizers.legacy.Adagrad, 0.1)
+        whole = build()
+        whole.compile(legacy(), "mse")
+        whole.fit(batch(0, 9), verbose=0)
+
+        model = build()
+        model.compile(keras.optimizers.Adagrad(0.1), "mse")
+        saved = collective_keras.callbacks.Checkpoint(folder)
+        model.fit(batch(0, 3), verbose=0, callbacks=[saved])
+        tf = tf2.compat.v1
+        with tf.Graph().as_default():
+            ids, wanted = tf.data.make_one_shot_iterator(batch(3, 6)).get_next()
+            model = build()
+            loss = tf.reduce_mean((model(ids)[:, 0] - wanted) ** 2)
+            step, optimizer = tf.train.get_or_create_global_step(), legacy()
+            gradients = tf.gradients(loss, model.trainable_variables)
+            update = optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            with tf.control_dependencies([update]):
+                train = step.assign_add(1)
+            with tf.train.MonitoredTrainingSession(checkpoint_dir=folder) as session:
+                while not session.should_stop():
+                    session.run(train)
+        last = build()
+        last.compile(keras.optimizers.Adagrad(0.1), "mse")
+        assert saved.restore(last) == 6
+        last.fit(batch(6, 9), verbose=0)
+        known = tf2.constant(item_keys(np.unique(items[: 9 * BATCH])))
+        want = tf2.function(lambda: whole(known))()
+        np.testing.assert_allclose(tf2.function(lambda: last(known))(), want, rtol=0, atol=1e-6)
