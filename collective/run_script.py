@@ -1,6 +1,9 @@
 """Runs an unchanged script of another framework; `collective launch --as` starts it.
 
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
+
+A script of TensorFlow 1 gets TensorFlow's version 1, and opens scope() where its framework has one.
+For a script of TensorFlow 2, scope() is open from its first line on.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import os
 import re
 import runpy
@@ -15,23 +19,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective.compat import script_files
+from collective.compat import script_files, script_version
 from collective.compat.framework import say_once
 from collective.compat.script_modules import INSTALLATION
 from collective.job import training_apart
 from collective.scope import SCOPES
+
+# The frameworks that have scripts of TensorFlow 1 and of TensorFlow 2.
+_OF_BOTH_VERSIONS = ("horovod", "sok")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the script, in this process, as `__main__`."""
     training_apart.allow()  # Its framework decides how such a script trains on several ranks.
     options, command = _parse(arguments)
-    importlib.import_module(f"collective.compat.{options.framework}")
+    if options.framework in _OF_BOTH_VERSIONS and script_version.is_2(_text_of(command)):
+        INSTALLATION.use_version_2()
+        say_once(f"{' '.join(command[:1])} is a script of TensorFlow 2, and trains in scope()")
+    importlib.import_module(f"collective.compat.{options.framework.replace('-', '_')}")
     script_files.install()
     sys.argv = command[1:] if command[0] == "-m" else command
     with contextlib.ExitStack() as scopes:
         if options.embedding_scope == "auto":
             _open_scopes(scopes)
+        elif INSTALLATION.has_version_2:
+            _open_scope(scopes)
         elif command[0] != "-m":
             _warn_without_scope(command[0])
         if command[0] == "-m":
@@ -52,11 +64,27 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, command
 
 
-def _open_scopes(scopes: contextlib.ExitStack) -> None:
-    """Opens scope() around the whole script, and has its embeddings become tables."""
+def _text_of(command: Sequence[str]) -> str:
+    """Returns the text of the script or module; "" if it can't be read."""
+    path = Path(command[0])
+    if command[0] == "-m":
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(command[1])
+            path = Path((found and found.origin) or "")
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _open_scope(scopes: contextlib.ExitStack) -> None:
+    """Opens scope() around the whole script, unless its framework has opened it."""
     from collective.strategy import CollectiveStrategy
 
-    scopes.enter_context(CollectiveStrategy().scope())
+    if not SCOPES.is_open:
+        scopes.enter_context(CollectiveStrategy().scope())
+
+
+def _open_scopes(scopes: contextlib.ExitStack) -> None:
+    """Opens scope() around the whole script, and has its embeddings become tables."""
+    _open_scope(scopes)
     SCOPES.enter_embedding({"chosen": True})
     scopes.callback(SCOPES.leave_embedding)
 

@@ -152,12 +152,12 @@ def in_full(module: str) -> str:
     return f"{full}.{rest}" if rest else full
 
 
-def works(theirs: str, ours: str, note: str = "") -> Name:
-    return Name(theirs, "works", ours, note)
+def works(theirs: str, ours: str, note: str = "", since: str = FIRST_VERSION) -> Name:
+    return Name(theirs, "works", ours, note, since=since)
 
 
-def same_numbers(theirs: str, ours: str, note: str = "") -> Name:
-    return Name(theirs, "works", ours, note, has_same_numbers=True)
+def same_numbers(theirs: str, ours: str, note: str = "", since: str = FIRST_VERSION) -> Name:
+    return Name(theirs, "works", ours, note, has_same_numbers=True, since=since)
 
 
 def no_effect(theirs: str, note: str, ours: str = "") -> Name:

@@ -4,6 +4,8 @@ A script's `import tensorflow as tf` gets a module with TensorFlow's version 1 a
 own names. TensorFlow's own modules stay unchanged, and all code that isn't the script's (installed
 packages, Python, this library) imports those. Modules that TensorFlow doesn't have, such as
 `hybridbackend.tensorflow`, are added.
+
+A script of TensorFlow 2 gets TensorFlow as it is, and the added modules.
 """
 
 from __future__ import annotations
@@ -134,13 +136,28 @@ class Installation:
 
     Attributes:
         frameworks: the frameworks whose names scripts see.
+        has_version_2: whether scripts are of TensorFlow 2.
     """
 
     def __init__(self) -> None:
         self.frameworks: list[Framework] = []
+        self.has_version_2 = False
         self._modules: dict[str, ScriptModule] = {}
         self._import = builtins.__import__
         self._added: list[str] = []
+
+    def use_version_2(self) -> None:
+        """Leaves TensorFlow as it is: scripts are of TensorFlow 2.
+
+        Raises:
+            RuntimeError: names for scripts of TensorFlow 1 are installed.
+        """
+        if self.frameworks and not self.has_version_2:
+            raise RuntimeError(
+                f"The names of {self.frameworks[0].title} are installed for scripts of TensorFlow "
+                "1 already: a process has scripts of one version."
+            )
+        self.has_version_2 = True
 
     def add(self, framework: Framework, *others: Framework) -> None:
         """Lets the scripts of this process see a framework's names, from their next import on.
@@ -159,6 +176,8 @@ class Installation:
             self._begin()
         self.frameworks.append(framework)
         for name in framework.names:
+            if self.has_version_2 and name.module.partition(".")[0] == "tensorflow":
+                continue
             if name.is_field:
                 message = name.module.rpartition(".")[2]
                 session_config.FIELDS[message, name.attribute] = name
@@ -182,6 +201,7 @@ class Installation:
             sys.modules.pop(name, None)
         session_config.FIELDS.clear()
         self.frameworks, self._modules, self._added = [], {}, []
+        self.has_version_2 = False
 
     def module(self, name: str) -> ScriptModule:
         """Returns the script's module of that name; makes it and its parents if needed."""
@@ -193,6 +213,11 @@ class Installation:
         return self._modules[name]
 
     def _begin(self) -> None:
+        self._import = builtins.__import__
+        if self.has_version_2:
+            if not horovod_modules.install(for_version_2=True):
+                builtins.__import__ = self._import_in_version_2
+            return
         import tensorflow.compat.v1 as tf
 
         from collective.tensorflow_internals import estimators  # noqa: F401 (tf.estimator)
@@ -210,7 +235,6 @@ class Installation:
         self.module("tensorflow.compat").v1 = script  # type: ignore[attr-defined]
         vars(script).update(__version__=VERSION, VERSION=VERSION)
         horovod_modules.install()
-        self._import = builtins.__import__
         builtins.__import__ = self._import_for_scripts
 
     @staticmethod
@@ -266,6 +290,22 @@ class Installation:
                 return found if fromlist else top
         imported = self._import(name, globals, locals, fromlist, level)
         return imported if fromlist else top
+
+    def _import_in_version_2(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        """Gives scripts what stands in for Horovod, also where Horovod is installed.
+
+        Horovod's own wrappers would reduce eagerly what scope() has reduced.
+        """
+        if level or name.partition(".")[0] != "horovod" or not is_script(globals):
+            return self._import(name, globals, locals, fromlist, level)
+        return horovod_modules.imported(name, fromlist or ())
 
 
 def _give_sessions_to_keras() -> None:

@@ -14,6 +14,14 @@ from collective.errors import TableError
 from collective.ops.communication import collectives
 from collective.tables.table import Sharded
 
+# Not empty if ranks save models without tables by themselves, as scripts of Horovod do on rank 0.
+_by_themselves: list[bool] = []
+
+
+def by_themselves() -> None:
+    """Lets each rank save models without tables from now on, whatever the others do."""
+    _by_themselves[:] = [True]
+
 
 def save(
     original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
@@ -27,6 +35,8 @@ def save(
         RankError: it failed on another rank, or another rank does something else.
     """
     if collectives.size() == 1 or not tf.executing_eagerly():
+        return original(model, filepath, *args, **kwargs)
+    if _by_themselves and not any(isinstance(v, Sharded) for v in model.weights):
         return original(model, filepath, *args, **kwargs)
     if original.__name__ == "save":
         _refuse_saved_model(model, filepath, *args, **kwargs)

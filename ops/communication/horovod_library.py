@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import collective.tensorflow_internals  # noqa: F401 (Keras 2, of which Horovod derives classes)
+
 # why Horovod is missing; "" if it isn't
 missing = ""
 hvd: Any = None

@@ -9,25 +9,35 @@ import tensorflow.compat.v1 as tf
 
 from collective.job import training_apart
 from collective.ops.communication import carrier_choice, collectives, horovod_library, membership
+from collective.wrappers import keras_saving
 
-# How to get the rest of Horovod.
+# How to get the rest of Horovod, where it is missing, and where this stands in for it nevertheless.
 ADVICE = (
     "Horovod isn't built for this TensorFlow. `collective build-horovod` builds it; without it "
     "scripts of one host have only Horovod's common functions"
+)
+ADVICE_IN_VERSION_2 = (
+    "a script of TensorFlow 2 that runs by `--as horovod` has only Horovod's common functions; "
+    "without --as it has Horovod's own, if that is built"
 )
 # Horovod's numbers of its reductions.
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 
+class _State:
+    """Says whether scripts are of TensorFlow 2, and whether one has called `init`."""
+
+    is_in_version_2 = False
+    is_initialized = False
+
+
+STATE = _State()
+
+
 def unavailable(what: str) -> str:
     """Returns the text of the error about something that only Horovod has."""
-    return f"{what} needs Horovod itself: {ADVICE} (docs/coming-from/horovod.md lists them)."
-
-
-class _State:
-    """Says whether the script has called `init`."""
-
-    is_initialized = False
+    advice = ADVICE_IN_VERSION_2 if STATE.is_in_version_2 else ADVICE
+    return f"{what} needs Horovod itself: {advice} (docs/coming-from/horovod.md lists them)."
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -46,17 +56,19 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             raise NotImplementedError(unavailable(f"hvd.init({name}=…)"))
     collectives.init()
     training_apart.watch(membership.size(), has_horovod=True)  # The script reduces by itself.
-    _State.is_initialized = True
+    STATE.is_initialized = True
+    if STATE.is_in_version_2:
+        keras_saving.by_themselves()
 
 
 def shutdown() -> None:
     """Notes that the script has finished; what the ranks share is kept for others."""
-    _State.is_initialized = False
+    STATE.is_initialized = False
 
 
 def is_initialized() -> bool:
     """Tells whether the script has called `init`, and not `shutdown` since."""
-    return _State.is_initialized
+    return STATE.is_initialized
 
 
 def needed() -> None:
@@ -65,7 +77,7 @@ def needed() -> None:
     Raises:
         ValueError: it hasn't; the text is Horovod's.
     """
-    if not _State.is_initialized:
+    if not STATE.is_initialized:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
 
@@ -125,6 +137,16 @@ def check_process_set(process_set: Any) -> None:
     """
     if process_set is not global_process_set:
         raise NotImplementedError(unavailable("hvd's process_set other than that of all ranks"))
+
+
+def check_root(root_rank: int) -> None:
+    """Refuses a rank that the job doesn't have.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    if not 0 <= root_rank < size():
+        raise ValueError(f"hvd.broadcast(root_rank={root_rank}): ranks are 0 to {size() - 1}")
 
 
 class NoneCompressor:

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.compat.horovod_stand_in import process
+from collective.compat.horovod_stand_in import eager, process
 from collective.compat.horovod_stand_in.process import Average, Max, Min, Product, Sum
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
@@ -91,8 +91,11 @@ def grouped_allreduce(
 
     The arguments and the result are those of `horovod.tensorflow.grouped_allreduce`.
     """
-    _check("allreduce", process_set)
+    _check(process_set)
     reduction = _reduction(op, average)
+    if graphs.is_eager():
+        scales = prescale_factor, postscale_factor
+        return eager.allreduce(tensors, _TITLES[reduction], scales, compression, name)
     results: list[Any] = list(tensors)
     dense: dict[tf.DType, list[tuple[int, Any, Any]]] = {}
     for place, tensor in enumerate(tensors):
@@ -137,7 +140,9 @@ def allgather(
 
     The arguments and the result are those of `horovod.tensorflow.allgather`.
     """
-    _check("allgather", process_set)
+    _check(process_set)
+    if graphs.is_eager():
+        return eager.allgather(tensor, name)
     x = _tensor(tensor)
     if process.size() == 1:
         return tf.identity(x)
@@ -170,7 +175,9 @@ def broadcast(
 
     The arguments and the result are those of `horovod.tensorflow.broadcast`.
     """
-    _check("broadcast", process_set)
+    _check(process_set)
+    if graphs.is_eager():
+        return eager.broadcast([tensor], root_rank, f"hvd.broadcast of {name or 'a tensor'}")[0]
     x = _tensor(tensor)
     called = _call_name(name or f"HorovodBroadcast_{_name_of(tensor)}", ignore_name_scope)
     if process.size() == 1:
@@ -204,10 +211,7 @@ def broadcast_alike(
     Raises:
         ValueError: there is no such rank.
     """
-    if not 0 <= root_rank < process.size():
-        raise ValueError(
-            f"hvd.broadcast(root_rank={root_rank}): ranks are 0 to {process.size() - 1}"
-        )
+    process.check_root(root_rank)
     gate = _agreed(f"broadcast(root_rank={root_rank})", names[0], tensors)
     results = []
     for x, name in zip(tensors, names):
@@ -369,11 +373,9 @@ def _marked(reduction: int) -> Iterator[None]:
         yield
 
 
-def _check(function: str, process_set: Any) -> None:
+def _check(process_set: Any) -> None:
     process.needed()
     process.check_process_set(process_set)
-    if graphs.is_eager():
-        raise RuntimeError(process.unavailable(f"hvd.{function} in eager code"))
 
 
 def _reduction(op: int | None, average: bool | None) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.compat.horovod_stand_in import process, reductions
+from collective.compat.horovod_stand_in import eager, process, reductions
+from collective.coordination import barrier
 from collective.ops.graph import graphs
 from collective.scope import SCOPES
 from collective.tables.table import is_replicated
+from collective.tensorflow_internals.keras import OptimizerV2
+from collective.tensorflow_internals.keras import optimizer as keras_optimizer
 from collective.wrappers import horovod
 
 
@@ -19,7 +23,7 @@ class GradientReduction:
     """Reduces the gradients of an optimizer over ranks, unless scope() has done so already.
 
     Args:
-        options: arguments of `hvd.DistributedOptimizer`.
+        options: arguments of `hvd.DistributedOptimizer`, or of `hvd.DistributedGradientTape`.
 
     Raises:
         NotImplementedError: they ask for something that only Horovod has.
@@ -36,9 +40,8 @@ class GradientReduction:
         # How tensors are grouped doesn't change a number, nor what concerns local variables alone.
         for name in ("num_groups", "groups", "scale_local_gradients"):
             options.pop(name, None)
-        if options.pop("backward_passes_per_step", 1) != 1 or options.pop(
-            "average_aggregated_gradients", False
-        ):
+        options.pop("average_aggregated_gradients", None)  # of the passes of a step
+        if options.pop("backward_passes_per_step", 1) != 1:
             raise NotImplementedError(
                 process.unavailable("hvd.DistributedOptimizer(backward_passes_per_step=…)")
             )
@@ -60,7 +63,7 @@ class GradientReduction:
         """
         gradients = list(gradients)
         if SCOPES.is_open:
-            self._check_scope()
+            self.check_scope()
             return gradients
         with tf.name_scope(f"{name}_Allreduce"):
             if self._is_dense:
@@ -92,7 +95,7 @@ class GradientReduction:
         dense = [p for p in places if p not in sparse]
         return [(part, part is sparse) for part in (dense, sparse) if part]
 
-    def _check_scope(self) -> None:
+    def check_scope(self) -> None:
         """Refuses or warns of what has no place in scope(), as with Horovod itself."""
         if process.size() == 1:
             return
@@ -136,7 +139,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Wraps an optimizer of `tf.train`: its gradients are reduced over ranks.
 
-    The arguments are those of `horovod.tensorflow.DistributedOptimizer`.
+    Inside scope() it returns an optimizer of Keras as it is. The arguments are those of
+    `horovod.tensorflow.DistributedOptimizer`.
 
     Raises:
         NotImplementedError: an option needs Horovod itself; or it isn't an optimizer of `tf.train`.
@@ -144,12 +148,73 @@ def DistributedOptimizer(
     options.update(zip(("device_dense", "device_sparse", "compression", "sparse_as_dense"), args))
     if len(args) > 4:
         raise TypeError("hvd.DistributedOptimizer: name the arguments after sparse_as_dense")
+    if SCOPES.is_open and isinstance(optimizer, (keras_optimizer.Optimizer, OptimizerV2)):
+        _check_kept("hvd.DistributedOptimizer", **options)
+        return optimizer
     if not isinstance(optimizer, tf.train.Optimizer):
         raise NotImplementedError(
             process.unavailable(f"hvd.DistributedOptimizer of {type(optimizer).__name__}")
             + " For optimizers of Keras use horovod.tensorflow.keras"
         )
     return ReducingOptimizer(optimizer, name, use_locking, GradientReduction(**options))
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = process.Compression.none,
+    sparse_as_dense: bool = False,
+    **options: Any,
+) -> Any:
+    """Returns a tape as it is: inside scope() its gradients are of all ranks.
+
+    The arguments are those of `horovod.tensorflow.DistributedGradientTape`.
+
+    Raises:
+        RuntimeError: no scope() is open.
+        NotImplementedError: an option needs Horovod itself, or would change results.
+    """
+    if not SCOPES.is_open:
+        raise RuntimeError(process.unavailable("hvd.DistributedGradientTape outside of scope()"))
+    del device_dense, device_sparse
+    _check_kept(
+        "hvd.DistributedGradientTape",
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        **options,
+    )
+    return gradtape
+
+
+def _check_kept(wrapper: str, **options: Any) -> None:
+    """Refuses options of a wrapper that would change results where there is none.
+
+    Raises:
+        NotImplementedError: one does.
+    """
+    if options.get("sparse_as_dense"):
+        raise NotImplementedError(
+            f"{wrapper}(sparse_as_dense=True) in a script of TensorFlow 2: optimizers get the "
+            "gradients of tables and embeddings as TensorFlow has them. Leave it out; in a loop of "
+            "your own, tf.convert_to_tensor(gradient) makes one dense."
+        )
+    GradientReduction(**options).check_scope()
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, **_: Any) -> Any:
+    """Returns an object of rank `root_rank` on all ranks; JSON has to be able to hold it.
+
+    Raises:
+        TypeError: JSON can't hold it.
+        ValueError: there is no such rank.
+    """
+    process.needed()
+    process.check_root(root_rank)
+    sent = {"object": obj} if process.rank() == root_rank else {}
+    json.dumps(sent)
+    name = f"hvd.broadcast_object from rank {root_rank}"
+    return barrier.exchange(None, name, sent)[root_rank]["object"]
 
 
 def broadcast_variables(
@@ -164,11 +229,20 @@ def broadcast_variables(
     """
     process.needed()
     process.check_process_set(process_set)
-    if graphs.is_eager():
-        raise RuntimeError(process.unavailable("hvd.broadcast_variables in eager code"))
+    if callable(variables):  # optimizer.variables, which is a method or a list
+        variables = variables()
     variables = [v for v in variables if not SCOPES.is_open or is_replicated(v)]
     if process.size() == 1 or not variables:
         return tf.no_op()
+    if graphs.is_eager():
+        return eager.broadcast_variables(variables, root_rank)
+    if SCOPES.is_open and graphs.is_traced(graphs.outermost(tf.get_default_graph())):
+        if root_rank != 0:
+            raise NotImplementedError(
+                f"hvd.broadcast_variables(root_rank={root_rank}) in a tf.function: there variables "
+                "have rank 0's values. Call it before the function."
+            )
+        return tf.no_op()  # A function's variables are equal on all ranks from its first call on.
     values = reductions.broadcast_alike(
         [tf.convert_to_tensor(v) for v in variables],
         root_rank,

@@ -13,7 +13,10 @@ from collective.compat.names.estimator import ESTIMATORS
 _REDUCED = "inside scope() gradients are reduced once, and stay as they are"
 _STARTS = "inside scope() replicated variables are equal anyway; tables aren't broadcast"
 _AGREED = "inside scope() it waits for the ranks' agreement on the run"
-_ITSELF = "needs Horovod itself"
+_STANDS_IN = "collective.compat.horovod_stand_in"
+_GRAPHS = "needs Horovod itself, except in scripts of TensorFlow 2"
+_JSON = "in a script of TensorFlow 2; what JSON can hold"
+_MOMENTUM = "in a script of TensorFlow 2; corrects the momentum of legacy optimizers"
 
 HOROVOD = Framework(
     "horovod",
@@ -24,7 +27,7 @@ HOROVOD = Framework(
             same_numbers(f"hvd.{name}", f"horovod.tensorflow.{name}", note)
             for name, note in (
                 ("DistributedOptimizer", _REDUCED),
-                ("DistributedGradientTape", f"{_REDUCED}; {_ITSELF}"),
+                ("DistributedGradientTape", f"{_REDUCED}; {_GRAPHS}"),
             )
         ),
         *(
@@ -33,10 +36,40 @@ HOROVOD = Framework(
                 (("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _STARTS),
                 (("broadcast_variables",), _STARTS),
                 (("allreduce", "allgather", "broadcast"), _AGREED),
-                (("alltoall",), f"{_AGREED}; {_ITSELF}"),
+                (("alltoall",), f"{_AGREED}; needs Horovod itself"),
                 (("init", "rank", "size", "local_rank", "Compression"), ""),
             )
             for name in names
+        ),
+        works("hvd.broadcast_object", f"{_STANDS_IN}.training.broadcast_object", _JSON, "0.2.0"),
+        same_numbers(
+            "horovod.tensorflow.keras.DistributedOptimizer",
+            f"{_STANDS_IN}.keras.DistributedOptimizer",
+            "in a script of TensorFlow 2, the optimizer as it is: gradients are reduced once",
+            "0.2.0",
+        ),
+        *(
+            works(f"horovod.tensorflow.keras.{name}", f"{_STANDS_IN}.keras.{name}", note, "0.2.0")
+            for name, note in (
+                ("allreduce", "in a script of TensorFlow 2"),
+                ("allgather", "in a script of TensorFlow 2"),
+                ("broadcast", "in a script of TensorFlow 2"),
+                ("load_model", "in a script of TensorFlow 2; all ranks call it"),
+            )
+        ),
+        *(
+            make(
+                f"horovod.tensorflow.keras.callbacks.{name}",
+                f"{_STANDS_IN}.keras_callbacks.{name}",
+                note,
+                "0.2.0",
+            )
+            for make, name, note in (
+                (works, "BroadcastGlobalVariablesCallback", "tables are left alone"),
+                (works, "MetricAverageCallback", "logs are of all ranks without it"),
+                (same_numbers, "LearningRateWarmupCallback", _MOMENTUM),
+                (same_numbers, "LearningRateScheduleCallback", _MOMENTUM),
+            )
         ),
         refused(
             "tf.enable_eager_execution",

@@ -40,17 +40,54 @@ def sums(name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         ValueError: another rank's have other shapes or types.
         RankError: another rank does something else.
     """
-    said = barrier.exchange(
-        None, f"the sum of {name}", {"arrays": [f"{x.dtype} {list(x.shape)}" for x in arrays]}
-    )
-    for rank, each in enumerate(said):
-        if each["arrays"] != said[0]["arrays"]:
-            raise ValueError(
-                f"The sum of {name}: rank 0 has {said[0]['arrays']}, rank {rank} "
-                f"{each['arrays']}. Make the same on all ranks."
-            )
     # Of one rank by the other: numbers of types that no sum over ranks is made of.
-    return [sum(parts[1:], parts[0]) for parts in (list(x) for x in _exchanged(arrays, _gathered))]
+    of_ranks = parts(f"the sum of {name}", arrays)
+    return [sum(parts[1:], parts[0]) for parts in zip(*of_ranks)]
+
+
+def parts(
+    name: str, arrays: Sequence[np.ndarray], other_lengths: bool = False
+) -> list[list[np.ndarray]]:
+    """Returns each rank's `arrays`, in the order of the ranks.
+
+    Every rank calls it with as many arrays of the same types, and of the same shapes.
+
+    Args:
+        name: says what the ranks do; the same on every rank.
+        arrays: numbers of any shape.
+        other_lengths: whether the first dimensions may differ between ranks.
+
+    Raises:
+        ValueError: another rank's have other shapes or types.
+        RankError: another rank does something else.
+    """
+    if collectives.size() == 1:
+        return [list(arrays)]
+    said = barrier.exchange(None, name, {"shapes": [[str(x.dtype), *x.shape] for x in arrays]})
+    shapes = [each["shapes"] for each in said]
+    alike = [
+        [[shape[0], *shape[2:]] if other_lengths else shape for shape in each] for each in shapes
+    ]
+    for rank, each in enumerate(alike):
+        if each != alike[0]:
+            raise ValueError(
+                f"{name[:1].upper()}{name[1:]}: rank 0 has {_listed(shapes[0])}, rank {rank} "
+                f"{_listed(shapes[rank])}. Make the same on all ranks."
+            )
+    gathered = _exchanged([x.reshape(-1) for x in arrays], _gathered)
+    of_ranks: list[list[np.ndarray]] = [[] for _ in said]
+    for place, values in enumerate(gathered):
+        first = 0
+        for rank, each in enumerate(shapes):
+            shape = each[place][1:]
+            count = int(np.prod(shape, dtype=np.int64))
+            of_ranks[rank].append(values[first : first + count].reshape(shape))
+            first += count
+    return of_ranks
+
+
+def _listed(shapes: Sequence[Sequence[Any]]) -> list[str]:
+    return [f"{kind} {shape}" for kind, *shape in shapes]
 
 
 @contextlib.contextmanager
@@ -79,7 +116,9 @@ def of_all_ranks(name: str, states: Sequence[Any]) -> Iterator[None]:
 
 
 def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:
-    return collectives.allgather(x[None], name, 0)
+    if x.dtype == tf.bool:
+        return tf.cast(collectives.allgather(tf.cast(x, tf.uint8), name, 0), tf.bool)
+    return collectives.allgather(x, name, 0)
 
 
 def _exchanged(

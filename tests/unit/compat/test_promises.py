@@ -122,6 +122,17 @@ PROOFS = {
         "tests/ranks/train/test_horovod_wrappers.py::test_tapes",
         "DistributedGradientTape",
     ),
+    **{
+        f"horovod.tensorflow.keras.{name}": (
+            "tests/ranks/compat/test_horovod_in_version_2.py::test_fit",
+            name.rpartition(".")[2],
+        )
+        for name in (
+            "DistributedOptimizer",
+            "callbacks.LearningRateWarmupCallback",
+            "callbacks.LearningRateScheduleCallback",
+        )
+    },
 }
 
 
