@@ -5,6 +5,7 @@
 Runs each setting with all tables sharded by rows, and with all of them replicated; prints the least
 and the median milliseconds of a step next to the predicted ones, the rank correlation (Spearman's)
 of predicted and measured, and how often the planner's order of the two placements is the real one.
+The planner knows the machine as `placement='auto'` does: by what the ranks measure, or have kept.
 Ids are drawn equally likely, as the planner assumes. Give the machine nothing else to do.
 """
 
@@ -21,8 +22,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
-from collective.planner.machines import Machines
-from collective.planner.published import CPU
+from collective.plan import job_machines
 from collective.planner.step_model import StepModel
 from collective.planner.workload import PLACEMENTS, TableWork, Workload
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
     arguments = parser.parse_args()
     strategy = CollectiveStrategy()
-    machines = Machines(CPU, strategy.world_size())
+    machines = job_machines.agree("").machines
     is_first = strategy.rank() == 0
     if is_first:
         print("| setting | placement | least | median | predicted |\n" + 5 * "|---" + "|")

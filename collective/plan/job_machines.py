@@ -1,13 +1,15 @@
 """Describes this job's machines for the planner, and lets all ranks agree on what they plan by.
 
-Rank 0's answer counts: its file of tables, its figures. So all ranks choose the same placements
-even if their files or hosts differ.
+Rank 0's answer counts: its file of tables, the figures that its host keeps. If it keeps none, all
+ranks measure them (`machine_rates.py`). So all ranks choose the same placements even if their files
+or hosts differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -16,11 +18,14 @@ from collective.coordination import barrier
 from collective.job.machine import memory_bytes
 from collective.ops import kernel_device
 from collective.ops.communication import collectives, hierarchy, membership
+from collective.plan import machine_rates
 from collective.planner import published, tables_file
 from collective.planner.machines import Device, Figure, Machines
 from collective.tables.automatic_placement import AUTOMATIC, Basis
 
 THIS_JOB = "this job"  # in strategy.plan(devices=…)
+# What this job has measured, by the names of figures; the same on all ranks.
+_MEASURED: dict[str, Figure] = {}
 WITHOUT_FILE = "with assumed ids, one of each table in a sample"
 
 
@@ -38,6 +43,7 @@ def agree(file: str) -> Basis:
     own: dict[str, Any] = {}
     if collectives.rank() == 0:
         own = {"machines": dataclasses.asdict(of_job()), **_read(file)}
+        own["measure"] = collectives.size() > 1 and _is_to_measure()
     what = "chooses the placements of tables" + (f" by {file}" if file else "")
     first = barrier.exchange(None, what, own)[0]
     if "problem" in first:
@@ -56,7 +62,9 @@ def agree(file: str) -> Basis:
     elif file:
         workload = tables_file.parse(first["text"], file).workload()
         source = f"by {file}"
-    machines = Machines.of_dict(first["machines"])
+    if first["measure"]:
+        _MEASURED.update(machine_rates.measured())
+    machines = _with(Machines.of_dict(first["machines"]), _MEASURED)
     return Basis(machines, workload, f"{source}; for {machines.name}")
 
 
@@ -78,22 +86,46 @@ def _read(file: str) -> dict[str, Any]:
 def of_job() -> Machines:
     """Returns this job's machines, as this rank sees them; ranks of equal hosts see the same.
 
-    Their figures are those of devices of their kind. CPU ranks of several hosts have measured how
-    fast they send, when they started (`ops/communication/hierarchy.py`). Hosts with different
-    numbers of ranks are taken for as many hosts as there are ranks.
+    Figures of GPUs are those of devices of their kind. CPU ranks of several hosts have measured how
+    fast they send, when they started (`ops/communication/hierarchy.py`). The other figures of CPU
+    ranks are what this job has measured, or an earlier one on this host; until then, what was
+    measured elsewhere. Hosts with different numbers of ranks are taken for as many hosts as there
+    are ranks.
     """
     process = membership.place()
     hosts = process.size // process.local_size if process.local_size else process.size
     if hosts * process.local_size != process.size:
         hosts = process.size
-    return Machines(_device(process.local_size), process.size, hosts)
+    machines = Machines(_device(process.local_size), process.size, hosts)
+    return _with(machines, _MEASURED or machine_rates.kept()) if _has_cpus() else machines
+
+
+def measured() -> Machines:
+    """Returns the machines of a job of one rank, which measures what no file keeps."""
+    if collectives.size() == 1 and _is_to_measure():
+        _MEASURED.update(machine_rates.measured())
+    return of_job()
+
+
+def _is_to_measure() -> bool:
+    return _has_cpus() and not _MEASURED and not machine_rates.kept()
+
+
+def _with(machines: Machines, figures: Mapping[str, Figure]) -> Machines:
+    changes: dict[str, Any] = dict(figures)
+    return dataclasses.replace(machines, device=dataclasses.replace(machines.device, **changes))
+
+
+def _has_cpus() -> bool:
+    """Tells whether ranks compute with CPUs."""
+    return kernel_device.chosen() == "cpu" or not tf.config.list_physical_devices("GPU")
 
 
 def _device(local_size: int) -> Device:
     """Returns this rank's device."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if kernel_device.chosen() != "cpu" and gpus:
-        name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
+    if not _has_cpus():
+        first = tf.config.list_physical_devices("GPU")[0]
+        name = tf.config.experimental.get_device_details(first).get("device_name", "")
         return published.named(name)
     memory = Figure(memory_bytes() / max(local_size, 1), "measured", "this host's, by its ranks")
     device = dataclasses.replace(published.CPU, memory=memory)

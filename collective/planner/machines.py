@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from collective.ops.counting import counted
 
-Origin = Literal["published", "measured", "given", "assumed"]
+Origin = Literal["published", "measured", "kept", "given", "assumed"]
 RANKS_OF_HOST = 8  # where it isn't said
 
 
@@ -24,8 +24,8 @@ class Figure:
 
     Attributes:
         value: the number; bytes, seconds, or one of these per second.
-        origin: who says so.
-        source: where it is published or measured, or why it is assumed.
+        origin: who says so; 'kept' is measured by an earlier job on this host.
+        source: where it is published, measured or kept, or why it is assumed.
     """
 
     value: float

@@ -144,7 +144,7 @@ def plan_for(
             raise ValueError(
                 f"plan(hosts={hosts}): the hosts of {devices!r} are known. Leave it out."
             )
-        machines = job_machines.of_job()
+        machines = job_machines.measured()
     else:
         machines = published.cluster(devices, hosts)
     described = graph_workload.of_graph(graph, session)

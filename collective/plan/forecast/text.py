@@ -153,9 +153,9 @@ def _value(name: str, figure: Figure) -> str:
     if not unit:
         return f"{value:g}"
     if unit == "s":
-        return f"{1e6 * value:g} µs"
+        return f"{1e6 * value:.3g} µs"
     if unit == "FLOP/s":
-        return f"{value / 1e12:g} TFLOP/s"
+        return f"{value / 1e12:.3g} TFLOP/s"
     return in_bytes(value) + unit[1:]
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
+from collective.plan import job_machines
 from collective.plan.__main__ import main as plan_command
 from collective.plan.forecast import text
 from collective.planner import tables_file
@@ -45,7 +46,9 @@ def build(strategy, rank):
     return tf.reduce_mean(tf.square(tf.matmul(tf.concat(rows, 1), weight) - 1))
 
 
-def test_a_step_is_what_was_measured(strategy, rank, size, folder, capsys):
+def test_a_step_is_what_was_measured(strategy, rank, size, folder, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.setattr(job_machines, "_MEASURED", {})
     options = {"profile": folder, "profile_steps": (3, 4)}
     with strategy.scope(plan="quiet", **options), tf.Graph().as_default():
         train = collective.train.LazyAdamOptimizer(0.1).minimize(build(strategy, rank))
@@ -57,6 +60,8 @@ def test_a_step_is_what_was_measured(strategy, rank, size, folder, capsys):
         here = strategy.plan(devices="16 x A100", hosts=4)
         here_now, described = strategy.plan(devices="this job"), strategy.plan()
     assert here_now.forecast.machines.ranks == size
+    origin = here_now.forecast.machines.device.flops.origin
+    assert ("when this job started" in str(here_now)) == (size == 1) and origin == "measured"
     known = StepModel(here_now.described.workload, here_now.forecast.machines)
     placed = {table.name: table.placement for table in described.tables}
     predicted = text.milliseconds(known.step(placed).seconds)

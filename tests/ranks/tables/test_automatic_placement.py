@@ -8,7 +8,9 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError, TablePolicy
-from collective.plan import job_machines
+from collective.coordination import barrier
+from collective.plan import job_machines, machine_rates
+from collective.planner.published import CPU
 from collective.tables.automatic_placement import AUTOMATIC
 from collective.tables.table import Table
 from tests.ranks import exports, reference
@@ -27,10 +29,11 @@ tables:
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
-    """Lets ranks agree again in each case."""
+def forgotten(monkeypatch):
+    """Lets ranks agree again in each case, on figures that aren't measured."""
     AUTOMATIC._bases.clear()
     AUTOMATIC._of_file.clear()
+    monkeypatch.setattr(job_machines, "_MEASURED", {"memory_rate": CPU.memory_rate})
 
 
 @pytest.fixture
@@ -120,6 +123,29 @@ def test_rank_0_decides(strategy, rank, folder, monkeypatch):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         tables = build(strategy, "auto:common.yml")
     assert [isinstance(table, Table) for table in tables] == [False, False, True]
+
+
+def test_machines_are_measured_once(strategy, rank, size, folder, monkeypatch):
+    """All ranks get the same figures: rank 0's host keeps them, whatever the others keep."""
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{folder}/of rank {rank}")
+    agreed = []
+    for origin in ("measured", "kept"):
+        monkeypatch.setattr(job_machines, "_MEASURED", {})
+        figures = job_machines.agree("").machines.device.figures()
+        assert {name for name, figure in figures.items() if figure.source.endswith("started")} == (
+            {"memory_rate", "flops", "within_wait", "within_rate"}
+            if origin == "measured"
+            else set()
+        )
+        assert {figures[name].origin for name in ("memory_rate", "within_rate")} == {origin}
+        assert machine_rates.file().exists() == (rank == 0)
+        agreed.append({name: figure.value for name, figure in figures.items()})
+        # A later start measures nothing.
+        monkeypatch.setattr(machine_rates, "_measure", lambda: pytest.fail("measures again"))
+    everyones = barrier.exchange(None, "compares figures", {"agreed": agreed})
+    assert all(each == everyones[0] for each in everyones) and agreed[0] == agreed[1]
+    assert 1e7 < agreed[0]["within_rate"] < 1e12 and 1e-7 < agreed[0]["within_wait"] < 0.1
+    assert 1e7 < agreed[0]["memory_rate"] < 1e12 and 1e8 < agreed[0]["flops"] < 1e14
 
 
 def test_what_cannot_be_chosen(strategy, rank, folder):

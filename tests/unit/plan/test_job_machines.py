@@ -10,6 +10,11 @@ from collective.ops.communication.membership import Process
 from collective.plan import job_machines
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "process, hosts",
     [
