@@ -138,7 +138,8 @@ def reduce_gradients(
     # By name: ranks may have made their variables in any order.
     for places in (dense, sparse):
         places.sort(key=lambda i: str(xs[i].name))
-    everyones = slice_means.mean_slices([(str(xs[i].name), gradients[i]) for i in sparse])
+    own = [(str(xs[i].name), gradients[i]) for i in sparse]
+    everyones = slice_means.mean_slices(own)
     for i, slices in zip(sparse, everyones):
         reduced[i] = slices
     matrices = _matrices([(gradients[i], xs[i]) for i in sparse])
@@ -153,6 +154,8 @@ def reduce_gradients(
     )
     for i, mean in zip(dense, means):
         reduced[i] = mean
+    if not matrices:
+        slice_means.note_sums(own, everyones)
     for slices, each, mean in zip(everyones, matrices, means[len(dense) :]):
         each.mean = mean
         slice_means.note(slices, each)

@@ -10,8 +10,8 @@ distinct, and row bytes r = D * size:
     'replicated'   the rank looks up itself: r n. Its gradient travels
                    - as a matrix in the allreduce of the dense gradients, if the matrices of all
                      replicated tables have no more than `MATRIX_ELEMENTS` numbers together,
-                   - else as n slices, which an allgather brings to all ranks, and which all ranks
-                     sum and apply.
+                   - else as u rows, each with its rank's sum, which an allgather brings to all
+                     ranks, and which all ranks sum and apply.
                    TensorFlow's operations take some time for each id, as `Device.id_time` says.
 
 To these are added the network (6 operations per parameter and sample; its allreduce), a wait for
@@ -43,9 +43,9 @@ MATRIX_ELEMENTS = 1 << 18
 KEY_BYTES = 8
 NETWORK_BYTES = 4  # of a number of the network
 CACHED = 4.0
-# A slice that comes from all ranks is made unique, summed, and applied by an operation each; one
-# that becomes a part of a matrix is added once.
-SLICE_WORK = 5
+# A row that comes from all ranks is made unique, summed, and applied by an operation each; a slice
+# is made unique and summed before it travels; one that becomes a part of a matrix is added once.
+RECEIVED_WORK, SENT_WORK = 5, 2
 # Operations that a step runs, and those for each table by its placement: in a group all tables
 # share the exchange's, a replicated table has TensorFlow's own.
 STEP_STARTS, ROWS_STARTS, REPLICATED_STARTS = 60, 3, 18
@@ -179,9 +179,9 @@ class StepModel:
         machines, ranks = self.machines, self.machines.ranks
         ids = self.samples * table.ids
         row = self._touched(table.weight_bytes)
-        slices = ids * ranks
         distinct = table.distinct_of(ids)
-        updated = distinct_of_equally_likely(distinct * ranks, table.rows)
+        received = distinct * ranks
+        updated = distinct_of_equally_likely(received, table.rows)
         memory = (
             KEY_BYTES * ids * 2
             + row * 3 * _read(ids, distinct)
@@ -193,10 +193,12 @@ class StepModel:
             matrix = table.elements * TYPE_BYTES[table.type]
             memory += row * _read(ids, distinct) + 4 * matrix  # zeros, sums, the mean, its rows
             return Parts(memory=self._memory(memory), dense=self._allreduce(matrix), starts=starts)
-        memory += (row + KEY_BYTES) * 4 * slices  # received, sorted, summed
-        starts += SLICE_WORK * slices * machines.device.id_time.value
-        received = (table.weight_bytes + KEY_BYTES) * ids * (ranks - 1)
-        return Parts(memory=self._memory(memory), exchange=machines.ring(received), starts=starts)
+        memory += row * _read(ids, distinct)  # sums before they travel
+        memory += (row + KEY_BYTES) * 4 * received  # received, sorted, summed
+        work = SENT_WORK * ids + RECEIVED_WORK * received
+        starts += work * machines.device.id_time.value
+        travelling = (table.weight_bytes + KEY_BYTES) * distinct * (ranks - 1)
+        return Parts(memory=self._memory(memory), exchange=machines.ring(travelling), starts=starts)
 
     def _update(self, table: TableWork, updated: float, here: float) -> float:
         """Returns the bytes that an update reads and writes."""

@@ -3,11 +3,15 @@
 A script gets the slices of all ranks, which travel by one allgather per type. No slices are added
 up: a norm of them counts each occurrence, as in plain TensorFlow.
 
-An optimizer adds up the slices of a row before anything else. If it gets them unchanged, and the
-variable is small, it gets the rows of the mean instead. They travel as a matrix in the allreduce of
-the step's dense gradients:
+An optimizer adds up the slices of a row before anything else. If it gets them unchanged, fewer
+bytes travel. The mean of small variables is a matrix in the allreduce of the step's dense
+gradients, and the optimizer gets its rows:
 
     slices ──► matrix, and how many slices each row has ──► allreduce ──► rows with slices
+
+Of other variables each rank sends each of its rows once, by one allgather per type:
+
+    slices ──► each row's sum ──► allgather ──► the ranks' sums, divided by N
 
 Runs that also read the slices of all ranks still get them.
 """
@@ -15,10 +19,11 @@ Runs that also read the slices of all ranks still get them.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -56,19 +61,44 @@ class SliceMean:
 
 
 @dataclasses.dataclass
+class RankSums:
+    """Stands for gradients of which each rank may send each row once.
+
+    Attributes:
+        own: (name, this rank's slices) of each gradient, in the same order on every rank.
+        everyones: the slices of all ranks, which a script gets.
+        sums: what an optimizer gets instead, by the names of everyone's values; None until the
+            first is asked for.
+    """
+
+    own: Sequence[tuple[str, tf.IndexedSlices]]
+    everyones: Sequence[tf.IndexedSlices]
+    sums: dict[str, tf.IndexedSlices] | None = None
+
+
+@dataclasses.dataclass
 class SliceMeans:
-    """Records the means of a graph that may travel as matrices, by the names of the values."""
+    """Records what an optimizer may get instead of everyone's slices, by the values' names.
+
+    Attributes:
+        by_values: the means of a graph that may travel as matrices.
+        sums_by_values: gradients of which each rank may send each row once.
+    """
 
     by_values: dict[str, SliceMean] = dataclasses.field(default_factory=dict)
+    sums_by_values: dict[str, RankSums] = dataclasses.field(default_factory=dict)
 
 
-def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.IndexedSlices]:
+def mean_slices(
+    gradients: Sequence[tuple[str, tf.IndexedSlices]], once: bool = False
+) -> list[tf.IndexedSlices]:
     """Returns the slices of all ranks, divided by N.
 
     Half-precision values travel in float32.
 
     Args:
         gradients: (name, slices), in the same order on every rank.
+        once: adds up each rank's slices of a row before they travel.
     """
     if not gradients:
         return []
@@ -83,14 +113,14 @@ def mean_slices(gradients: Sequence[tuple[str, tf.IndexedSlices]]) -> list[tf.In
     out = list(every)
     for dtype, places in by_type.items():
         own = [every[i] for i in places]
-        for i, slices in zip(places, _everyones(own, dtype, f"{name}.{dtype.name}", zero)):
+        for i, slices in zip(places, _everyones(own, dtype, f"{name}.{dtype.name}", zero, once)):
             out[i] = slices
     note_replicated(x for slices in out for x in (slices.values, slices.indices))
     return out
 
 
 def _everyones(
-    own: Sequence[tf.IndexedSlices], dtype: tf.DType, name: str, zero: tf.Tensor
+    own: Sequence[tf.IndexedSlices], dtype: tf.DType, name: str, zero: tf.Tensor, once: bool
 ) -> list[tf.IndexedSlices]:
     """Returns the slices of all ranks for each of G gradients, by one allgather.
 
@@ -98,12 +128,15 @@ def _everyones(
     values.
     """
     ranks, gradients = collectives.size(), len(own)
-    counts = tf.stack([tf.size(slices.indices, out_type=tf.int64) for slices in own])
-    means = [tf.cast(slices.values, dtype) / tf.cast(ranks, dtype) for slices in own]
+    sent = [(tf.cast(slices.values, dtype), slices.indices) for slices in own]
+    if once:
+        sent = [shard_gradients.summed(values, indices) for values, indices in sent]
+    counts = tf.stack([tf.size(indices, out_type=tf.int64) for _, indices in sent])
+    means = [values / tf.cast(ranks, dtype) for values, _ in sent]
     widths = tf.stack([tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.int64) for x in means])
     message = [
         _as_numbers(counts, dtype),
-        *(_as_numbers(tf.cast(slices.indices, tf.int64), dtype) for slices in own),
+        *(_as_numbers(tf.cast(indices, tf.int64), dtype) for _, indices in sent),
         *(tf.reshape(x, [-1]) for x in means),
     ]
     received = collectives.allgather(tf.concat(message, 0), name, zero)
@@ -176,31 +209,75 @@ def note(everyones: tf.IndexedSlices, mean: SliceMean) -> None:
     means.by_values[everyones.values.name] = mean
 
 
+def note_sums(
+    own: Sequence[tuple[str, tf.IndexedSlices]], everyones: Sequence[tf.IndexedSlices]
+) -> None:
+    """Notes that `everyones`, which a script gets, may travel with each row of a rank once.
+
+    Args:
+        own: what `mean_slices` was given.
+        everyones: what it returned.
+    """
+    rank_sums = RankSums(own, everyones)
+    for slices in everyones:
+        means = graph_state.of(slices.values.graph, SliceMeans)
+        means.sums_by_values[slices.values.name] = rank_sums
+
+
 def of_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns what an optimizer gets for a gradient: if possible the mean's rows, each once.
+    """Returns what an optimizer gets for a gradient: if possible the mean's rows, each once, or
+    each rank's rows, each once.
 
     It is possible if nobody has changed the slices of all ranks: the gradient holds them as they
     are.
     """
     graph = tf.get_default_graph()
-    mean = graph_state.of(graph, SliceMeans).by_values.get(gradient.values.name)
-    if mean is None or not graphs.is_outside(graph):
+    means = graph_state.of(graph, SliceMeans)
+    mean = means.by_values.get(gradient.values.name)
+    rank_sums = means.sums_by_values.get(gradient.values.name)
+    if not graphs.is_outside(graph):
         return gradient
+    if mean is not None:
+        return _mean_of(mean, gradient)
+    return gradient if rank_sums is None else _sums_of(rank_sums, gradient)
+
+
+def _mean_of(mean: SliceMean, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     if mean.rows is None:
-        if gradient.values.consumers() or gradient.indices.consumers():
+        if _is_read(gradient):
             return gradient
-        if mean.given.op._id <= seen_operations.last(graph):
+        if mean.given.op._id <= seen_operations.last(mean.given.graph):
             return gradient
-        # Without the dependencies that a script gives its updates, which may wait for the
-        # allreduce.
-        with (
-            graphs.open_for_changes(graph),
-            graphs.outside(),
-            device_scopes.anywhere(),
-            tf.name_scope("collective/slices/"),
-        ):
+        with _outside_scripts(mean.given.graph):
             mean.rows = _rows_of(mean, gradient)
     return mean.rows
+
+
+def _sums_of(rank_sums: RankSums, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    if rank_sums.sums is None:
+        pairs = zip(rank_sums.own, rank_sums.everyones)
+        unread = [(own, slices) for own, slices in pairs if not _is_read(slices)]
+        with _outside_scripts(gradient.values.graph):
+            sums = mean_slices([own for own, _ in unread], once=True)
+        rank_sums.sums = {slices.values.name: sum_ for (_, slices), sum_ in zip(unread, sums)}
+    return rank_sums.sums.get(gradient.values.name, gradient)
+
+
+def _is_read(slices: tf.IndexedSlices) -> bool:
+    return bool(slices.values.consumers() or slices.indices.consumers())
+
+
+@contextlib.contextmanager
+def _outside_scripts(graph: tf.Graph) -> Iterator[None]:
+    """Makes operations without the dependencies that a script gives its updates, which may wait for
+    the allreduce."""
+    with (
+        graphs.open_for_changes(graph),
+        graphs.outside(),
+        device_scopes.anywhere(),
+        tf.name_scope("collective/slices/"),
+    ):
+        yield
 
 
 def _rows_of(mean: SliceMean, gradient: tf.IndexedSlices) -> tf.IndexedSlices:

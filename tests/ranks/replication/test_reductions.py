@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.ops.exchange import slice_means
 from tests.ranks import grouped
 
 V, D, B = 13, 3, 6
@@ -91,6 +92,65 @@ def test_slices_of_all_ranks_are_those_of_one_process(strategy, rank, size, opti
     for a, b in zip(got, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_rank_sends_each_row_of_large_embeddings_once(strategy, rank, size, reads, monkeypatch):
+    """What a script reads are all slices; of the other gradients ranks send sums of rows."""
+    monkeypatch.setattr(slice_means, "MOST_ELEMENTS", 0)
+    dtypes = (tf.float32, tf.float16)
+
+    def trained(tables, parts):
+        losses = [loss_of(tables, part) for part in parts]
+        optimizer = tf.train.AdagradOptimizer(0.1)
+        gradients = optimizer.compute_gradients(tf.add_n(losses) / len(losses), tables)
+        if reads:
+            clipped = tf.clip_by_norm(gradients[0][0].values, 100.0)
+            changed = tf.IndexedSlices(
+                clipped, gradients[0][0].indices, gradients[0][0].dense_shape
+            )
+            gradients[0] = (changed, gradients[0][1])
+        train = optimizer.apply_gradients(gradients)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(3):
+                session.run(train)
+            values = session.run(tables)
+            _, operations = grouped._traced(session, train, None)
+            names = {name for name, kind in operations if kind == "Allgather"}
+            sent = [
+                session.run(tf.size(op.inputs[0]))
+                for op in tf.get_default_graph().get_operations()
+                if op.name in names and "sparse_gradients" in op.name
+            ]
+        return values, sent
+
+    every = [np.concatenate([ids_of(r, size)[: B - r]] * 50) for r in range(size)]
+    with strategy.scope(), tf.Graph().as_default():
+        got, sent = trained(small_tables(strategy, 4, dtypes), [tf.constant(every[rank])])
+    with tf.Graph().as_default():
+        tables = [
+            tf.get_variable(
+                f"e{i:02}",
+                [V, D + i % 3],
+                dtypes[i % 2],
+                initializer=tf.random_uniform_initializer(seed=i),
+                use_resource=True,
+            )
+            for i in range(4)
+        ]
+        expected, _ = trained(tables, [tf.constant(part) for part in every])
+    for i, (a, b) in enumerate(zip(got, expected)):
+        np.testing.assert_allclose(a, b, rtol=[1e-5, 5e-3][i % 2], atol=[1e-7, 5e-3][i % 2])
+    if size == 1:
+        return
+    assert len(sent) == 1 + reads  # all types travel as float32
+    distinct = np.unique(every[rank]).size
+    heads = 2 * 4 + 2 * 4 * distinct  # how many rows each gradient has, and which
+    once = heads + distinct * sum(D + i % 3 for i in range(4))
+    if reads:
+        once -= 2 + distinct * (2 + D)  # the first one travels as slices, with all others
+    assert once in sent and (max(sent) > 10 * once) == reads
 
 
 def test_a_penalty_on_slices_is_that_of_all_ranks(strategy, rank, size):

@@ -56,16 +56,18 @@ def test_rows_worked_out_by_hand():
 
 
 def test_replicated_worked_out_by_hand():
-    """As a matrix, 2 * 3/4 of 100 * 17 numbers travel; as slices 3 * 250 of 64 + 8 bytes."""
+    """As a matrix, 2 * 3/4 of 100 * 17 numbers travel; as rows 3 times those of 250
+    draws, each of 64 + 8 bytes."""
     table = TableWork("t", 100, 16)
     model = StepModel(Workload((table,), 1000), Machines(device(), 4))
     matrix = model.table(table, "replicated", as_matrices=True)
     assert matrix.dense == pytest.approx(1.5 * 100 * 17 * 4 / 1e9)
     assert matrix.exchange == 0
-    slices = model.table(table, "replicated", as_matrices=False)
-    assert slices.exchange == pytest.approx(750 * 72 / 1e9)
-    assert slices.dense == 0
-    assert slices.memory > matrix.memory
+    sums = model.table(table, "replicated", as_matrices=False)
+    drawn = 100 * (1 - 0.99**250)
+    assert sums.exchange == pytest.approx(3 * drawn * 72 / 1e9)
+    assert sums.dense == 0
+    assert sums.memory > matrix.memory
 
 
 def test_collectives_of_a_step():
