@@ -1,5 +1,7 @@
 """Lookups of any tables, ids and ways of pooling share three all-to-alls; the numbers stay."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -382,3 +384,45 @@ def test_a_lookup_that_is_not_needed_makes_no_rows_of_a_dynamic_table(strategy, 
             assert session.run(totals) == [2 + size, 0]
             session.run(together)
             assert session.run(totals) == [2 + size, 2 + size]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_two_features_of_one_table_of_very_different_lengths(strategy, rank, size, dynamic):
+    """33 and 1,280 ids, many of them alike, and joined: each feature gets its own rows back."""
+    rng = np.random.default_rng(6)
+    runs = [(rng.integers(0, 50, 33), rng.integers(20, 70, 1280)) for _ in range(3)]
+    named = np.unique(np.concatenate([ids for run in runs for ids in run]))
+
+    def trained(embedding_scope, rows):
+        short, long = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None])
+        with embedding_scope():
+            table = tf.get_variable(
+                "t", [rows, 3], initializer=tf.constant_initializer(0.5)
+            )  # a constant: a dynamic table has it, too
+        first = tf.nn.embedding_lookup(table, short)
+        second = tf.nn.embedding_lookup(table, long)
+        # Each id has a target of its own: a row in the wrong place changes the loss.
+        losses = [
+            tf.reduce_mean(tf.square(x - factor * tf.cast(ids[:, None], tf.float32)))
+            for x, ids, factor in ((first, short, 0.1), (second, long, -0.05))
+        ]
+        train = tf.train.AdagradOptimizer(0.3).minimize(tf.add_n(losses))
+        out = []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for run in runs:
+                feed = dict(zip((short, long), run))
+                *seen, _ = session.run([first, second, train], feed)
+                out.append(seen)
+            out.append(session.run(tf.nn.embedding_lookup(table, named)))
+        return out
+
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        *seen, got = trained(strategy.embedding_scope, None if dynamic else 70)
+    with tf.Graph().as_default():
+        *plain_seen, want = trained(contextlib.nullcontext, 70)
+    # All ranks train on the same batch: the mean of their losses is one rank's.
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    for rows, plain_rows in zip(seen, plain_seen):
+        for x, y in zip(rows, plain_rows):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)

@@ -326,3 +326,47 @@ def test_lookups_of_a_replicated_table_exchange_nothing(strategy, rank, size):
     assert described.shard_rows == (V,) * size
     assert described.shard_bytes == (V * D * 4 * 3,) * size
     assert "replicated: nothing is exchanged" in plan.to_text(full=True)
+
+
+def test_tables_are_made_in_another_order_after_a_restore(strategy, rank, size, folder):
+    """Tables that one rank has whole are then on other ranks; each is restored by its name."""
+    kinds = {"a": "rows", "b": "whole", "c": "replicated", "d": "whole", "e": "rows"}
+    ids = np.arange(V)[:: 1 + rank]
+
+    def build(order, seed):
+        tables = {}
+        for name in order:
+            number = ord(name)
+            with strategy.embedding_scope(placement=kinds[name]):
+                rows = V + number % 3
+                tables[name] = reference.table(name, rows, D, seed + number)
+        with strategy.embedding_scope():
+            tables["f"] = collective.get_embedding_variable("f", D)
+        losses = [
+            tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids) - ord(name) / 100))
+            for name, t in tables.items()
+        ]
+        train = tf.train.AdagradOptimizer(0.1).minimize(tf.add_n(losses))
+        every = {n: tf.nn.embedding_lookup(t, np.arange(V)) for n, t in sorted(tables.items())}
+        return train, every
+
+    results = []
+    for start, order in enumerate(["abcde", "edcba", "cdaeb"]):
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            train, every = build(order, seed=100 * start)
+            saver = tf.train.Saver()
+            with tf.Session() as session:
+                if start == 0:
+                    session.run(tf.global_variables_initializer())
+                    session.run(train)
+                    saver.save(session, f"{folder}/m")
+                else:
+                    saver.restore(session, f"{folder}/m")
+                restored = session.run(every)
+                session.run(train)
+                results.append((restored, session.run(every)))
+        wait()
+    for there, then in results[1:]:
+        for name in results[0][0]:
+            np.testing.assert_array_equal(there[name], results[0][0][name], err_msg=name)
+            np.testing.assert_allclose(then[name], results[0][1][name], rtol=1e-5, err_msg=name)
