@@ -28,7 +28,7 @@ from collective.ops.counting import counted
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import graphs, training_flag
 from collective.scope import SCOPES
-from collective.tables import eager_lookups
+from collective.tables import eager_lookups, traced_lookups
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record
 from collective.tensorflow_internals.keras import package
@@ -391,16 +391,12 @@ def _refuse_options(action: str) -> None:
     Raises:
         NotImplementedError: one of them is given.
     """
-    options = SCOPES.options
-    option = None
-    if options.local_steps > 1:
-        option = f"local_steps={options.local_steps}"
-    elif options.mixed_precision == "float16":
-        option = "mixed_precision='float16'"
-    if option is not None:
+    traced_lookups.refuse_half_precision(action)
+    steps = SCOPES.options.local_steps
+    if steps > 1:
         raise NotImplementedError(
-            f"scope({option}) is for graphs, but {action} eagerly. Build the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`, or leave the option out."
+            f"scope(local_steps={steps}) is for graphs, but {action} eagerly. Build the model "
+            f"inside {traced_lookups.IN_GRAPH}, or leave the option out."
         )
 
 

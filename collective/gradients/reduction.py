@@ -33,6 +33,7 @@ from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import groups_of
 from collective.strategies.required_operations import required_operations
+from collective.tables import traced_lookups
 from collective.tables.table import Sharded, mark_shard, shard_view
 from collective.tables.updates import fused_updates
 from collective.tensorflow_internals.variables import variables
@@ -78,11 +79,18 @@ def refuse_eager_gradients(xs: Sequence[Any]) -> None:
 
     Raises:
         RuntimeError: a variable is among them, and execution is eager.
+        NotImplementedError: the same, in a dataset's function.
     """
     names = [str(x.name).partition(":")[0] for x in xs if isinstance(x, variables.Variable)]
     if names:
         others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
         action = f"the gradient with respect to the variable '{names[0]}'{others} is taken"
+        if graphs.is_of_dataset(tf.get_default_graph()):
+            raise NotImplementedError(
+                f"In a function of a tf.data.Dataset (a loop over it in a tf.function), {action}"
+                ". Ranks may have different numbers of batches, and would wait for each other. "
+                "Let the loop call a tf.function that takes the gradient."
+            )
         graphs.refuse_eager("scope()", action)
 
 
@@ -337,6 +345,8 @@ def reduce_tape(
     if graphs.is_eager():
         refuse_eager_gradients(tf.nest.flatten(sources))
         return original(tape, target, sources, *args, **kwargs)
+    if tf.executing_eagerly_outside_functions():
+        traced_lookups.refuse_half_precision("gradients are taken")
 
     def take(xs: Any = sources) -> Sequence[Any]:
         gradients = original(tape, target, xs, *args, **kwargs)

@@ -23,10 +23,10 @@ _for_dataset: list[bool] = [False]
 
 def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `func_graph.func_graph_from_py_func`: prepares the function's graph for ranks."""
-    if not tf.executing_eagerly():
-        return original(name, python_func, *args, **kwargs)
     if _for_dataset[-1]:
         return original(name, _of_dataset(python_func), *args, **kwargs)
+    if not tf.executing_eagerly():
+        return original(name, python_func, *args, **kwargs)
 
     def traced(*inner: Any, **options: Any) -> Any:
         graph = tf.get_default_graph()

@@ -37,25 +37,47 @@ def inside(table: Any, x: Any) -> Any:
 
     Raises:
         NotImplementedError: the table is sharded, and is looked up in a branch, a loop or a
-            function inside the traced one, or in a dataset's function.
+            function inside the traced one, or in a dataset's function; or scope() has an option
+            that is for graphs.
     """
     graph = tf.get_default_graph()
-    if not isinstance(table, Sharded) or not tf.executing_eagerly_outside_functions():
+    if not isinstance(table, Sharded):
         return x
     if graphs.is_of_dataset(graph):
         raise NotImplementedError(
             f"table '{table.op.name}' is looked up in a function of a tf.data.Dataset (map, "
-            "filter, …). TensorFlow calls it ahead of time, on each rank at times of its own, so "
-            "that ranks can't exchange rows there. Let the dataset return the ids, and look them "
-            "up in the model."
+            "filter, a loop over it inside a tf.function). TensorFlow calls it on each rank at "
+            "times of its own, so that ranks can't exchange rows there. Let the dataset return the "
+            "ids, and look them up in the model; let the loop call the tf.function."
         )
+    if not tf.executing_eagerly_outside_functions():
+        return x
+    refuse_half_precision(f"table '{table.op.name}' is looked up")
     if not graphs.is_traced(graph) and not is_scratch(graph):
         nested_calls.want_inlining(graph)
         where = "in a branch, a loop or a function that is inside a tf.function"
         if not graphs.is_traced(graphs.outermost(graph)):
             where = "in a tf.function that wasn't called inside `with strategy.scope():`"
-        _refuse(table, where, "Look it up directly in the tf.function that eager code calls")
+        advice = (
+            "Look it up before the branch or loop (all ids of a tf.map_fn at once), directly in "
+            "the tf.function that eager code calls; a loop over Python's range() is none"
+        )
+        _refuse(table, where, advice)
     return tf.nest.map_structure(tf.identity, x, expand_composites=True)
+
+
+def refuse_half_precision(action: str) -> None:
+    """Refuses an option of scope() that has an effect in sessions only.
+
+    Raises:
+        NotImplementedError: scope(mixed_precision=…) is in force.
+    """
+    precision = SCOPES.options.mixed_precision
+    if precision:
+        raise NotImplementedError(
+            f"scope(mixed_precision='{precision}') is for graphs, but {action} eagerly or in a "
+            f"tf.function. Build the model inside {IN_GRAPH}, or leave the option out."
+        )
 
 
 def _refuse(table: Sharded, where: str, advice: str) -> None:

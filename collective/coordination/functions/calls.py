@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from collective.coordination.agreement import (
     RUNNING,
     Header,
 )
-from collective.coordination.functions import stops
+from collective.coordination.functions import deciders, stops
 from collective.coordination.functions.answers import answer_of
 from collective.coordination.functions.eager_values import make_equal
 from collective.coordination.prepared_run import Membership, peers_are_idle
@@ -48,6 +48,7 @@ from collective.ops.graph import (
     graphs,
     training_flag,
 )
+from collective.tables import traced_lookups
 from collective.tables.table import is_replicated, shard_of
 
 CLOSED = (
@@ -73,6 +74,7 @@ class FunctionPlan:
         label: its description for the launcher.
         graph: the function's.
         executed: what a call executes.
+        chooses: whether ranks compare which branches they take.
     """
 
     description: str
@@ -84,6 +86,7 @@ class FunctionPlan:
     label: Label
     graph: Any
     executed: frozenset[tf.Operation]
+    chooses: bool = False
 
     @property
     def member(self) -> Membership:
@@ -124,12 +127,14 @@ class _Call:
         plan: the function's.
         started: whether it came to its agreement.
         is_refused: whether the ranks stop, as it found out there.
+        choices: what its branches and loops depend on.
         disagreement: the headers that kept the gate closed.
     """
 
     plan: FunctionPlan
     started: bool = False
     is_refused: bool = False
+    choices: tuple[str, ...] = ()
     disagreement: list[Header] | None = None
 
 
@@ -199,7 +204,8 @@ def close(graph: Any) -> None:
     """Gives a function that was traced to its end an agreement, if it has collectives.
 
     Raises:
-        NotImplementedError: ids depend on what is exchanged.
+        NotImplementedError: ids depend on what is exchanged; or ranks can't make sure that they
+            take the same branches, in which they exchange something.
     """
     gates = gates_of(graph)
     ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
@@ -216,29 +222,40 @@ def close(graph: Any) -> None:
     for check in gates.checks:
         if gates.level(check.bounds.op):
             gates.at(2)  # says why not
-    sources = [op for op in _sources(graph, executed) if not gates.level(op)]
-    before = graph_analysis.upstream([*sources, *(check.bounds.op for check in gates.checks)])
+    written = _writes(graph, executed)
+    updating = {op for op in written if op.type in deciders.BRANCHES and _updated(graph, [op])}
+    choices = deciders.compare(graph, executed, set(written), updating)
+    executed = graph_analysis.upstream(ends)
+    may_end = _sources(graph, executed)
+    sources = [op for op in may_end if not (gates.level(op) or op in updating)]
+    deciding = [x for tensors in choices.values() for x in tensors]
+    known = [x.op for x in (*deciding, *(check.bounds for check in gates.checks))]
+    before = graph_analysis.upstream([*sources, *known])
     with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
         with tf.name_scope("collective/agreement"):
             bounds = [check.bounds for check in gates.checks]
             header = tf.concat(bounds or [tf.zeros([0, 2], tf.int64)], 0)
             with tf.control_dependencies(sources):
-                agree = functools.partial(_agree, graph_state.of(graph, Plans))
-                agreed = tf.numpy_function(agree, [header], tf.int32, stateful=True)
+                plans = graph_state.of(graph, Plans)
+                counts = {name: len(tensors) for name, tensors in choices.items()}
+                agree = functools.partial(_agree, plans, counts)
+                agreed = tf.numpy_function(agree, [header, *deciding], tf.int32, stateful=True)
                 agreed.set_shape([])
     zero.op._update_input(0, agreed)
-    written = _writes(graph, executed)
     own = [op for op in graph.get_operations() if collectives.is_scripts_own(op)]
     for op in [*written, *own]:
-        if op not in before and not gates.level(op):
+        # What a branch does by itself doesn't wait for all that the branch gets.
+        if op not in before and (op.type in graph_analysis.CALLS or not gates.level(op)):
             op._add_control_input(zero.op)
     gates.changed()
-    plan = _plan(graph, executed, written)
+    plan = dataclasses.replace(_plan(graph, executed, written), chooses=bool(choices))
     graph_state.of(graph, Plans).plan = plan
     _note_step(graph, executed, plan.trains)
 
 
 def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
+    if trains:
+        traced_lookups.refuse_half_precision(f"the function '{graph.name}' trains")
     training_flag.set_in_function(graph, trains)
     plans = graph_state.of(graph, Plans)
     plans.step = stops.Step(trains, run_analysis.takes_batch(executed))
@@ -397,18 +414,31 @@ def make_variables_equal(
         variable._collective_equal = True
 
 
-def _agree(own: Plans, bounds: np.ndarray) -> np.ndarray:
+def _agree(
+    own: Plans, choices: Mapping[str, int], bounds: np.ndarray, *deciding: np.ndarray
+) -> np.ndarray:
     """Exchanges headers with the peers: an operation of the function.
 
     Args:
         own: the function's.
+        choices: branches and loops that all ranks have to take alike, and on how many of `deciding`
+            each depends.
         bounds: [n, 2], the smallest and the largest of the values that the checks compare.
+        deciding: what they depend on.
     """
     if not _current or _current[-1].plan is not own.plan:
         raise RuntimeError(CLOSED)
     call, ranks = _current[-1], coordinator.instance()
     call.started = True
+    values = iter(deciding)
+    call.choices = tuple(
+        f"{name} depends on {', '.join(_shown(next(values)) for _ in range(count))}"
+        for name, count in choices.items()
+    )
     header, signature = _header(call.plan, bounds), call.plan.signature
+    if choices and header.status == RUNNING:
+        digest = hashlib.blake2b(str(call.choices).encode(), digest_size=8).digest()
+        header = dataclasses.replace(header, id=int.from_bytes(digest, "little") >> 1)
     headers = ranks.exchange_headers(header)
     while header.status == RUNNING and peers_are_idle(headers, signature):
         if own.is_refused:
@@ -419,10 +449,34 @@ def _agree(own: Plans, bounds: np.ndarray) -> np.ndarray:
     if any(
         h.status not in (RUNNING, IDLE) or h.session != NUMBER or h.signature != signature
         for h in headers
-    ):
+    ) or _choose_differently(headers):
         call.disagreement = headers
         raise RuntimeError("the ranks do not agree on this call")
     return np.array(0, np.int32)
+
+
+def _choose_differently(headers: Sequence[Header]) -> bool:
+    """Tells whether ranks that run would take different branches, or turns of a loop."""
+    return len({h.id for h in headers if h.status == RUNNING}) > 1
+
+
+def _differences(plan: FunctionPlan, said: Sequence[dict[str, Any]]) -> str:
+    """Says by what ranks would take different branches."""
+    choices = [each["made"] for each in said]
+    differing = [named for named in zip(*choices) if len(set(named)) > 1]
+    named = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(differing[0]))
+    return (
+        f"A rank {plan.description}, and ranks would exchange or update something in different "
+        f"branches or turns of a loop: {named}. Let that depend on what is the same on all ranks."
+    )
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for people; a large one is told apart from others by a digest."""
+    value = np.asarray(value)
+    if value.size == 1:
+        return str(value.item())
+    return hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
 
 
 def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
@@ -444,12 +498,16 @@ def _error_for_all(ranks: Any, call: _Call, error: tf.errors.OpError) -> BaseExc
     if call.is_refused:
         return stops.error()
     if call.disagreement is not None:
-        return _judged(ranks, plan, call.disagreement) or error
+        verdict = _judged(ranks, plan, call.disagreement)
+        if verdict is None and _choose_differently(call.disagreement):
+            verdict = RankError(_differences(plan, ranks.channel.texts({"made": call.choices})))
+        return verdict or error
     if call.started:
         ranks.broken = error = coordinator.failure_half_way(error)
         return error
     if isinstance(error, tf.errors.OutOfRangeError):
-        answer = None if plan.trains else answer_of(plan.graph, plan.shared)
+        answerable = not (plan.trains or plan.chooses)
+        answer = answer_of(plan.graph, plan.shared) if answerable else None
         if answer is not None:
             return _answer_until_all_end(ranks, call, answer, error)
         headers = ranks.exchange_headers(plan.header(ENDED, 0 if plan.trains else EVALUATING))

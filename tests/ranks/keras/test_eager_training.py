@@ -284,7 +284,8 @@ def test_what_one_rank_refuses_all_refuse(strategy, rank, size):
                 use(gradient)
         with pytest.raises(NotImplementedError, match="leave the argument out"):
             tape.gradient(loss, weights[0], unconnected_gradients="zero")
-        for option in ({"local_steps": 2}, {"mixed_precision": "float16"}):
+        half = {"mixed_precision": "float16"}, {"mixed_precision": "bfloat16"}
+        for option in ({"local_steps": 2}, *half):
             with strategy.scope(**option):
                 for refused in (
                     lambda: tape.gradient(loss, weights),

@@ -375,6 +375,52 @@ def test_a_lookup_in_a_datasets_function_is_refused(strategy, rank, size):
         assert float(in_function(tf2.constant([rank, 2]))) == 6
 
 
+def test_a_lookup_in_a_datasets_function_of_a_graph_is_refused(strategy):
+    v1 = tf2.compat.v1
+    with strategy.scope(), v1.Graph().as_default():
+        with strategy.embedding_scope():
+            static = v1.get_variable("static", [20, 3])
+            dynamic = v1.get_variable("dynamic", [None, 3])
+        ids = v1.data.Dataset.range(6).batch(2)
+        for look_up in (
+            lambda x: tf2.gather(static, x),
+            lambda x: tf2.nn.embedding_lookup(dynamic, x),
+            lambda x: tf2.cond(x[0] > 0, lambda: tf2.gather(static, x), lambda: tf2.zeros([2, 3])),
+        ):
+            with pytest.raises(NotImplementedError, match=r"in a function of a tf.data.Dataset"):
+                ids.map(look_up)
+        batch = v1.data.make_one_shot_iterator(ids.map(lambda x: x + 1)).get_next()
+        rows = tf2.gather(static, batch)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            assert session.run(rows).shape == (2, 3)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_half_precision_is_for_graphs(strategy, precision):
+    """A function would compute in float32 without a word."""
+    weight = tf2.Variable(2.0)
+    with strategy.scope(mixed_precision=precision):
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(20, 3, embeddings_initializer="ones")
+            layer.build([None])
+
+        @tf2.function
+        def train():
+            with tf2.GradientTape() as tape:
+                loss = weight**2
+            new.SGD(0.1).apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        for call in (
+            lambda: layer(tf2.constant([1])),
+            tf2.function(lambda: layer(tf2.constant([1]))),
+            train,
+        ):
+            with pytest.raises(NotImplementedError, match=f"'{precision}'.* is for graphs, but"):
+                call()
+    assert float(weight) == 2
+
+
 def test_a_lookup_in_a_py_function_is_refused(strategy, rank, size):
     """Its thread would wait for the call that waits for it."""
     ids = tf2.constant([1, 2])
