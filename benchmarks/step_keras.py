@@ -58,12 +58,14 @@ class Clicks(tf.keras.Model):
 
 
 def _layers(units: tuple[int, ...], last: str | None) -> Any:
-    starts = [tf.compat.v1.glorot_uniform_initializer(seed=i) for i in range(len(units))]
+    def start_of(layer: int) -> Callable[..., Any]:
+        return lambda shape, dtype=None, **_: tf.constant(step_model.first_kernel(layer, *shape))
+
     activations = ["relu"] * (len(units) - 1) + [last]
     return tf.keras.Sequential(
         [
-            tf.keras.layers.Dense(size, activation, kernel_initializer=start)
-            for size, activation, start in zip(units, activations, starts)
+            tf.keras.layers.Dense(size, activation, kernel_initializer=start_of(layer))
+            for layer, (size, activation) in enumerate(zip(units, activations))
         ]
     )
 

@@ -178,7 +178,7 @@ def _layers(x: tf.Tensor, units: tuple[int, ...], name: str, last: Any) -> tf.Te
             f"{name}_{i}/kernel",
             [x.shape[1], width],
             use_resource=True,
-            initializer=tf.glorot_uniform_initializer(seed=i),
+            initializer=tf.constant_initializer(first_kernel(i, int(x.shape[1]), width)),
         )
         bias = tf.get_variable(
             f"{name}_{i}/bias", [width], use_resource=True, initializer=tf.zeros_initializer()
@@ -187,6 +187,16 @@ def _layers(x: tf.Tensor, units: tuple[int, ...], name: str, last: Any) -> tf.Te
         activation = last if i == len(units) - 1 else tf.nn.relu
         x = activation(x) if activation else x
     return x
+
+
+def first_kernel(layer: int, inputs: int, units: int) -> np.ndarray:
+    """Returns a layer's first weights by Glorot's rule: [inputs, units].
+
+    They are drawn here, as TensorFlow draws other numbers from a seed in a graph than eagerly.
+    """
+    bound = np.sqrt(6 / (inputs + units))
+    drawn = np.random.default_rng(layer).uniform(-bound, bound, [inputs, units])
+    return drawn.astype(np.float32)
 
 
 def initialize_whole(session: tf.Session, chosen: tf.train.Optimizer) -> None:
