@@ -2,9 +2,9 @@
 
     resumable_fit.py FOLDER EPOCHS [unknown] [eager] [unsaved] [plain] [RANK:NAME:COUNT]
 
-The data are the same in each job; with "unknown" nobody knows their length. As rank RANK has
-noted NAME for the COUNTth time ("step", "validated", "between"), it is told to stop, once in a
-folder. With "plain" it trains the model that one process would have, in plain Keras.
+EPOCHS 0 is no end. The data are the same in each job; with "unknown" nobody knows their length. As
+rank RANK has noted NAME for the COUNTth time ("step", "validated", "between"), it is told to stop,
+once in a folder. With "plain" it trains the model that one process would have, in plain Keras.
 """
 
 import contextlib
@@ -105,4 +105,4 @@ def main(folder, epochs, *options):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]) or 10**6, *sys.argv[3:])
