@@ -10,9 +10,11 @@ when it is restored, rank 0 gets it, and the others begin with none.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +38,8 @@ _restoring: list[bool] = []
 _together: list[bool] = []
 # The numbers that TensorFlow gives to what all ranks have restored.
 _restored: set[int] = set()
+# By such a number, states of metrics that were restored before there was a table.
+_early: dict[int, list[weakref.ref[Any]]] = collections.defaultdict(list)
 
 
 def write(
@@ -141,7 +145,8 @@ def restore_table(original: Callable[..., Any], variable: Any, tensors: Any) -> 
     """Replaces `Sharded._restore_from_tensors`: no rank alone restores a table or a slot.
 
     One that is made after `read` is restored when it is made. A rank that hasn't read a checkpoint
-    wouldn't restore its rows.
+    wouldn't restore its rows. If it is the first table, the checkpoint turns out to be of all
+    ranks, and rank 0 alone keeps the states of metrics from it.
 
     Raises:
         RankError: another rank does something else.
@@ -149,6 +154,10 @@ def restore_table(original: Callable[..., Any], variable: Any, tensors: Any) -> 
     if collectives.size() > 1 and tf.executing_eagerly() and not _restoring:
         barrier.exchange(None, f"restoring '{variable.op.name}' of a tf.train.Checkpoint", {})
         _restored.add(variable._update_uid)
+        for early in _early.pop(variable._update_uid, []):
+            state = early()
+            if state is not None:
+                state.assign(tf.zeros_like(state))
     return original(variable, tensors)
 
 
@@ -157,6 +166,8 @@ def restore_state(original: Callable[..., Any], variable: Any, tensors: Any) -> 
     done = original(variable, tensors)
     if _is_of_others(variable):
         variable.assign(tf.zeros_like(variable))
+    elif collectives.rank() > 0 and tf.executing_eagerly() and _is_state(variable):
+        _early[getattr(variable, "_update_uid", -1)].append(weakref.ref(variable))
     return done
 
 

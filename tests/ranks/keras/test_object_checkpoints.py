@@ -119,7 +119,18 @@ def test_metrics_count_every_record_once(strategy, rank, size, folder):
         tf2.train.Checkpoint(model=model, metric=restored).restore(path)
         tf2.train.Checkpoint(model=model, later=later).read(path.replace("c-1", "d-1"))
         later.metric = keras.metrics.Mean()
-        totals = [[v.numpy() for v in each.variables] for each in (restored, later.metric)]
+        # Of a model that has no table yet.
+        built, unbuilt, early = (
+            *(Later(strategy.embedding_scope) for _ in range(2)),
+            keras.metrics.Mean(),
+        )
+        batch = (tf2.constant([1, 2]), None)
+        built(batch)
+        third = tf2.train.Checkpoint(model=built, metric=metric).save(os.path.join(folder, "e"))
+        tf2.train.Checkpoint(model=unbuilt, metric=early).restore(third)
+        unbuilt(batch)
+        states = (restored, later.metric, early)
+        totals = [[v.numpy() for v in each.variables] for each in states]
     plain = keras.metrics.Mean()
     tf2.train.Checkpoint(metric=plain).restore(path).expect_partial()
     want = [sum((r + 1) ** 2 for r in range(size)), sum(r + 1 for r in range(size))]
