@@ -3,7 +3,7 @@
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
 
 A script of TensorFlow 1 gets TensorFlow's version 1, and opens scope() where its framework has one.
-For a script of TensorFlow 2, scope() is open from its first line on.
+For a script of Horovod and TensorFlow 2, scope() is open from its first line on.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from collective.compat.script_modules import INSTALLATION
 from collective.job import training_apart
 from collective.scope import SCOPES
 
-# The frameworks that have scripts of TensorFlow 1 and of TensorFlow 2.
-_OF_BOTH_VERSIONS = ("horovod", "sok")
-
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the script, in this process, as `__main__`."""
     training_apart.allow()  # Its framework decides how such a script trains on several ranks.
     options, command = _parse(arguments)
-    if options.framework in _OF_BOTH_VERSIONS and script_version.is_2(_text_of(command)):
+    # The other frameworks' names are those of TensorFlow 1.
+    if options.framework == "horovod" and script_version.is_2(_text_of(command)):
         INSTALLATION.use_version_2()
         say_once(f"{' '.join(command[:1])} is a script of TensorFlow 2, and trains in scope()")
-    importlib.import_module(f"collective.compat.{options.framework.replace('-', '_')}")
+    importlib.import_module(f"collective.compat.{options.framework}")
     script_files.install()
     sys.argv = command[1:] if command[0] == "-m" else command
     with contextlib.ExitStack() as scopes:

@@ -167,7 +167,7 @@ def restore_state(original: Callable[..., Any], variable: Any, tensors: Any) -> 
     if _is_of_others(variable):
         variable.assign(tf.zeros_like(variable))
     elif collectives.rank() > 0 and tf.executing_eagerly() and _is_state(variable):
-        _early[getattr(variable, "_update_uid", -1)].append(weakref.ref(variable))
+        _early[variable._update_uid].append(weakref.ref(variable))
     return done
 
 

@@ -202,7 +202,7 @@ def _way_to_start(bundle: Bundle) -> str:
 def _missing_slot(bundle: Bundle, name: str, slot_of: str) -> str:
     slots = sorted(stored.name for stored in bundle.layout.slots_of(slot_of))
     slots = slots or sorted(entry for entry in bundle.entries if entry.startswith(slot_of + "/"))
-    kinds = sorted({slot[len(slot_of) + 1 :] for slot in slots})
+    kinds = sorted({slot.rpartition(f"{slot_of}/")[2] for slot in slots})
     written = "without slots"
     if kinds:
         written = f"with {', '.join(kinds)} ({', '.join(slots)})"

@@ -13,15 +13,20 @@ V, D, B = 13, 3, 6
 def small_tables(strategy, count, dtypes=(tf.float32,)):
     """Makes embeddings that are replicated: they have less rows than a table must have."""
     with strategy.embedding_scope(min_rows=1000):
-        return [
-            tf.get_variable(
-                f"e{i:02}",
-                [V, D + i % 3],
-                dtypes[i % len(dtypes)],
-                initializer=tf.random_uniform_initializer(seed=i),
-            )
-            for i in range(count)
-        ]
+        return plain_tables(count, dtypes)
+
+
+def plain_tables(count, dtypes):
+    return [
+        tf.get_variable(
+            f"e{i:02}",
+            [V, D + i % 3],
+            dtypes[i % len(dtypes)],
+            initializer=tf.random_uniform_initializer(seed=i),
+            use_resource=True,
+        )
+        for i in range(count)
+    ]
 
 
 def loss_of(tables, ids):
@@ -78,16 +83,7 @@ def test_slices_of_all_ranks_are_those_of_one_process(strategy, rank, size, opti
         tables = small_tables(strategy, 5, dtypes)
         norms, got = trained(tables, [tf.constant(every[rank])])
     with tf.Graph().as_default():
-        tables = [
-            tf.get_variable(
-                f"e{i:02}",
-                [V, D + i % 3],
-                dtypes[i % 2],
-                initializer=tf.random_uniform_initializer(seed=i),
-                use_resource=True,
-            )
-            for i in range(5)
-        ]
+        tables = plain_tables(5, dtypes)
         expected_norms, expected = trained(tables, [tf.constant(part) for part in every])
     for a, b in zip(got, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
@@ -129,16 +125,7 @@ def test_a_rank_sends_each_row_of_large_embeddings_once(strategy, rank, size, re
     with strategy.scope(), tf.Graph().as_default():
         got, sent = trained(small_tables(strategy, 4, dtypes), [tf.constant(every[rank])])
     with tf.Graph().as_default():
-        tables = [
-            tf.get_variable(
-                f"e{i:02}",
-                [V, D + i % 3],
-                dtypes[i % 2],
-                initializer=tf.random_uniform_initializer(seed=i),
-                use_resource=True,
-            )
-            for i in range(4)
-        ]
+        tables = plain_tables(4, dtypes)
         expected, _ = trained(tables, [tf.constant(part) for part in every])
     for i, (a, b) in enumerate(zip(got, expected)):
         np.testing.assert_allclose(a, b, rtol=[1e-5, 5e-3][i % 2], atol=[1e-7, 5e-3][i % 2])
