@@ -200,6 +200,7 @@ OTHERS = {
     "collective/data/streams/protocol.py": "cuts a batch into the ranks' shares",
     "collective/data/work_queue.py": "deals items to ranks",
     "collective/estimator/input_sharding.py": "deals batches to ranks",
+    "collective/plan/machine_rates.py": "counts the bytes that each rank gets",
     "collective/planner/machines.py": "counts the ranks of a host",
     "collective/planner/published.py": "counts the hosts that ranks need",
     "collective/serving/variable_copy.py": "deals the work of copying parts to ranks",

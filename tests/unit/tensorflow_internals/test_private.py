@@ -217,6 +217,7 @@ def probes():
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
     yield keras.optimizer, ["_BaseOptimizer"]
     yield keras.Model, ["_flatten_layers"]
+    yield keras.package.layers.Layer(), ["_non_trainable_weights", "_trainable_weights"]
     yield variable, ["_in_graph_mode", "_unique_id"]
     yield (
         tf.keras.optimizers.SGD(0.1),
@@ -237,9 +238,12 @@ def probes():
         tf2.function(lambda: 0),
         ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
     )
+    loop = tf2.function(lambda x: tf2.while_loop(lambda y: y < 2.0, lambda y: y + 1.0, [x]))
+    operations = loop.get_concrete_function(tf2.TensorSpec([])).graph.get_operations()
+    loop = next(op for op in operations if "While" in op.type)
+    yield loop, ["_body_graph", "_cond_graph", "_is_stateful"]
     yield keras.backend, ["_SEED_GENERATOR"]
     yield checkpoint, ["_execute_callbacks"]
-    yield tf2.train.Checkpoint(), ["_saver"]
     yield tf2.train.Checkpoint()._saver, ["_graph_view"]
     yield base.Trackable, ["_update_uid"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
@@ -257,7 +261,6 @@ def probes():
 
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
-    "_checkpoint": checkpoint.CheckpointLoadStatus,
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
     "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
     "_loss_scale": keras.loss_scale_optimizer,
