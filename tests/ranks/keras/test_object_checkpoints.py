@@ -143,6 +143,11 @@ def test_metrics_count_every_record_once(strategy, rank, size, folder):
 @pytest.mark.ranks(2, 3)
 def test_what_ranks_do_not_do_together_is_refused(strategy, rank, size, folder):
     options, own = tf2.train.CheckpointOptions, batches(part(data(), rank, size), size)[:1]
+    by_name = os.path.join(folder, "by_name")
+    if rank == 0:  # Its peers read it together with it.
+        tf2.raw_ops.SaveV2(
+            prefix=by_name, tensor_names=["w"], shape_and_slices=[""], tensors=[tf2.ones([2])]
+        )
     with strategy.scope():
         model, optimizer = Later(strategy.embedding_scope), OPTIMIZERS["Adam"]()
         trained(model, optimizer, own)
@@ -158,6 +163,8 @@ def test_what_ranks_do_not_do_together_is_refused(strategy, rank, size, folder):
             checkpoint.save(path, options(experimental_enable_async_checkpoint=True))
         with pytest.raises(Exception, match="TableError: .*outside of a tf.function, model.save_w"):
             tf2.function(lambda: checkpoint.write(path))()
+        with pytest.raises(Exception, match="by_name' has variables by their names, as sessions"):
+            checkpoint.read(by_name)
         # One rank alone has a checkpoint for a table that is made later.
         later = Later(strategy.embedding_scope)
         if rank == 0:
