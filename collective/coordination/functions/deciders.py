@@ -102,7 +102,7 @@ def _compare_in_call(graph: Any, op: tf.Operation, name: str) -> None:
             own = tf.cast(own if own.dtype.is_integer else tf.cast(own, tf.bool), tf.int64)
             collective = collectives.unique_name(f"collective.branches.{op.name}")
             chosen = collectives.allgather(own[None], collective, gates_of(graph).at(1).zero)
-            message = f"{name[0].upper()}{name[1:]} of a tf.function isn't the same on all ranks: "
+            message = f"{name[0].upper()}{name[1:]} of a tf.function is not the same on all ranks: "
             is_same = tf.reduce_all(tf.equal(chosen, chosen[0]))
             check = tf.raw_ops.Assert(condition=is_same, data=[message, chosen])
     op._add_control_input(check)
