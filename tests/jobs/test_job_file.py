@@ -68,7 +68,7 @@ def trained(done: Any) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_trainer_of_the_file_is_that_of_the_arguments(tmp_path, ranks):
     """100 records in batches of 12: epochs end after the steps 9 and 17."""
     [by_file] = trained(launch(tmp_path, {**JOB, "slots": ranks}))

@@ -24,7 +24,7 @@ def trained(folder, *events, ranks=2):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_rank_dies_and_training_goes_on(tmp_path, ranks):
     """20 steps; checkpoints after each third and, with a validation, each fifth step."""
     output, weights = trained(tmp_path / "job", "1:8:kill", "0:16:raise", ranks=ranks)

@@ -56,6 +56,7 @@ def test_what_is_served_is_what_was_trained_whoever_makes_the_batches(tmp_path):
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_search_finds_the_best_trial(tmp_path):
     """With Optuna where it is installed, else with as much of it as the program uses."""

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
     reason="this TensorFlow is built without GPUs: no kernels say what is on the host",
 )
 
-IN_MATRIX = ("requests", "ask", "pooling", "reduction", "updates", "writes")
-LONG = ("ask_bags", "bags", "spread_bags", "reduced_updates")
+IN_MATRIX = ("requests", "ask", "writes")
+LONG = ("ask_bags", "bags", "spread_bags", "pooling", "reduction", "reduced_updates")
 
 
 @pytest.mark.slow
@@ -34,6 +34,7 @@ LONG = ("ask_bags", "bags", "spread_bags", "reduced_updates")
             for name in IN_MATRIX
         ),
         *(pytest.param(f"compiled_{name}", "", marks=pytest.mark.long) for name in LONG),
+        pytest.param("compiled_updates", "not side_by_side", marks=pytest.mark.long),
         # Others feed inputs of operations.
         pytest.param("dynamic_tables_on_device", "trained_as", marks=pytest.mark.long),
     ],

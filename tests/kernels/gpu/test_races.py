@@ -22,7 +22,7 @@ CHECKS = [
     for name in FAMILIES
     for check in checks.family(name).CHECKS
 ]
-IN_MATRIX = ("ask", "requests", "reduction", "pooling", "spread_bags", "writes")
+IN_MATRIX = ("ask", "requests", "reduction", "spread_bags")
 
 
 @pytest.mark.slow
@@ -36,7 +36,10 @@ def test_kernels_have_no_races(check: Check):
     "operations",
     [
         *(pytest.param(name, marks=pytest.mark.matrix) for name in IN_MATRIX),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("ask_bags", "bags")),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("ask_bags", "bags", "pooling", "writes")
+        ),
     ],
 )
 def test_what_compiled_operations_launch_has_no_races(operations: str):
