@@ -3,7 +3,8 @@
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
 
 A script of TensorFlow 1 gets TensorFlow's version 1, and opens scope() where its framework has one.
-For a script of Horovod and TensorFlow 2, scope() is open from its first line on.
+For a script of TensorFlow 2 (of Horovod, SparseOperationKit), scope() is open from its first line
+on.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the script, in this process, as `__main__`."""
     training_apart.allow()  # Its framework decides how such a script trains on several ranks.
     options, command = _parse(arguments)
-    # The other frameworks' names are those of TensorFlow 1.
-    if options.framework == "horovod" and script_version.is_2(_text_of(command)):
+    if _is_of_version_2(options.framework, command):
         INSTALLATION.use_version_2()
         say_once(f"{' '.join(command[:1])} is a script of TensorFlow 2, and trains in scope()")
     importlib.import_module(f"collective.compat.{options.framework}")
@@ -62,14 +62,20 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, command
 
 
-def _text_of(command: Sequence[str]) -> str:
-    """Returns the text of the script or module; "" if it can't be read."""
+def _is_of_version_2(framework: str, command: Sequence[str]) -> bool:
+    """Tells whether the script or module is one of TensorFlow 2; not if it can't be read."""
+    if framework not in ("horovod", "sok"):
+        return False  # The others' names are those of TensorFlow 1.
     path = Path(command[0])
     if command[0] == "-m":
         with contextlib.suppress(ImportError, ValueError):
             found = importlib.util.find_spec(command[1])
             path = Path((found and found.origin) or "")
-    return path.read_text(errors="replace") if path.is_file() else ""
+    if not path.is_file():
+        return False
+    # SparseOperationKit's variables need no step, but in TensorFlow 1 always a session.
+    unless_1 = framework == "sok"
+    return script_version.is_2(path.read_text(errors="replace"), path.parent, unless_1)
 
 
 def _open_scope(scopes: contextlib.ExitStack) -> None:

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import atexit
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective import group_embedding
+from collective.checkpoint.functions import restores
+from collective.checkpoint.functions.entries import Entry
+from collective.checkpoint.functions.saves import ModelSaver
+from collective.compat import script_modules
+from collective.compat.sok_rows import exported, imported
 from collective.compat.sok_variables import DynamicVariable
+from collective.gradients import eager_gradients
 from collective.strategy import CollectiveStrategy
 from collective.tables import lookups
 from collective.tables.table import Table
+from collective.tables.updates.slots import Slot
 from collective.tensorflow_internals.keras import Adam as KerasAdam
-from collective.tensorflow_internals.keras import OptimizerV2
+from collective.tensorflow_internals.keras import OptimizerV2, gradient_descent
+from collective.tensorflow_internals.keras import optimizer as keras_optimizer
 from collective.train import LazyAdamOptimizer
+from collective.wrappers import keras_names, keras_rows
 
 _scope: list[Any] = []
+
+
+def __getattr__(name: str) -> Any:
+    """Returns `tf_version`: the numbers of the TensorFlow that scripts see, as integers."""
+    if name != "tf_version":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    installed = script_modules.INSTALLATION
+    of_version_1 = bool(installed.frameworks) and not installed.has_version_2
+    version = script_modules.VERSION if of_version_1 else tf.__version__
+    return [int(number) for number in version.split("-")[0].split(".")[:2]]
 
 
 def open_scope() -> None:
@@ -114,17 +134,22 @@ def sparse_read_and_evict(
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Returns the keys of a dynamic variable on this rank, [R], and their rows, [R, D].
 
-    Returns None for any other variable.
+    For an optimizer's slot of one, these are the slot's rows. Returns None for any other variable.
     """
+    if isinstance(var, Slot):
+        return exported(var.table, var)
     return var.exported() if isinstance(var, DynamicVariable) else None
 
 
 def assign(var: Any, indices: Any, values: Any) -> tf.Operation | None:
     """Returns an operation that gives keys [b] of a dynamic variable the rows [b, D].
 
-    All ranks run it; each may give its own keys, or all the same keys. Returns None for any other
-    variable.
+    All ranks run it; each may give its own keys, or all the same keys. Eagerly it is done at once,
+    and None is returned. A slot of a variable takes rows of the variable's keys. Returns None for
+    any other variable.
     """
+    if isinstance(var, Slot):
+        return imported(var.table, var, indices, values)
     return var.imported(indices, values) if isinstance(var, DynamicVariable) else None
 
 
@@ -133,11 +158,14 @@ def OptimizerWrapper(optimizer: Any) -> Any:  # noqa: N802 (SparseOperationKit's
 
     It is the optimizer itself, except for Adam, which would move all rows: that becomes a
     `LazyAdamOptimizer` with the same rates. A Keras Adam becomes one that counts its own steps,
-    too.
+    too. In eager code an optimizer of Keras becomes one that counts its own steps, has the same
+    learning rate, and moves only the rows of a dynamic variable that a batch looks up.
 
     Raises:
-        NotImplementedError: it is Keras's Adam with a decay, or with amsgrad.
+        NotImplementedError: it is Keras's Adam with a decay, or with amsgrad, for sessions.
     """
+    if tf.executing_eagerly_outside_functions():
+        return _wrapped_eagerly(optimizer)
     if type(optimizer) is tf.train.AdamOptimizer:
         return LazyAdamOptimizer(
             optimizer._lr, optimizer._beta1, optimizer._beta2, optimizer._epsilon
@@ -152,22 +180,47 @@ def OptimizerWrapper(optimizer: Any) -> Any:  # noqa: N802 (SparseOperationKit's
             )
         rate, beta1, beta2 = map(optimizer._get_hyper, ("learning_rate", "beta_1", "beta_2"))
         return LazyAdamOptimizer(rate, beta1, beta2, optimizer.epsilon)
+    return _copied(optimizer)
+
+
+def _copied(optimizer: Any) -> Any:
+    """Returns a legacy optimizer of Keras that shares rates and slots, and counts its own steps."""
     optimizer._create_hypers()
     wrapped = copy.copy(optimizer)
-    wrapped._slots, wrapped._weights, wrapped._iterations = {}, [], None
+    wrapped._weights, wrapped._iterations = [], None
+    eager_gradients.forget_functions(wrapped)
     return wrapped
 
 
-class SGD(tf.train.GradientDescentOptimizer):
-    """Gradient descent with a rate that is a variable, `lr`.
+def _wrapped_eagerly(optimizer: Any) -> Any:
+    if isinstance(optimizer, OptimizerV2):
+        wrapped = _copied(optimizer)
+    elif isinstance(optimizer, keras_optimizer.Optimizer):
+        wrapped = type(optimizer).from_config(optimizer.get_config())
+        wrapped._learning_rate = optimizer._learning_rate
+    else:
+        return optimizer
+    keras_rows.leave_other_rows(wrapped)
+    return wrapped
+
+
+class _SessionSGD(tf.train.GradientDescentOptimizer):
+    def __init__(self, lr: float):
+        self.lr = tf.Variable(lr, trainable=False, use_resource=True, name="lr")
+        super().__init__(self.lr)
+
+
+def SGD(lr: float) -> Any:  # noqa: N802 (SparseOperationKit's name)
+    """Returns gradient descent with a rate that is a variable, `lr`.
 
     Args:
         lr: its initial value.
     """
-
-    def __init__(self, lr: float):
-        self.lr = tf.Variable(lr, trainable=False, use_resource=True, name="lr")
-        super().__init__(self.lr)
+    if not tf.executing_eagerly_outside_functions():
+        return _SessionSGD(lr)
+    optimizer = gradient_descent.SGD(lr)
+    optimizer._create_hypers()
+    return optimizer
 
 
 def filter_variables(vars: Sequence[Any]) -> tuple[list[Any], list[Any]]:  # noqa: A002 (sok's)
@@ -191,14 +244,29 @@ def _saver(variables: Any, optimizer: Any) -> tuple[Any, Any]:
     return tf.train.Saver([*tables, *slots], max_to_keep=None), session
 
 
+def _entries(variables: Any, optimizer: Any) -> list[Entry]:
+    """Returns what a dump has of eager code: tables, and the variables of an optimizer."""
+    tables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+    entries = [Entry(table.op.name, table) for table in tables]
+    if optimizer is not None:
+        keras_names.build(optimizer, tables)
+        entries += keras_names.entries_of_optimizer(optimizer, tables)
+    return entries
+
+
 def dump(path: str, dump_vars: Any, optimizer: Any = None) -> None:
     """Saves tables and an optimizer's variables as `path`/sok, a TensorFlow checkpoint.
 
-    All ranks call it, in a session that is the default session.
+    All ranks call it, in eager code or in a session that is the default session.
 
     Raises:
         ValueError: there is no default session.
     """
+    if tf.executing_eagerly():
+        saver = ModelSaver(os.path.join(path, "sok"), max_to_keep=None)
+        saver.save(_entries(dump_vars, optimizer), None, {})
+        saver.release()
+        return
     saver, session = _saver(dump_vars, optimizer)
     saver.save(session, f"{path}/sok", write_meta_graph=False)
 
@@ -206,8 +274,17 @@ def dump(path: str, dump_vars: Any, optimizer: Any = None) -> None:
 def load(path: str, load_vars: Any, optimizer: Any = None) -> None:
     """Restores what `dump` has saved, on any number of ranks.
 
+    All ranks call it, in eager code or in a session that is the default session.
+
     Raises:
         ValueError: there is no default session.
+        FileNotFoundError: eager code finds no dump there.
     """
+    if tf.executing_eagerly():
+        latest = restores.find_latest(path)
+        if latest is None:
+            raise FileNotFoundError(f"sok.load('{path}'): sok.dump has saved nothing there.")
+        restores.restore(latest, _entries(load_vars, optimizer), ())
+        return
     saver, session = _saver(load_vars, optimizer)
     saver.restore(session, f"{path}/sok")

@@ -7,21 +7,20 @@ SOK's own lookups use the rows of all ranks.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.compat.framework import say_once
-from collective.compat.sok_times import TimeOfUse
+from collective.compat.sok_rows import TimeOfUse, exported, imported
 from collective.embedding_variable import check_scope
-from collective.ops.communication import collectives, gate
-from collective.ops.graph import device_scopes
+from collective.errors import TableError
+from collective.ops.communication import collectives
 from collective.ops.rows import dynamic_rows
 from collective.options import EmbeddingOptions
-from collective.tables import dense_view
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.rows import row_store, rows_by_python
+from collective.tables.rows import rows_by_python
 from collective.tables.table import Table, in_shard_view
 from collective.tables.variable_getter import table_getter
 from collective.tensorflow_internals.keras import base_layer_utils
@@ -41,7 +40,9 @@ def make_table(
 ) -> Any:
     """Makes a table under the first of the names `name`, `name_1`, … that isn't taken."""
     check_scope(f"sok makes the variable '{name}', which")
-    name = tf.get_default_graph().unique_name(name, mark_as_used=False)
+    # Eager code's variables take no names in a graph.
+    is_eager = tf.executing_eagerly()
+    name = tf.get_default_graph().unique_name(name, mark_as_used=is_eager)
     with tf.name_scope(None):
         return table_getter(
             base_layer_utils.make_variable,
@@ -55,7 +56,14 @@ def make_table(
 
 
 class _Static(Table):
-    """Holds [V, D], of which a rank sees only a part."""
+    """Holds [V, D], of which a rank sees only a part: in its shape, its value and assignments.
+
+    Attributes:
+        target_gpu: k for mode 'localized:k', else -1.
+    """
+
+    shows_shard = True
+    target_gpu = -1
 
     @classmethod
     def _variable_call(cls, *args: Any, **kwargs: Any) -> Any:
@@ -77,12 +85,6 @@ class _Static(Table):
     def num_gpus(self) -> int:
         return collectives.size()
 
-
-class DistributedVariable(_Static):
-    """Shows rank r the rows r, r + N, r + 2N, …: [ceil((V - r) / N), D]."""
-
-    shows_shard = True
-
     def check_is_looked_up(self) -> None:
         """Refuses TensorFlow's lookups on several ranks: in SOK they see only a rank's part."""
         if collectives.size() > 1 and not in_shard_view():
@@ -101,72 +103,39 @@ class DistributedVariable(_Static):
         self.check_is_looked_up()
         return _PLAIN.gather_nd(self, indices, name)
 
+    def _refuse_if_not_whole(self, doing: str) -> None:
+        if collectives.size() > 1:
+            raise TableError(
+                f"{doing} '{self.op.name}', made by sok.Variable, isn't possible: a rank sees only "
+                "its part of the rows. Save it by sok.dump, and restore it by sok.load."
+            )
+
+    def _serialize_to_tensors(self) -> Any:
+        self._refuse_if_not_whole("A tf.train.Checkpoint of")
+        return super()._serialize_to_tensors()
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        self._refuse_if_not_whole("Restoring a tf.train.Checkpoint of")
+        return super()._restore_from_tensors(restored_tensors)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_if_not_whole("A SavedModel of")
+        return super()._export_to_saved_model_graph(*args, **kwargs)
+
     def key_map(self, indices: Any) -> Any:
         """Returns the places of the rows `indices`, which this rank has, in its part."""
         return self.row_placement.row(indices)
 
 
+class DistributedVariable(_Static):
+    """Shows rank r the rows r, r + N, r + 2N, …: [ceil((V - r) / N), D]."""
+
+
 class LocalizedVariable(_Static):
     """For mode 'localized:k', shows rank k all rows, [V, D], and the other ranks none, [0, D].
 
-    So they are placed, too; but all ranks read and assign it together.
+    So they are placed, too.
     """
-
-    target_gpu = 0
-
-    @property
-    def _is_seen(self) -> bool:
-        return collectives.rank() == self.target_gpu
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        if in_shard_view():
-            return self._shape
-        return tf.TensorShape([self.rows if self._is_seen else 0, self.dim])
-
-    def _seen(self, rows: tf.Tensor) -> tf.Tensor:
-        return rows if self._is_whole() or self._is_seen else rows[:0]
-
-    def value(self) -> tf.Tensor:
-        return self._seen(super().value())
-
-    def read_value(self) -> tf.Tensor:
-        return self._seen(super().read_value())
-
-    def read_value_no_copy(self) -> tf.Tensor:
-        return self._seen(super().read_value_no_copy())
-
-    def _fetchable(self) -> tf.Tensor:
-        return self._seen(dense_view.read(self))
-
-    @property
-    def initial_value(self) -> Any:
-        return self._seen(super().initial_value)
-
-    def key_map(self, indices: Any) -> Any:
-        return indices
-
-
-def _assigned_by_parts(method: str) -> Callable[..., Any]:
-    """Returns `assign`, `assign_add` or `assign_sub` for what rank k gives; others give [0, D]."""
-    of_whole = getattr(Table, method)
-
-    def assign(self: LocalizedVariable, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_whole():
-            value = tf.ensure_shape(tf.convert_to_tensor(value, self.dtype), self.shape)
-            opened = gate.gates_of(tf.get_default_graph()).of_collective([value]).zero
-            name = collectives.unique_name(f"{self.op.name}/{method}")
-            value = tf.ensure_shape(
-                collectives.allgather(value, name, opened), [self.rows, self.dim]
-            )
-        assigned = of_whole(self, value, *args, **kwargs)
-        return self._seen(assigned) if isinstance(assigned, tf.Tensor) else assigned
-
-    return assign
-
-
-for _method in ("assign", "assign_add", "assign_sub"):
-    setattr(LocalizedVariable, _method, _assigned_by_parts(_method))
 
 
 def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:  # noqa: N802 (sok's name)
@@ -392,37 +361,12 @@ class DynamicVariable(DynamicTable):
 
     def exported(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns this rank's keys, ascending, [R], and their rows, [R, D]."""
-        with device_scopes.on_host():
-            keys, rows = tf.numpy_function(
-                _export, [tf.identity(self.number)], [tf.int64, self.dtype], stateful=True
-            )
-        keys.set_shape([None])
-        rows.set_shape([None, self.dim])
+        keys, rows = exported(self, self)
         return tf.cast(keys, self.key_type), rows
 
-    def imported(self, keys: Any, rows: Any) -> tf.Operation:
-        """Returns an operation that gives keys [b] the rows [b, D], from every rank.
-
-        If several ranks give the same key, the last rank's row stays.
-        """
-        keys, rows = tf.cast(keys, tf.int64), tf.convert_to_tensor(rows, self.dtype)
-        if collectives.size() > 1:
-            opened = gate.gates_of(tf.get_default_graph()).of_collective([keys, rows]).zero
-            name = collectives.unique_name(f"{self.op.name}/assign")
-            keys = collectives.allgather(keys, f"{name}.keys", opened)
-            rows = collectives.allgather(rows, f"{name}.rows", opened)
-
-        def put(number: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> np.int64:
-            owned = self._is_owned(keys)
-            # If a key is given twice, the last row counts.
-            _, places = np.unique(keys[owned][::-1], return_index=True)
-            last = len(keys[owned]) - 1 - places
-            row_store.registered(int(number)).put(keys[owned][last], rows[owned][last])
-            return np.int64(len(last))
-
-        with device_scopes.on_host():
-            inputs = [tf.identity(self.number), keys, rows]
-            return tf.numpy_function(put, inputs, tf.int64, stateful=True).op
+    def imported(self, keys: Any, rows: Any) -> tf.Operation | None:
+        """Returns an operation that gives keys [b] the rows [b, D], from every rank."""
+        return imported(self, self, keys, rows)
 
     def _marked(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         rows = super()._marked(rows, training)
@@ -434,12 +378,6 @@ class DynamicVariable(DynamicTable):
             with self.graph.as_default(), tf.init_scope():
                 self._rows = self.exported()[1]
         return self._rows
-
-
-def _export(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    store = row_store.registered(int(number))
-    keys, local = next(store.ascending(max(1, len(store))), (np.zeros(0, np.int64),) * 2)
-    return keys, store.read([store.values], keys, local)[0]
 
 
 def make_dynamic(

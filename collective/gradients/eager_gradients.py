@@ -187,10 +187,18 @@ def _is_slices(x: Any) -> bool:
     return isinstance(x, tf.IndexedSlices)
 
 
+_KEPT = "_collective_eager_functions"
+
+
 def _functions_of(owner: Any) -> dict[Any, Any]:
     """Returns the functions that are kept for a variable or an optimizer."""
-    kept: dict[Any, Any] = vars(owner).setdefault("_collective_eager_functions", {})
+    kept: dict[Any, Any] = vars(owner).setdefault(_KEPT, {})
     return kept
+
+
+def forget_functions(copied: Any) -> None:
+    """Takes the functions that are kept for an optimizer from a copy of it: they update by it."""
+    vars(copied).pop(_KEPT, None)
 
 
 # What a tape calls

@@ -65,11 +65,13 @@ def _taped(table: Sharded) -> weakref.WeakValueDictionary[int, TapedLookup]:
     return known
 
 
-def rows(table: Sharded, ids: tf.Tensor, max_norm: float | None) -> tf.Tensor:
-    """Returns the rows of `ids` [...]: [..., D]."""
+def rows(
+    table: Sharded, ids: tf.Tensor, max_norm: float | None, lookup_rows: Callable[..., tf.Tensor]
+) -> tf.Tensor:
+    """Returns the rows of `ids` [...]: [..., D]; in a function `lookup_rows` looks them up."""
 
     def look_up(ids: tf.Tensor) -> tf.Tensor:
-        return tf.nn.embedding_lookup(table, ids, max_norm=max_norm)
+        return lookup_rows(table, ids, max_norm, None)
 
     flat = tf.TensorSpec([None], ids.dtype)
     found = _called(
@@ -84,17 +86,18 @@ def pooled(
     weights: tf.SparseTensor | None,
     combiner: str,
     max_norm: float | None,
+    lookup_pooled: Callable[..., tf.Tensor],
 ) -> tf.Tensor:
     """Returns the combined rows of each sample of `ids` [B, K]: [b, D], b <= B.
+
+    In a function `lookup_pooled` looks them up.
 
     Raises:
         NotImplementedError: a tape records `weights`, whose gradient would be lost.
     """
 
     def look_up(ids: tf.SparseTensor, weights: tf.SparseTensor | None = None) -> tf.Tensor:
-        return tf.nn.embedding_lookup_sparse(
-            table, ids, weights, combiner=combiner, max_norm=max_norm
-        )
+        return lookup_pooled(table, ids, weights, combiner, max_norm, None)
 
     given = [ids] if weights is None else [ids, weights]
     if weights is not None and pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes([weights.values]):

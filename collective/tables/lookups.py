@@ -107,7 +107,7 @@ def lookup_rows(
     with tf.name_scope(name, "embedding_lookup") as scope:
         ids = tf.convert_to_tensor(ids, name="ids")
         if tf.executing_eagerly() and isinstance(table, Sharded):
-            return eager_lookups.rows(table, ids, max_norm)
+            return eager_lookups.rows(table, ids, max_norm, lookup_rows)
         ids = traced_lookups.inside(table, ids)
         with device_scopes.anywhere():
             lookup = _checked(table, ids)
@@ -145,7 +145,9 @@ def lookup_pooled(
             of_ids, of_weights = getattr(sparse_ids, part), getattr(sparse_weights, part)
             of_ids.shape.assert_is_compatible_with(of_weights.shape)
     if tf.executing_eagerly() and isinstance(table, Sharded):
-        return eager_lookups.pooled(table, sparse_ids, sparse_weights, combiner, max_norm)
+        return eager_lookups.pooled(
+            table, sparse_ids, sparse_weights, combiner, max_norm, lookup_pooled
+        )
     sparse_ids = traced_lookups.inside(table, sparse_ids)
     if sparse_weights is not None:
         sparse_weights = traced_lookups.inside(table, sparse_weights)

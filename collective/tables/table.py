@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from collective.tensorflow_internals.checkpoints import tensor_callable
 from collective.tensorflow_internals.variables import base, resource_variable_ops
 
 _view = threading.local()
+_aliases = itertools.count(-1, -1)  # TensorFlow counts those of variables from 0.
 
 
 @contextlib.contextmanager
@@ -125,6 +127,19 @@ class Sharded(resource_variable_ops.ResourceVariable):
     @property
     def handle(self) -> tf.Tensor:
         return self._hidden.handle
+
+    def __tf_tracing_type__(self, signature_context: Any) -> Any:
+        """Has a `tf.function` that gets tables as arguments traced for each of them.
+
+        TensorFlow would call it again with another table of the same shape, and what it was traced
+        with would find the rows of the first one.
+        """
+        spec = super().__tf_tracing_type__(signature_context)
+        alias = self.__dict__.setdefault("_alias", next(_aliases))
+        signature_context.add_placeholder(alias, self)
+        return type(spec)(
+            shape=spec.shape, dtype=spec.dtype, trainable=spec.trainable, alias_id=alias
+        )
 
     @property
     def is_eager(self) -> bool:
@@ -278,7 +293,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return {base.VARIABLE_VALUE_KEY: value}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        if self.is_eager and not self.shows_shard and collectives.size() > 1:
+        if self.is_eager and collectives.size() > 1:
             # An optimizer, to which a table looks like its shard, may restore its slots.
             value = restored_tensors[base.VARIABLE_VALUE_KEY]
             with shard_view():

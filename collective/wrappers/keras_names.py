@@ -94,17 +94,22 @@ def build_optimizers(model: Any) -> None:
         )
     for name, each in optimizers_of(model).items():
         inner = _unwrapped(each)
-        if _is_legacy(inner):
-            if name == "":
-                with tf2.name_scope(inner._name):
-                    inner._create_all_weights(model.trainable_variables)
-        elif not getattr(inner, "_built", False):
-            if name:
-                raise ValueError(
-                    f"The optimizer '{name}' of the Keras model '{model.name}' has no slots yet, "
-                    f"which a checkpoint has: call model.{name}.build(variables) before fit."
-                )
-            inner.build(model.trainable_variables)
+        if name == "":
+            build(inner, model.trainable_variables)
+        elif not _is_legacy(inner) and not getattr(inner, "_built", False):
+            raise ValueError(
+                f"The optimizer '{name}' of the Keras model '{model.name}' has no slots yet, "
+                f"which a checkpoint has: call model.{name}.build(variables) before fit."
+            )
+
+
+def build(given: Any, variables: Sequence[Any]) -> None:
+    """Makes the slots that an optimizer has for variables, unless they are there."""
+    if _is_legacy(given):
+        with tf2.name_scope(given._name):
+            given._create_all_weights(variables)
+    elif not getattr(given, "_built", False):
+        given.build(variables)
 
 
 def entries_of(model: Any) -> list[Entry]:
@@ -113,7 +118,7 @@ def entries_of(model: Any) -> list[Entry]:
     entries = [Entry(_name(v), v) for v in weights]
     for prefix, each in optimizers_of(model).items():
         inside = f"{prefix}/" if prefix else ""
-        entries += _of_optimizer(inside, each, weights)
+        entries += entries_of_optimizer(each, weights, inside)
     return list({id(entry.variable): entry for entry in entries}.values())
 
 
@@ -152,7 +157,14 @@ def numbers_of(model: Any) -> dict[str, Any]:
     return {name: value for name, value in notes.items() if name not in taken}
 
 
-def _of_optimizer(inside: str, given: Any, weights: Sequence[Any]) -> Iterator[Entry]:
+def entries_of_optimizer(given: Any, weights: Sequence[Any], inside: str = "") -> Iterator[Entry]:
+    """Yields an optimizer's variables, with their names in checkpoints.
+
+    Args:
+        given: the optimizer.
+        weights: the variables that it trains.
+        inside: what precedes the names of one of several optimizers.
+    """
     inner = _unwrapped(given)
     if inner is not given:
         state = getattr(given._loss_scale, "_weights", {})

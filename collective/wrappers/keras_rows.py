@@ -58,9 +58,20 @@ def check(optimizer: Any, tables: Sequence[Any]) -> None:
             )
 
 
+def leave_other_rows(optimizer: Any) -> None:
+    """Has an optimizer move only the rows of dynamic tables that a gradient is of."""
+    optimizer._collective_leaves_other_rows = True
+
+
+def _leaves_other_rows(optimizer: Any) -> bool:
+    return getattr(optimizer, "_collective_leaves_other_rows", False)
+
+
 def _moves_all_rows(optimizer: Any) -> bool:
     """Tells whether a new optimizer moves rows without a gradient."""
     kind = type(optimizer)
+    if _leaves_other_rows(optimizer):
+        return False
     if getattr(optimizer, "weight_decay", None):
         return True
     if kind is package.optimizers.SGD:
@@ -117,7 +128,8 @@ def updating_legacy(optimizer: Any) -> Iterator[None]:
         def work(in_view: tf.IndexedSlices) -> Any:
             return apply(in_view.values, var, in_view.indices, **options)
 
-        return tf.group(row_views.update(var, tf.IndexedSlices(grad, indices), True, work))
+        all_rows = not _leaves_other_rows(optimizer)
+        return tf.group(row_views.update(var, tf.IndexedSlices(grad, indices), all_rows, work))
 
     with _replacing(optimizer, _resource_apply_sparse=resource_apply_sparse):
         yield

@@ -69,12 +69,12 @@ class ModelSaver:
         while ends:
             ends.popitem()[1]()
 
-    def save(self, entries: Sequence[Entry], step: int, notes: Mapping[str, Any]) -> str:
+    def save(self, entries: Sequence[Entry], step: int | None, notes: Mapping[str, Any]) -> str:
         """Saves a checkpoint, on all ranks; returns its path when it is the latest.
 
         Args:
             entries: the model's variables.
-            step: the global step, which is part of the name.
+            step: the global step, which is part of the name; None: the name has none.
             notes: more that the checkpoint has, by name: numbers and strings, the same on all
                 ranks.
 
@@ -84,7 +84,7 @@ class ModelSaver:
         """
         file_systems.check(self.base)
         doing = "saving a checkpoint during training"
-        prefix = common_prefix(None, doing, f"{self.base}-{step}")
+        prefix = common_prefix(None, doing, self.base if step is None else f"{self.base}-{step}")
         base = os.path.join(os.path.dirname(prefix), os.path.basename(self.base))
         shards = shards_of(entries)
         replicated = {entry.name: entry.variable for entry in entries if not entry.is_sharded}

@@ -17,7 +17,7 @@ ADVICE = (
     "scripts of one host have only Horovod's common functions"
 )
 ADVICE_IN_VERSION_2 = (
-    "a script of TensorFlow 2 that runs by `--as horovod` has only Horovod's common functions; "
+    "a script of TensorFlow 2 that runs by `--as` has only Horovod's common functions; "
     "without --as it has Horovod's own, if that is built"
 )
 # Horovod's numbers of its reductions.

@@ -1,6 +1,6 @@
 """The table of SparseOperationKit's names.
 
-Source: `sparse_operation_kit/__init__.py` and its tests, in the version for TensorFlow 1.
+Source: `sparse_operation_kit/__init__.py` and its tests, for TensorFlow 1 and 2.
 """
 
 from __future__ import annotations
@@ -53,11 +53,15 @@ SOK = Framework(
         works(
             "sok.OptimizerWrapper",
             f"{_HERE}.OptimizerWrapper",
-            "the optimizer; Adam moves the rows of the batch",
+            "the optimizer; Adam, and in TensorFlow 2 each one, moves the rows of the batch",
         ),
         works("sok.SGD", f"{_HERE}.SGD"),
         works("sok.filter_variables", f"{_HERE}.filter_variables"),
-        works("sok.dump", f"{_HERE}.dump", "a checkpoint of TensorFlow's kind; needs a session"),
+        works(
+            "sok.dump",
+            f"{_HERE}.dump",
+            "a checkpoint of TensorFlow's kind, in a session or eagerly",
+        ),
         works("sok.load", f"{_HERE}.load", "reads what dump has written here"),
         no_effect(
             "sok.set_comm_tool", "ranks exchange by Horovod.", "collective.compat.no_effect.nothing"
@@ -71,10 +75,16 @@ SOK = Framework(
         ),
         works(
             "sok.incremental_model_dump",
-            "collective.compat.sok_times.incremental_model_dump",
+            "collective.compat.sok_rows.incremental_model_dump",
             "of variables in the host's memory",
         ),
         refused("sok.raw_ops", "call the functions of sok."),
+        works(
+            "sok.tf_version",
+            f"{_HERE}.tf_version",
+            "of the TensorFlow that the script sees",
+            since="0.2.0",
+        ),
         # The first API.
         works("sok.Init", f"{_HERE}.Init", "opens scope(embedding_gradients='sum')"),
         works(
@@ -95,12 +105,12 @@ SOK = Framework(
             "make a sok.Variable, and look up rows by sok.all2all_dense_embedding.",
         ),
         *(
-            refused(f"{module}.Adam", "use tf.train.AdamOptimizer.")
+            refused(f"{module}.Adam", "use tf.train.AdamOptimizer; in TensorFlow 2 Keras's Adam.")
             for module in ("sok.optimizers", "sok.tf.keras.optimizers")
         ),
         refused(
             "sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer",
-            "use collective.train.LazyAdamOptimizer.",
+            "use collective.train.LazyAdamOptimizer; in TensorFlow 2 sok.OptimizerWrapper of Adam.",
         ),
         refused(
             "sok.tf.keras.mixed_precision.LossScaleOptimizer",

@@ -303,9 +303,26 @@ def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
     ]
 
 
+@dataclasses.dataclass
+class Handles:
+    """Records what a function calls the handles of variables outside, by their ids.
+
+    TensorFlow forgets those of a function's arguments when it is traced to its end.
+    """
+
+    inside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+
+def note_handles(graph: tf.Graph) -> None:
+    """Notes the handles of the variables that a function uses so far, arguments included."""
+    captures = {id(external): inner for external, inner in graph.captures}
+    graph_state.of(graph, Handles).inside.update(captures)
+
+
 def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
     """Returns the tables and trainable variables that operations of a function write."""
-    inside = {id(external): inner for external, inner in graph.captures}
+    note_handles(graph)
+    inside = graph_state.of(graph, Handles).inside
     holders = {graph_analysis.holder(x) for op in written for x in op.inputs}
     return [
         v

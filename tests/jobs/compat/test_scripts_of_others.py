@@ -253,6 +253,59 @@ def test_a_script_of(framework: str, tmp_path: Path):
         assert second == pytest.approx(SECOND[framework], rel=1e-6)
 
 
+SOK_IN_VERSION_2 = """
+import numpy as np
+import tensorflow as tf
+import horovod.tensorflow as hvd
+import sparse_operation_kit as sok
+from optimizers import optimizer
+
+hvd.init()
+sok.init()
+assert tf.executing_eagerly() and list(map(int, tf.__version__.split(".")[:2])) == sok.tf_version
+static = sok.Variable(np.arange(12, dtype=np.float32).reshape(6, 2))
+local = sok.Variable(np.ones([4, 2], np.float32), mode="localized:0")
+dynamic = sok.DynamicVariable(dimension=2, initializer="13", var_type="hbm")
+dense = tf.Variable([[1.0], [1.0]])
+tables, others = sok.filter_variables([dense, static, local, dynamic])
+ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 5, 2], tf.int64), [2, 1])
+of_tables = sok.OptimizerWrapper(optimizer)
+
+@tf.function
+def train(ids):
+    with tf.GradientTape() as tape:
+        rows = sok.lookup_sparse(tables, [ids, ids % 4, ids], combiners=["sum", "mean", "mean"])
+        loss = tf.reduce_sum(tf.matmul(tf.add_n(rows), dense))
+    of_rows, of_dense = tape.gradient(loss, [tables, others])
+    of_tables.apply_gradients(zip(of_rows, tables))
+    optimizer.apply_gradients(zip([hvd.allreduce(each) for each in of_dense], others))
+    return loss
+
+for _ in range(2):
+    print("loss", float(train(ids)))
+sok.dump("{folder}", tables, of_tables)
+before = static.numpy()
+static.assign(tf.zeros(static.shape))
+sok.load("{folder}", tables, of_tables)
+np.testing.assert_array_equal(static.numpy(), before)
+"""
+
+
+@pytest.mark.matrix
+def test_a_script_of_sok_in_tensorflow_2(tmp_path: Path):
+    (tmp_path / "optimizers.py").write_text(
+        "import tensorflow as tf\noptimizer = tf.keras.optimizers.legacy.SGD(0.01)\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(SOK_IN_VERSION_2.replace("{folder}", str(tmp_path / "saved")))
+    done = pool.launch("-np", 2, "--device", "cpu", "--as", "sok", script)
+    assert done.returncode == 0, done.stdout
+    first, second = losses(done.stdout, 0)
+    # Rows 1 and 5, and 2, of each: 2 + 3 + 10 + 11 + 4 + 5, 1 for each value, 13 for each value.
+    assert first == 35 + 4 + 52 and second < first
+    assert losses(done.stdout, 1) == [first, second]
+
+
 @pytest.mark.matrix
 def test_a_script_without_a_scope_is_told(tmp_path: Path):
     script = tmp_path / "train.py"

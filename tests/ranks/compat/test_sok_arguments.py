@@ -464,6 +464,9 @@ def test_all_arguments_are_here(strategy):
     for name, row in NAMES.items():
         if row.kind != "works" or not row.theirs.startswith("sok.") or name == "LocalizedVariable":
             continue
+        if not callable(row.resolve()):
+            assert name == "tf_version"
+            continue
         parameters = inspect.signature(of_classes.get(name, row.resolve())).parameters
         assert set(parameters) - known <= set(ARGUMENTS[name]), name
 

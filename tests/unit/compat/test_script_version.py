@@ -34,6 +34,18 @@ def test_by_what_it_names(text, is_2):
     assert script_version.is_2(text) == is_2
 
 
+def test_modules_next_to_it_and_scripts_of_neither_kind(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "steps.py").write_text(f"import main\n{LOOP}")
+    (tmp_path / "sessions.py").write_text("tf.Session()")
+    main = "from training.steps import step\nstep()"
+    assert script_version.is_2(main, tmp_path) and not script_version.is_2(main)
+    assert not script_version.is_2(f"import sessions\n{main}", tmp_path)
+    assert script_version.is_2("print(sok.Variable([[1.0]]))", tmp_path, unless_1=True)
+    assert not script_version.is_2("import sessions", tmp_path, unless_1=True)
+    assert not script_version.is_2("print 'a script of Python 2'", tmp_path, unless_1=True)
+
+
 # A package is there in Horovod's place, and only scripts get what stands in for it.
 PROGRAM = """
 import sys, types

@@ -233,7 +233,7 @@ def probes():
             "_weights",
         ],
     )
-    yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay"]
+    yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay", "_learning_rate"]
     yield (
         tf2.function(lambda: 0),
         ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
