@@ -18,12 +18,21 @@ sys.path.insert(0, str(ROOT))
 from collective.compat.framework import PROMISES, Framework, Name  # noqa: E402
 from collective.compat.names.contrib import CONTRIB, MOVED  # noqa: E402
 from collective.compat.names.deeprec import DEEPREC  # noqa: E402
+from collective.compat.names.distributed_embeddings import (  # noqa: E402
+    DISTRIBUTED_EMBEDDINGS,
+)
 from collective.compat.names.estimator import ESTIMATORS  # noqa: E402
 from collective.compat.names.horovod import HOROVOD  # noqa: E402
 from collective.compat.names.hybridbackend import HYBRIDBACKEND  # noqa: E402
 from collective.compat.names.sok import SOK  # noqa: E402
 
-FRAMEWORKS: tuple[Framework, ...] = (DEEPREC, HYBRIDBACKEND, SOK, HOROVOD)
+FRAMEWORKS: tuple[Framework, ...] = (
+    DEEPREC,
+    HYBRIDBACKEND,
+    SOK,
+    HOROVOD,
+    DISTRIBUTED_EMBEDDINGS,
+)
 SECTIONS: tuple[tuple[str, tuple[Name, ...]], ...] = (
     ("tf.estimator", ESTIMATORS),
     ("tf.contrib", CONTRIB),

@@ -109,42 +109,9 @@ class Embedding(Layer):
 
     @tf.autograph.experimental.do_not_convert
     def _look_up(self, inputs: Any, weights: Any) -> Any:
-        is_sparse = isinstance(inputs, (tf.SparseTensor, tf.SparseTensorValue))
-        if self.combiner is None:
-            if is_sparse or weights is not None:
-                what = "sparse ids" if is_sparse else "weights"
-                raise ValueError(
-                    f"The layer '{self.name}' is called with {what}, and has no combiner: make it "
-                    "with combiner='sum', 'mean' or 'sqrtn'."
-                )
-            if isinstance(inputs, tf.RaggedTensor):
-                return inputs.with_flat_values(self._rows_of(inputs.flat_values))
-            return self._rows_of(inputs)
-        if is_sparse:
-            return self._pooled(inputs, weights)
-        if isinstance(inputs, tf.RaggedTensor):
-            if inputs.shape.rank != 2:
-                raise ValueError(
-                    f"The layer '{self.name}' combines the rows of ragged ids [B, None], and these "
-                    f"have the shape {inputs.shape}. Call inputs.merge_dims(…) first."
-                )
-            return self._pooled(*(x if x is None else x.to_sparse() for x in (inputs, weights)))
-        ids = tf.convert_to_tensor(inputs)
-        pooled = self._pooled(*(x if x is None else _as_sparse(x) for x in (ids, weights)))
-        if ids.shape.rank == 2:
-            return pooled
-        out = tf.reshape(pooled, tf.concat([tf.shape(ids)[:-1], [self.dim]], 0))
-        out.set_shape(ids.shape[:-1].concatenate([self.dim]))
-        return out
-
-    def _rows_of(self, ids: Any) -> tf.Tensor:
-        return tf.nn.embedding_lookup(self.embeddings, ids)
-
-    def _pooled(self, ids: Any, weights: Any) -> tf.Tensor:
-        rows = tf.nn.embedding_lookup_sparse(self.embeddings, ids, weights, combiner=self.combiner)
-        pooled = for_all_samples(rows, ids.dense_shape[0])
-        pooled.set_shape([None, self.dim])
-        return pooled
+        return looked_up(
+            self.embeddings, inputs, weights, self.combiner, f"The layer '{self.name}'"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments with which a layer like this one is made."""
@@ -155,6 +122,58 @@ class Embedding(Layer):
             "combiner": self.combiner,
             "embeddings_initializer": package.initializers.serialize(self.embeddings_initializer),
         }
+
+
+def looked_up(table: Any, inputs: Any, weights: Any, combiner: str | None, caller: str) -> Any:
+    """Looks up rows of a table or a matrix; see `Embedding.call`.
+
+    Args:
+        table: [V, D].
+        inputs: ids.
+        weights: of the ids, or None.
+        combiner: one of COMBINERS, or None.
+        caller: begins messages.
+    """
+    is_sparse = isinstance(inputs, (tf.SparseTensor, tf.SparseTensorValue))
+    if combiner is None:
+        if is_sparse or weights is not None:
+            what = "sparse ids" if is_sparse else "weights"
+            raise ValueError(
+                f"{caller} is called with {what}, and has no combiner: make it with "
+                "combiner='sum', 'mean' or 'sqrtn'."
+            )
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(tf.nn.embedding_lookup(table, inputs.flat_values))
+        return tf.nn.embedding_lookup(table, inputs)
+    if is_sparse:
+        return _pooled(table, inputs, weights, combiner=combiner)
+    if isinstance(inputs, tf.RaggedTensor):
+        if inputs.shape.rank != 2:
+            raise ValueError(
+                f"{caller} combines the rows of ragged ids [B, None], and these have the shape "
+                f"{inputs.shape}. Call inputs.merge_dims(…) first."
+            )
+        return _pooled(
+            table,
+            *(x if x is None else x.to_sparse() for x in (inputs, weights)),
+            combiner=combiner,
+        )
+    ids = tf.convert_to_tensor(inputs)
+    pooled = _pooled(
+        table, *(x if x is None else _as_sparse(x) for x in (ids, weights)), combiner=combiner
+    )
+    if ids.shape.rank == 2:
+        return pooled
+    out = tf.reshape(pooled, tf.concat([tf.shape(ids)[:-1], [table.shape[-1]]], 0))
+    out.set_shape(ids.shape[:-1].concatenate([table.shape[-1]]))
+    return out
+
+
+def _pooled(table: Any, ids: Any, weights: Any, *, combiner: str) -> tf.Tensor:
+    rows = tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+    pooled = for_all_samples(rows, ids.dense_shape[0])
+    pooled.set_shape([None, table.shape[-1]])
+    return pooled
 
 
 def _as_sparse(x: Any) -> tf.SparseTensor:

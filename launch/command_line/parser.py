@@ -172,7 +172,8 @@ def launcher_parser(prog: str) -> Parser:
         dest="framework",
         choices=FRAMEWORKS,
         help="run an unchanged script of another framework: `import tensorflow` gives it "
-        "TensorFlow's version 1 with that framework's names",
+        "TensorFlow's version 1 with that framework's names, or for a script of TensorFlow 2 "
+        "TensorFlow as it is",
     )
     add(
         "--embedding-scope",

@@ -17,16 +17,19 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
 import name_tables
 from collective.compat.framework import SHORT, find, in_full
 from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.distributed_embeddings import DISTRIBUTED_EMBEDDINGS
 from collective.compat.names.horovod import HOROVOD
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.compat.names.sok import SOK
 
 ROOT = Path(__file__).resolve().parents[3]
-FRAMEWORKS = (DEEPREC, HOROVOD, HYBRIDBACKEND, SOK)
+FRAMEWORKS = (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK)
 OF = {framework.name: framework for framework in FRAMEWORKS}
 # DeepRec has SparseOperationKit as a part, and is trained with HybridBackend: a script for one of
 # them has names of all.
 TOGETHER = (DEEPREC, HYBRIDBACKEND, SOK)
+# Their scripts have TensorFlow as it is.
+OF_VERSION_2 = (DISTRIBUTED_EMBEDDINGS.name,)
 WHICH = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -146,7 +149,7 @@ def output(program: str) -> dict:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", OF)
+@pytest.mark.parametrize("name", [name for name in OF if name not in OF_VERSION_2])
 def test_a_script_imports_them_by_their_own_paths(name):
     """TensorFlow's own modules have none of them, and whatever isn't the script's sees those."""
     names = []

@@ -11,6 +11,7 @@ import collective
 from collective.compat.framework import FIRST_VERSION, PROMISES
 from collective.compat.names.contrib import CONTRIB, MOVED
 from collective.compat.names.deeprec import DEEPREC
+from collective.compat.names.distributed_embeddings import DISTRIBUTED_EMBEDDINGS
 from collective.compat.names.horovod import HOROVOD
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.compat.names.sok import SOK
@@ -18,7 +19,11 @@ from collective.compat.names.sok import SOK
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {
     name.theirs: name
-    for names in (CONTRIB, MOVED, *(f.names for f in (DEEPREC, HOROVOD, HYBRIDBACKEND, SOK)))
+    for names in (
+        CONTRIB,
+        MOVED,
+        *(f.names for f in (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK)),
+    )
     for name in names
 }
 _COLLECTIVE_STRATEGY = (
@@ -132,6 +137,18 @@ PROOFS = {
             "callbacks.LearningRateWarmupCallback",
             "callbacks.LearningRateScheduleCallback",
         )
+    },
+    **{
+        f"distributed_embeddings.{name}": (
+            f"tests/ranks/compat/test_distributed_embeddings.py::{test}",
+            name,
+        )
+        for test, names in {
+            "test_a_tape": "DistributedEmbedding DistributedGradientTape Embedding",
+            "test_fit": "DistributedOptimizer",
+            "test_layers_of_their_own": "ConcatOneHotEmbedding embedding_lookup",
+        }.items()
+        for name in names.split()
     },
 }
 
