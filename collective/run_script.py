@@ -3,8 +3,8 @@
 python -m collective.run_script --as deeprec [--embedding-scope auto] script.py [arguments]
 
 A script of TensorFlow 1 gets TensorFlow's version 1, and opens scope() where its framework has one.
-For a script of TensorFlow 2 (of Horovod, SparseOperationKit, distributed-embeddings), scope() is
-open from its first line on.
+For a script of TensorFlow 2 (of Horovod, SparseOperationKit, distributed-embeddings, TensorFlow
+Recommenders Addons), scope() is open from its first line on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from collective.compat import script_files, script_version
 from collective.compat.framework import say_once
 from collective.compat.names.distributed_embeddings import DISTRIBUTED_EMBEDDINGS
 from collective.compat.names.horovod import HOROVOD
+from collective.compat.names.tfra import TFRA
 from collective.compat.script_modules import INSTALLATION
 from collective.job import training_apart
 from collective.scope import SCOPES
+
+# The frameworks all of whose scripts are of TensorFlow 2.
+_OF_VERSION_2 = {each.name: each for each in (DISTRIBUTED_EMBEDDINGS, TFRA)}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,8 +40,8 @@ def main(arguments: Sequence[str]) -> None:
     if _is_of_version_2(options.framework, command):
         INSTALLATION.use_version_2()
         say_once(f"{' '.join(command[:1])} is a script of TensorFlow 2, and trains in scope()")
-    if options.framework == DISTRIBUTED_EMBEDDINGS.name:
-        INSTALLATION.add(DISTRIBUTED_EMBEDDINGS, HOROVOD)
+    if options.framework in _OF_VERSION_2:
+        INSTALLATION.add(_OF_VERSION_2[options.framework], HOROVOD)
     else:
         importlib.import_module(f"collective.compat.{options.framework}")
     script_files.install()
@@ -69,7 +73,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _is_of_version_2(framework: str, command: Sequence[str]) -> bool:
     """Tells whether the script or module is one of TensorFlow 2; not if it can't be read."""
-    if framework == DISTRIBUTED_EMBEDDINGS.name:
+    if framework in _OF_VERSION_2:
         return True
     if framework not in ("horovod", "sok"):
         return False  # The others' names are those of TensorFlow 1.

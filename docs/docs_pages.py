@@ -53,6 +53,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/coming-from/hybridbackend-sok.md",
             "docs/coming-from/horovod.md",
             "docs/coming-from/distributed-embeddings.md",
+            "docs/coming-from/tfra.md",
             "docs/coming-from/torchrec.md",
             "docs/coming-from/persia.md",
             "docs/coming-from/determined.md",

@@ -25,6 +25,7 @@ from collective.compat.names.estimator import ESTIMATORS  # noqa: E402
 from collective.compat.names.horovod import HOROVOD  # noqa: E402
 from collective.compat.names.hybridbackend import HYBRIDBACKEND  # noqa: E402
 from collective.compat.names.sok import SOK  # noqa: E402
+from collective.compat.names.tfra import TFRA  # noqa: E402
 
 FRAMEWORKS: tuple[Framework, ...] = (
     DEEPREC,
@@ -32,6 +33,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     SOK,
     HOROVOD,
     DISTRIBUTED_EMBEDDINGS,
+    TFRA,
 )
 SECTIONS: tuple[tuple[str, tuple[Name, ...]], ...] = (
     ("tf.estimator", ESTIMATORS),

@@ -19,6 +19,7 @@ SHORT = {
     "hb": "hybridbackend.tensorflow",
     "sok": "sparse_operation_kit",
     "hvd": "horovod.tensorflow",
+    "de": "tensorflow_recommenders_addons.dynamic_embedding",
 }
 Kind = Literal["works", "no effect", "refused"]
 Promise = Literal["same numbers", "the original", "same effect", "no effect", "refused"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from collective.job.errors import UsageError
 
 # The frameworks whose scripts run unchanged, each a module of collective.compat.
-FRAMEWORKS = ("deeprec", "distributed-embeddings", "hybridbackend", "horovod", "sok")
+FRAMEWORKS = ("deeprec", "distributed-embeddings", "hybridbackend", "horovod", "sok", "tfra")
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 # Options that only the launcher has; its other options might as well be a script's own.

@@ -15,7 +15,7 @@ Ranks
   --bind none           let ranks use all cores; auto (default): those near a rank's GPU
   --data-loaders K SCRIPT  also start K processes that make batches (collective.data.stream)
   --as FRAMEWORK        run an unchanged script of deeprec, distributed-embeddings, hybridbackend,
-      horovod or sok
+      horovod, sok or tfra
   --embedding-scope auto  with --as: make tables of the script's embeddings, without changes to it
   --no-python           run a program that isn't a Python script
   --independent         let each rank train its own model, as in a sweep

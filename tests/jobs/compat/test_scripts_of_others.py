@@ -259,6 +259,35 @@ for step in range(2):
     print("loss", hvd.allreduce(train()).numpy())
     dmp.broadcast_variables(layer.variables, root_rank=0)
 """,
+    "tfra": """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+import tensorflow_recommenders_addons as tfra
+from tensorflow_recommenders_addons import dynamic_embedding as de
+from tensorflow_recommenders_addons.dynamic_embedding.keras.layers import HvdAllToAllEmbedding
+
+assert tfra.dynamic_embedding is de and de.keras.layers.embedding.Embedding is (
+    de.keras.layers.BasicEmbedding)
+hvd.init()
+de.enable_train_mode()
+config = de.HkvHashTableConfig(init_capacity=4, max_capacity=8, max_hbm_for_values=128)
+creator = de.HkvHashTableCreator(config=config, saver=de.FileSystemSaver(proc_size=1, proc_rank=0))
+layer = HvdAllToAllEmbedding(embedding_size=2, initializer=1.0, name="a", kv_creator=creator)
+model = tf.keras.Sequential([layer])
+optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(0.8), synchronous=True)
+model.compile(optimizer, lambda labels, rows: tf.reduce_mean(rows))
+ids = tf.constant([[hvd.rank() + 2**40], [5]], tf.int64)
+for step in range(2):
+    got = model.fit(ids, tf.zeros([2, 1]), batch_size=2, verbose=0, callbacks=[
+        de.keras.callbacks.DEHvdBroadcastGlobalVariablesCallback(root_rank=0),
+        de.keras.callbacks.ModelCheckpoint("{folder}"),
+    ])
+    print("loss", got.history["loss"][0])
+try:
+    de.get_variable("table")
+except NotImplementedError as error:
+    assert "de.get_variable is not supported: make a layer" in str(error)
+""",
 }
 # Of the second step on one rank, by hand. SOK's is the sum over ranks, which is asked for alike.
 SECOND = {
@@ -272,6 +301,8 @@ SECOND = {
     # 0.8 / 16 less for each time that a row is looked up; in each table half of the lookups are of
     # a row that is looked up twice.
     "distributed-embeddings": 1 - (0.8 / 16 + 2 * 0.8 / 16) / 2,
+    # As above: rank 0 and rank 1 have a row each, and one together.
+    "tfra": 1 - (0.8 / 4 + 0.8 / 8) / 2,
 }
 
 
@@ -280,7 +311,9 @@ SECOND = {
 def test_a_script_of(framework: str, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(WITH_A_SCOPE[framework].replace("{folder}", str(tmp_path / "saved")))
-    done = pool.launch("-np", 2, "--device", "cpu", "--as", framework, script)
+    # The pool has loaded Horovod, and by it `tf.keras` as Keras 3 next to later TensorFlow.
+    is_new = framework == "tfra"
+    done = pool.launch("-np", 2, "--device", "cpu", "--as", framework, script, pool=not is_new)
     assert done.returncode == 0, done.stdout
     first, second = losses(done.stdout, 0)
     assert second < first and losses(done.stdout, 1) == [first, second]

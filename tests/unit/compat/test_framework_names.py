@@ -21,15 +21,16 @@ from collective.compat.names.distributed_embeddings import DISTRIBUTED_EMBEDDING
 from collective.compat.names.horovod import HOROVOD
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.compat.names.sok import SOK
+from collective.compat.names.tfra import TFRA
 
 ROOT = Path(__file__).resolve().parents[3]
-FRAMEWORKS = (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK)
+FRAMEWORKS = (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK, TFRA)
 OF = {framework.name: framework for framework in FRAMEWORKS}
 # DeepRec has SparseOperationKit as a part, and is trained with HybridBackend: a script for one of
 # them has names of all.
 TOGETHER = (DEEPREC, HYBRIDBACKEND, SOK)
 # Their scripts have TensorFlow as it is.
-OF_VERSION_2 = (DISTRIBUTED_EMBEDDINGS.name,)
+OF_VERSION_2 = (DISTRIBUTED_EMBEDDINGS.name, TFRA.name)
 WHICH = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 

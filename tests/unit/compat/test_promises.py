@@ -15,6 +15,7 @@ from collective.compat.names.distributed_embeddings import DISTRIBUTED_EMBEDDING
 from collective.compat.names.horovod import HOROVOD
 from collective.compat.names.hybridbackend import HYBRIDBACKEND
 from collective.compat.names.sok import SOK
+from collective.compat.names.tfra import TFRA
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {
@@ -22,7 +23,7 @@ NAMES = {
     for names in (
         CONTRIB,
         MOVED,
-        *(f.names for f in (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK)),
+        *(f.names for f in (DEEPREC, DISTRIBUTED_EMBEDDINGS, HOROVOD, HYBRIDBACKEND, SOK, TFRA)),
     )
     for name in names
 }
@@ -147,6 +148,15 @@ PROOFS = {
             "test_a_tape": "DistributedEmbedding DistributedGradientTape Embedding",
             "test_fit": "DistributedOptimizer",
             "test_layers_of_their_own": "ConcatOneHotEmbedding embedding_lookup",
+        }.items()
+        for name in names.split()
+    },
+    **{
+        f"de.{name}": (f"tests/ranks/compat/test_tfra.py::{test}", name.rpartition(".")[2])
+        for test, names in {
+            "test_fit": "DynamicEmbeddingOptimizer keras.layers.HvdAllToAllEmbedding",
+            "test_a_tape": "keras.layers.Embedding keras.layers.BasicEmbedding "
+            "keras.layers.SquashedEmbedding keras.layers.FieldWiseEmbedding",
         }.items()
         for name in names.split()
     },

@@ -1,0 +1,1 @@
+"""Stands in for TensorFlow Recommenders Addons: its layers of dynamic embeddings, and the rest."""
