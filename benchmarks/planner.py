@@ -7,6 +7,12 @@ and the median milliseconds of a step next to the predicted ones, the rank corre
 of predicted and measured, and how often the planner's order of the two placements is the real one.
 The planner knows the machine as `placement='auto'` does: by what the ranks measure, or have kept.
 Ids are drawn equally likely, as the planner assumes. Give the machine nothing else to do.
+
+    python benchmarks/planner.py --search
+
+compares what the planner chooses for 200 random sets of tables, on 2 to 64 ranks that there needn't
+be, with other ways to choose, all by the planner's model: all placements of small sets, simulated
+annealing of large ones, rules, and the proposals of TorchRec's greedy planner.
 """
 
 from __future__ import annotations
@@ -23,14 +29,17 @@ import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
 from collective.plan import job_machines
+from collective.planner import first_placements, search
 from collective.planner.step_model import StepModel
-from collective.planner.workload import PLACEMENTS, TableWork, Workload
+from collective.planner.workload import TableWork, Workload
 
 OPTIMIZERS = {
     "adagrad": lambda: tf.train.AdagradOptimizer(0.01),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.01),
 }
+PLACEMENTS = ("rows", "replicated")
+SMALL_SETS, LARGE_SETS, ANNEALED = 100, 100, 3000
 CLEARLY = 1.1  # times of two placements that differ by less are taken as equal
 
 
@@ -121,11 +130,54 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
+def search_lines() -> list[str]:
+    """Returns the lines of a table: the planner's steps compared with those of others."""
+    from tests.unit.planner import other_searches, problems
+
+    ratios: dict[str, list[float]] = {}
+    kinds: list[str] = []
+    for seed in range(SMALL_SETS + LARGE_SETS):
+        is_small = seed < SMALL_SETS
+        most, least = (5, 1) if is_small else (40, 6)
+        clusters = [(2, 1), (1, 2), (3, 1)] if seed % 2 and is_small else problems.CLUSTERS
+        workload, machines = problems.problem(seed, most, least, clusters)
+        model = StepModel(workload, machines)
+        found = search.forecast(workload, machines)
+        kinds += [choice.placement.partition(":")[0] for choice in found.choices]
+        others = {name: rule(model) for name, rule in other_searches.RULES.items()}
+        if is_small:
+            others["all placements (small sets)"] = other_searches.everything(model)
+        else:
+            starts = [found.placements, first_placements.all_of(model, "rows")]
+            annealed = other_searches.annealed(model, seed, ANNEALED, starts)
+            others["annealing (large sets)"] = annealed
+        for name, seconds in others.items():
+            if seconds < float("inf"):  # else it doesn't fit
+                ratios.setdefault(name, []).append(found.parts.seconds / seconds)
+    lines = [
+        "| compared with | sets that fit | median | worst | planner is better by 1 % | worse |",
+        6 * "|---" + "|",
+    ]
+    for name, values in ratios.items():
+        better = sum(value < 0.99 for value in values)
+        worse = sum(value > 1 + 1e-9 for value in values)
+        lines.append(
+            f"| {name} | {len(values)} | {statistics.median(values):.3f} | {max(values):.4f} | "
+            f"{better} | {worse} |"
+        )
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+    return [*lines, f"{len(kinds)} tables: {counts}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=60, help="steps of each model")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    parser.add_argument("--search", action="store_true", help="compare searches, without ranks")
     arguments = parser.parse_args()
+    if arguments.search:
+        print("\n".join(search_lines()))
+        return
     strategy = CollectiveStrategy()
     machines = job_machines.agree("").machines
     is_first = strategy.rank() == 0

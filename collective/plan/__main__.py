@@ -31,7 +31,7 @@ FILE is YAML or JSON:
 A table's keys: rows, dimension; type (float32), ids (of a sample, 1), distinct (of a rank's ids in
 a step, the share that is distinct; by default as if all rows were equally likely), optimizer,
 imbalance (keys of the busiest owner by the mean, 1), dynamic, weight_bound (false), placement
-(auto, rows or replicated).
+(auto, rows, replicated, whole on a rank of the planner's choice, or whole:K on rank K).
 
 No machine is needed. A rank is a device. Rates are the makers'; every number is printed with
 its source. Several --devices or --batch are compared.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -23,6 +23,7 @@ from collective.plan.known_runs import KnownRuns, MeasuredSteps
 from collective.planner.machines import Origin
 from collective.planner.workload import OPTIMIZERS, TYPE_BYTES, TableWork, Workload
 from collective.strategies import Lookup
+from collective.tables import automatic_placement
 from collective.tables.grouping import lookups_of
 from collective.tables.table import is_replicated, is_replicated_table
 
@@ -115,7 +116,8 @@ def of_graph(graph: tf.Graph, session: tf.Session | None = None) -> GraphWorkloa
         for section in group.sections
         if section.pooled
     }
-    reader = _Reader(measured, batch, pooled, bool(graph.get_collection(tf.GraphKeys.TRAIN_OP)))
+    has_optimizer = bool(graph.get_collection(tf.GraphKeys.TRAIN_OP))
+    reader = _Reader(measured, batch, pooled, has_optimizer, _of_earlier_run(graph))
     variables = {v.op.name: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
     tables, remarks = [], {}
     for plan in plans:
@@ -129,6 +131,13 @@ def of_graph(graph: tf.Graph, session: tf.Session | None = None) -> GraphWorkloa
     ]
     sources = (batch_source, *reader.sources(len(tables)))
     return GraphWorkload(Workload(tuple(tables), batch, sum(network)), remarks, sources)
+
+
+def _of_earlier_run(graph: tf.Graph) -> dict[str, TableWork]:
+    """Returns the tables by which placement='auto:FILE' has placed those of a graph."""
+    basis = automatic_placement.of_graph(graph).basis
+    workload = None if basis is None else basis.workload
+    return {} if workload is None else {table.name: table for table in workload.tables}
 
 
 def _batch(measured: MeasuredSteps | None, lookups: Sequence[Lookup]) -> tuple[int, Source]:
@@ -157,10 +166,15 @@ class _Reader:
     """Reads the work of tables, and counts where their numbers come from."""
 
     def __init__(
-        self, measured: MeasuredSteps | None, batch: int, pooled: set[str], has_optimizer: bool
+        self,
+        measured: MeasuredSteps | None,
+        batch: int,
+        pooled: set[str],
+        has_optimizer: bool,
+        earlier: Mapping[str, TableWork],
     ):
         self._measured, self._batch, self._pooled = measured, batch, pooled
-        self._has_optimizer = has_optimizer
+        self._has_optimizer, self._earlier = has_optimizer, earlier
         self._counts: dict[tuple[str, Origin, str], int] = {}
 
     def table(
@@ -206,7 +220,7 @@ class _Reader:
             ids=ids,
             distinct=distinct,
             optimizer=optimizer,
-            imbalance=max(1.0, plan.key_imbalance or 1.0),
+            imbalance=max(1.0, self._imbalance(plan)),
             dynamic=plan.rows is None,
             bounded="weight_bound" in plan.policy,
             distinct_at=distinct_at,
@@ -216,6 +230,16 @@ class _Reader:
             by_origin.setdefault(origin, []).append(what)
         text = "; ".join(f"{origin}: {', '.join(whats)}" for origin, whats in by_origin.items())
         return table, text
+
+    def _imbalance(self, plan: TablePlan) -> float:
+        """Returns the keys of the busiest owner by the mean if the table is by rows.
+
+        Where it isn't, nobody can measure that, and what an earlier run has measured holds.
+        """
+        if plan.placement == "rows":
+            return plan.key_imbalance or 1.0
+        earlier = self._earlier.get(plan.name)
+        return 1.0 if earlier is None else earlier.imbalance
 
     def _rows_of_dynamic(self, plan: TablePlan) -> tuple[int, str]:
         """Returns the rows of a dynamic table on all ranks, and why they are assumed; '' if not."""

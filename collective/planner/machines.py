@@ -125,7 +125,7 @@ class Machines:
         return self.device.memory.value * self.device.usable.value
 
     def all_to_all(self, count: float) -> float:
-        """Returns the seconds in which each rank sends `count` bytes, equal parts to all ranks.
+        """Returns the seconds in which a rank sends `count` bytes, equal parts to all ranks.
 
         Both wires work at once, so the slower one counts.
         """

@@ -2,13 +2,14 @@
 
 Other tables are taken to be placed by rows, so that the exchanges and their waits are there anyway.
 What is compared is what the table alone adds to a step. A replicated table's gradient is to be part
-of a matrix: beyond `MATRIX_ELEMENTS` numbers of all replicated tables it is not replicated.
+of a matrix: beyond `MATRIX_ELEMENTS` numbers of all replicated tables it is not replicated. A table
+is never whole on one rank: that pays only for several tables, which ranks share evenly.
 """
 
 from __future__ import annotations
 
+from collective.planner.choices import reason
 from collective.planner.machines import Machines
-from collective.planner.search import reason
 from collective.planner.step_model import MATRIX_ELEMENTS, StepModel
 from collective.planner.workload import Placement, TableWork, Workload
 

@@ -4,15 +4,24 @@ The model, for one rank of N, with n ids of its B / N samples in a table [V, D],
 distinct, and row bytes r = D * size:
 
     'rows'         keys (8 u), rows (r u) and gradients (r u) travel by three all-to-alls that all
-                   tables share. Read and written: n + u keys, rows by gather (2 r u), pool
-                   forward (r n) and backward (2 r n), sums at the owner (2 r u), and the update of
-                   what the owner was asked for (2 rows with slots each).
+                   tables share. Read and written: n ids, pool forward (r n) and backward (2 r n)
+                   by who asks; by the owner u keys, rows by gather (2 r u), sums (2 r u), and the
+                   update of what it was asked for (2 rows with slots each).
+    'whole'        the same, in the same all-to-alls, but one owner answers all N ranks: N u in
+                   place of u. The others have nothing to answer, and take part.
     'replicated'   the rank looks up itself: r n. Its gradient travels
                    - as a matrix in the allreduce of the dense gradients, if the matrices of all
                      replicated tables have no more than `MATRIX_ELEMENTS` numbers together,
                    - else as u rows, each with its rank's sum, which an allgather brings to all
                      ranks, and which all ranks sum and apply.
                    TensorFlow's operations take some time for each id, as `Device.id_time` says.
+
+An owner's part has two phases: keys come in, rows are read and go out; gradients come in, are
+summed and applied. Each phase lasts as long as its slowest rank. Of 'rows' that is the owner with
+most keys, by `imbalance`, or the first ranks if V isn't a multiple of N. Nobody knows whether these
+are the same ranks for each table, so all ranks are taken to be as busy with 'rows' as the busiest.
+However tables are placed, the owner that answers most has more to send than any rank asks for,
+since N - 1 times its share are at least all others' shares: askers' wires needn't be counted.
 
 To these are added the network (6 operations per parameter and sample; its allreduce), a wait for
 each collective, and a start for each operation. Parts of a step follow each other: the model has no
@@ -36,6 +45,8 @@ from collective.planner.workload import (
     TableWork,
     Workload,
     distinct_of_equally_likely,
+    kind_of,
+    owner_of,
 )
 
 # `slice_means.MOST_ELEMENTS`: that module loads TensorFlow. A test holds them together.
@@ -92,7 +103,8 @@ class StepModel:
     def __init__(self, workload: Workload, machines: Machines):
         self.workload, self.machines = workload, machines
         self.samples = workload.batch / machines.ranks
-        self._known: dict[tuple[str, Placement, bool], Parts] = {}
+        self._known: dict[tuple[str, str, bool], Parts] = {}
+        self._answered: dict[str, tuple[Parts, Parts]] = {}
 
     def step(self, placements: Mapping[str, Placement]) -> Parts:
         """Returns the seconds of a step.
@@ -101,12 +113,25 @@ class StepModel:
             placements: that of each table, by its name.
         """
         as_matrices = self.as_matrices(placements)
-        parts = [self.shared(placements).values()]
+        parts = [self.shared(placements), *self.slowest_owners(placements)]
         parts += [
-            self.table(table, placements[table.name], as_matrices).values()
+            self.on_all_ranks(table, placements[table.name], as_matrices)
             for table in self.workload.tables
         ]
-        return Parts(*map(math.fsum, zip(*parts)))
+        return Parts(*map(math.fsum, zip(*(part.values() for part in parts))))
+
+    def slowest_owners(self, placements: Mapping[str, Placement]) -> list[Parts]:
+        """Returns what answering for whole tables takes the slowest rank, in each phase."""
+        whole: dict[int, list[tuple[Parts, Parts]]] = {}
+        for table in self.workload.tables:
+            owner = owner_of(placements[table.name])
+            if owner is not None:
+                whole.setdefault(owner, []).append(self.answers(table))
+        phases = [
+            [Parts(*map(math.fsum, zip(*(part.values() for part in phase)))) for phase in zip(*own)]
+            for _, own in sorted(whole.items())
+        ]
+        return [max(ranks, key=lambda part: part.seconds) for ranks in zip(*phases)]
 
     def as_matrices(self, placements: Mapping[str, Placement]) -> bool:
         """Tells whether gradients of replicated tables travel as matrices."""
@@ -116,20 +141,21 @@ class StepModel:
     def shared(self, placements: Mapping[str, Placement]) -> Parts:
         """Returns the seconds that don't belong to any table."""
         types = {t.type for t in self.workload.tables if placements[t.name] == "replicated"}
-        return self.shared_of("rows" in placements.values(), types, self.as_matrices(placements))
+        exchanged = any(placement != "replicated" for placement in placements.values())
+        return self.shared_of(exchanged, types, self.as_matrices(placements))
 
-    def shared_of(self, by_rows: bool, replicated_types: Set[str], as_matrices: bool) -> Parts:
+    def shared_of(self, exchanged: bool, replicated_types: Set[str], as_matrices: bool) -> Parts:
         """Returns the seconds that don't belong to any table.
 
         Args:
-            by_rows: whether there is a table with placement 'rows'.
+            exchanged: whether there is a table that isn't replicated.
             replicated_types: the types of the replicated tables.
             as_matrices: whether their gradients travel as matrices.
         """
         machines, parameters = self.machines, self.workload.parameters
         device = machines.device
         rate = device.flops.value * device.flop_share.value
-        collectives = 1 + 3 * by_rows  # the agreement; keys, rows and gradients
+        collectives = 1 + 3 * exchanged  # the agreement; keys, rows and gradients
         collectives += parameters > 0 or (bool(replicated_types) and as_matrices)
         if not as_matrices:
             collectives += len(replicated_types)  # an allgather each
@@ -141,38 +167,77 @@ class StepModel:
         )
 
     def table(self, table: TableWork, placement: Placement, as_matrices: bool = True) -> Parts:
-        """Returns the seconds that a table adds to a step.
+        """Returns the seconds that a table adds to a step, of a whole one on its owner.
 
         Args:
             table: the table.
             placement: where its rows are.
             as_matrices: whether gradients of replicated tables travel as matrices.
         """
-        key = (table.name, placement, as_matrices)
+        parts = self.on_all_ranks(table, placement, as_matrices)
+        if owner_of(placement) is not None:
+            for phase in self.answers(table):
+                parts += phase
+        return parts
+
+    def on_all_ranks(
+        self, table: TableWork, placement: Placement, as_matrices: bool = True
+    ) -> Parts:
+        """Returns the seconds that a table takes on every rank: see `table`."""
+        kind = kind_of(placement)
+        if kind == "replicated" and self.machines.ranks == 1:
+            kind = "rows"
+        key = (table.name, kind, as_matrices)
         if key not in self._known:
-            if placement == "rows" or self.machines.ranks == 1:
-                self._known[key] = self._by_rows(table)
-            else:
+            if kind == "replicated":
                 self._known[key] = self._replicated(table, as_matrices)
+            else:
+                self._known[key] = self._asks(table)
+                if kind == "rows":
+                    for phase in self._answers(table, *self._own(table)):
+                        self._known[key] += phase
         return self._known[key]
 
-    def _by_rows(self, table: TableWork) -> Parts:
-        machines, ranks = self.machines, self.machines.ranks
+    def answers(self, table: TableWork) -> tuple[Parts, Parts]:
+        """Returns the seconds of the owner of a whole table: until rows are with those who asked,
+        and from when gradients leave these until rows are updated."""
+        if table.name not in self._answered:
+            self._answered[table.name] = self._answers(table, 1.0, table.rows)
+        return self._answered[table.name]
+
+    def _own(self, table: TableWork) -> tuple[float, float]:
+        """Returns what the busiest owner of a table by rows is asked for, as a share of all ranks'
+        keys, and how many rows it has."""
+        ranks = self.machines.ranks
+        rows = math.ceil(table.rows / ranks)
+        fullest = 0.0 if table.dynamic else rows / table.rows
+        return min(max(table.imbalance / ranks, fullest), 1.0), rows
+
+    def _asks(self, table: TableWork) -> Parts:
         ids = self.samples * table.ids
-        distinct = table.distinct_of(ids)
         row = self._touched(table.weight_bytes)
-        own_rows = table.rows / ranks
-        # All ranks' distinct keys; what several of them ask for is updated once.
-        updated = distinct_of_equally_likely(distinct * ranks, table.rows) / ranks
-        updated = min(updated * table.imbalance, own_rows)
-        sent = distinct * table.imbalance
-        memory = KEY_BYTES * (ids + distinct) * 2 + row * (4 * sent + 3 * _read(ids, distinct))
-        memory += self._update(table, updated, own_rows)
-        travelling = sent * (KEY_BYTES + 2 * table.weight_bytes)
-        return Parts(
-            memory=self._memory(memory),
-            exchange=machines.all_to_all(travelling),
-            starts=ROWS_STARTS * machines.device.start.value,
+        memory = 2 * KEY_BYTES * ids + 3 * row * _read(ids, table.distinct_of(ids))
+        starts = ROWS_STARTS * self.machines.device.start.value
+        return Parts(memory=self._memory(memory), starts=starts)
+
+    def _answers(self, table: TableWork, share: float, own_rows: float) -> tuple[Parts, Parts]:
+        """Returns the seconds of the two phases of an owner that is asked for `share` of all keys.
+
+        What several ranks ask for is updated once.
+        """
+        row = self._touched(table.weight_bytes)
+        keys = table.distinct_of(self.samples * table.ids) * self.machines.ranks
+        updated = min(distinct_of_equally_likely(keys, table.rows) * share, own_rows)
+        asked = keys * share
+        given = 2 * (KEY_BYTES + row) * asked
+        taken = 2 * row * asked + self._update(table, updated, own_rows)
+        all_to_all = self.machines.all_to_all
+        return (
+            Parts(
+                memory=self._memory(given),
+                exchange=all_to_all(asked * (KEY_BYTES + table.weight_bytes)),
+            ),
+            Parts(memory=self._memory(taken), exchange=all_to_all(asked * table.weight_bytes)),
         )
 
     def _replicated(self, table: TableWork, as_matrices: bool) -> Parts:
@@ -226,6 +291,12 @@ class StepModel:
         ranks = self.machines.ranks if placement == "rows" else 1
         return math.ceil(table.rows / ranks) * table.row_bytes
 
+    def owner_bytes(self, table: TableWork) -> float:
+        """Returns the bytes of a whole table on its rank, with rows and gradients on their way to
+        and from the other ranks."""
+        keys = table.distinct_of(self.samples * table.ids) * (self.machines.ranks - 1)
+        return table.rows * table.row_bytes + 2 * table.weight_bytes * keys
+
     def buffer_bytes(self) -> float:
         """Returns the bytes of rows and gradients on their way, and of the network."""
         rows = 0.0
@@ -237,8 +308,14 @@ class StepModel:
 
     def bytes_of(self, placements: Mapping[str, Placement]) -> float:
         """Returns the bytes that a step takes on the rank that has most."""
-        tables = (self.table_bytes(t, placements[t.name]) for t in self.workload.tables)
-        return sum(tables) + self.buffer_bytes()
+        on_all_ranks, whole = self.buffer_bytes(), dict[int, float]()
+        for table in self.workload.tables:
+            owner = owner_of(placements[table.name])
+            if owner is None:
+                on_all_ranks += self.table_bytes(table, placements[table.name])
+            else:
+                whole[owner] = whole.get(owner, 0.0) + self.owner_bytes(table)
+        return on_all_ranks + max(whole.values(), default=0.0)
 
 
 def _read(ids: float, distinct: float) -> float:

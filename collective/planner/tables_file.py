@@ -12,13 +12,14 @@ from __future__ import annotations
 import decimal
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Optional
 
 import pydantic
 
 from collective import yaml_file
-from collective.planner.workload import OPTIMIZERS, TYPE_BYTES, TableWork, Workload
+from collective.planner.workload import OPTIMIZERS, TYPE_BYTES, TableWork, Workload, kind_of
 from collective.yaml_file import Contradictions, Place, StrictModel
 
 Count = Annotated[int, pydantic.Field(ge=1)]
@@ -33,6 +34,7 @@ Optimizer = Literal[
     "adadelta",
     "ftrl",
 ]
+PLACEMENTS = re.compile("auto|rows|replicated|whole(:[0-9]+)?")
 assert set(Optimizer.__args__) == set(OPTIMIZERS)  # type: ignore[attr-defined]
 
 
@@ -52,14 +54,17 @@ class TableEntry(StrictModel):
     imbalance: Annotated[float, pydantic.Field(ge=1)] = 1.0
     dynamic: bool = False
     weight_bound: bool = False
-    placement: Literal["auto", "rows", "replicated"] = "auto"
+    placement: str = "auto"
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> TableEntry:
         found: list[tuple[Place, str]] = []
-        if self.placement == "replicated" and (self.dynamic or self.weight_bound):
-            kind = "a dynamic table" if self.dynamic else "a table with a weight_bound"
-            found.append((("placement",), f"{kind} can't be replicated. Write 'rows'."))
+        table = TableWork("", 1, 1, dynamic=self.dynamic, bounded=self.weight_bound)
+        if not PLACEMENTS.fullmatch(self.placement):
+            known = "'auto', 'rows', 'replicated', 'whole' or 'whole:K' (on rank K)"
+            found.append((("placement",), f"it is {known}, not {self.placement!r}."))
+        elif self.placement != "auto" and (refusal := table.refusal(kind_of(self.placement))):
+            found.append((("placement",), f"{refusal}. Write 'rows'."))
         if self.distinct_at is not None and self.distinct is None:
             needs = "it says at how many ids `distinct` was measured, which is missing. Add it."
             found.append((("distinct_at",), needs))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
-Placement = Literal["rows", "replicated"]
-PLACEMENTS: tuple[Placement, ...] = ("rows", "replicated")
+Kind = Literal["rows", "replicated", "whole"]
+KINDS: tuple[Kind, ...] = ("rows", "replicated", "whole")
+Placement = str  # 'rows', 'replicated', or 'whole:K' for a table that rank K has whole
 
 TYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 # Of a key, its place and its counters in the index of a dynamic table (ops/native/row_store.h keeps
@@ -68,7 +69,8 @@ class TableWork:
         imbalance: keys that the busiest owner is asked for, divided by the mean, from 1.
         dynamic: whether the number of rows is open.
         bounded: whether its policy has a weight_bound.
-        placement: None if the planner is to choose.
+        placement: 'rows', 'replicated', 'whole:K', or 'whole' for any rank; None if the planner is
+            to choose.
     """
 
     name: str
@@ -115,15 +117,39 @@ class TableWork:
         exponent = max(0.0, 1 + math.log(self.distinct) / math.log(self.distinct_at))
         return min(ids**exponent, self.rows)
 
-    def refusal(self, placement: Placement) -> str:
+    @property
+    def kinds(self) -> list[Kind]:
+        """The placements that it can have."""
+        return [kind for kind in KINDS if not self.refusal(kind)]
+
+    def refusal(self, kind: Kind) -> str:
         """Says why it can't be placed so; '' if it can."""
-        if self.placement is not None and placement != self.placement:
+        if self.placement is not None and kind != kind_of(self.placement):
             return f"placement: {self.placement} is given"
-        if placement == "replicated" and self.dynamic:
-            return "a dynamic table can't be replicated"
-        if placement == "replicated" and self.bounded:
+        if kind != "rows" and self.dynamic:
+            return f"a dynamic table can't be {_IN_WORDS[kind]}"
+        if kind == "replicated" and self.bounded:
             return "a table with a weight_bound can't be replicated"
         return ""
+
+    def owners(self, ranks: int) -> Sequence[int]:
+        """Returns which of `ranks` ranks can have it whole."""
+        given = owner_of(self.placement or "")
+        return range(ranks) if given is None else [given % ranks]
+
+
+_IN_WORDS = {"replicated": "replicated", "whole": "whole on one rank"}
+
+
+def kind_of(placement: Placement) -> Kind:
+    """Returns a placement without the rank."""
+    return cast(Kind, placement.partition(":")[0])
+
+
+def owner_of(placement: Placement) -> int | None:
+    """Returns the rank that has a table whole; None if ranks share it, or none is named."""
+    kind, _, rank = placement.partition(":")
+    return int(rank) if kind == "whole" and rank else None
 
 
 @dataclasses.dataclass(frozen=True)

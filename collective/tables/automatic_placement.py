@@ -2,8 +2,9 @@
 
 What is known then is the table, and the basis on which all ranks have agreed: this job's machines
 and, with 'auto:FILE', the tables of an earlier run. A table that the file has, with the same shape
-and type, is placed as the planner places all of the file's tables together. Any other is placed by
-what it alone adds to a step, with assumed ids (`planner/single_choice.py`). The same table of a
+and type, is placed as the planner places all of the file's tables together: by rows, replicated, or
+whole on a rank. Any other is placed by what it alone adds to a step, with assumed ids
+(`planner/single_choice.py`). The same table of a
 graph gets the same placement each time that it is asked for.
 """
 
@@ -20,7 +21,7 @@ from collective.ops.graph import graph_state, graphs
 from collective.planner import search, single_choice
 from collective.planner.machines import Machines
 from collective.planner.search import DoesNotFit
-from collective.planner.workload import Placement, TableWork, Workload
+from collective.planner.workload import Placement, TableWork, Workload, kind_of
 
 ASSUMED_BATCH = 8192  # of all ranks together; with one id of each table in a sample
 
@@ -123,10 +124,10 @@ class AutomaticPlacement:
                 remark = f" (not in {file})"
             elif _kind(there) != _kind(table):
                 remark = f" (in {file} it is {_described(there)}, here {_described(table)})"
-            elif table.bounded and not there.bounded:
-                return Choice("rows", table.refusal("replicated")), True
             else:
-                return self._of_file[file][table.name], True
+                chosen = self._of_file[file][table.name]
+                refusal = table.refusal(kind_of(chosen.placement))
+                return (Choice("rows", refusal) if refusal else chosen), True
         batch = ASSUMED_BATCH if workload is None else workload.batch
         placement, why = single_choice.choose(table, basis.machines, batch, elements)
         return Choice(placement, why + remark), False
@@ -160,9 +161,12 @@ def note_of(graph: tf.Graph) -> str:
     choices = of_graph(graph)
     if choices.basis is None:
         return ""
-    replicated = sum(choice.placement == "replicated" for choice in choices.by_name.values())
+    kinds = [kind_of(choice.placement) for choice in choices.by_name.values()]
     total = counted(len(choices.by_name), "table")
-    return f"replicates {replicated} of {total}, the others are by rows; {choices.basis.source}"
+    whole = kinds.count("whole")
+    also = f"{whole} {'is' if whole == 1 else 'are'} whole on one rank, " if whole else ""
+    text = f"replicates {kinds.count('replicated')} of {total}, {also}the others are by rows"
+    return f"{text}; {choices.basis.source}"
 
 
 AUTOMATIC = AutomaticPlacement()

@@ -133,7 +133,8 @@ def table_getter(
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default.
     weight_bound.check(policy, dtype, name)
-    if _is_to_be_replicated(name, rows, dim, dtype, options, policy):
+    placement = _placement(name, rows, dim, dtype, options, policy)
+    if placement == "replicated":
         return _replicated_table(getter, name, shape, dtype, initializer, policy, **kwargs)
     made: list[Table] = []
 
@@ -154,7 +155,7 @@ def table_getter(
             STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
         size = None if rows is None else rows * dim * int(dtype.size)
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
-            **({} if size is None else {"placed": _placed(options, size)}),
+            **({} if size is None else {"placed": _placed(placement, size)}),
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,
@@ -222,14 +223,14 @@ class WholeTables:
         return min(range(collectives.size()), key=lambda rank: self.bytes_of[rank])
 
 
-def _placed(options: EmbeddingOptions, size: int) -> RowPlacement | None:
+def _placed(placement: str, size: int) -> RowPlacement | None:
     """Returns where the rows of a static table are to be; None for its share on each rank.
 
     Args:
-        options: those of the scope.
+        placement: 'rows', 'whole' or 'whole:K'.
         size: the bytes of its weights.
     """
-    name, _, number = options.placement.partition(":")
+    name, _, number = placement.partition(":")
     if name != "whole":
         return None
     whole_tables = graph_state.of(graphs.outermost(tf.get_default_graph()), WholeTables)
@@ -238,15 +239,15 @@ def _placed(options: EmbeddingOptions, size: int) -> RowPlacement | None:
     return placed
 
 
-def _is_to_be_replicated(
+def _placement(
     name: str,
     rows: int | None,
     dim: int,
     dtype: tf.DType,
     options: EmbeddingOptions,
     policy: TablePolicy,
-) -> bool:
-    """Tells whether the table [rows, dim] is to have all rows on every rank.
+) -> str:
+    """Returns the placement of the table [rows, dim]: 'rows', 'replicated', 'whole' or 'whole:K'.
 
     Raises:
         ValueError: placement='replicated' demands it, but the table is dynamic or has a bound; or
@@ -257,7 +258,7 @@ def _is_to_be_replicated(
     """
     served = served_table.served_graph(tf.get_default_graph())
     if served is not None and served.has_table(name):
-        return False  # It was trained with another placement, and is served by its parts.
+        return "rows"  # Whatever its placement was in training, it is served by its parts.
     bound = policy.weight_bound
     if rows is None and not options.is_automatic and options.placement != "rows":
         raise ValueError(
@@ -272,18 +273,18 @@ def _is_to_be_replicated(
                 f"nothing keeps within weight_bound={bound!r}. Make it in "
                 "embedding_scope(placement='rows'), or leave the bound out."
             )
-        return True
+        return "replicated"
     if rows is None:
-        return False
+        return "rows"
     if bound is None and rows * dim * int(dtype.size) < int(options.replicate_below):
-        return True
+        return "replicated"
     if not options.is_automatic:
-        return False
+        return options.placement
     if served is not None:
-        return True  # It was trained so: the checkpoint has it as an ordinary variable.
+        return "replicated"  # as it was in training: the checkpoint has it as a variable
     _, _, file = options.placement.partition(":")
     table = TableWork(name, rows, dim, type=dtype.name, bounded=bound is not None)
-    return AUTOMATIC.choose(file, table).placement == "replicated"
+    return AUTOMATIC.choose(file, table).placement
 
 
 def _replicated_table(

@@ -41,7 +41,8 @@ class PlacementPlan:
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """The best placement of each table, 'rows' or 'replicated', by the tables' names."""
+        """The best placement of each table by its name: 'rows', 'replicated', or 'whole:K' if rank
+        K is to have all rows."""
         return self.forecast.placements
 
     @property
@@ -106,8 +107,7 @@ def write_tables(path: str | os.PathLike[str], described: GraphWorkload) -> None
 def with_prediction(plan: Plan, graph: tf.Graph) -> Plan:
     """Returns a plan that also has the predicted time of a step next to the measured one.
 
-    Without a profile, or with a table that one rank has whole, which the model doesn't know, it is
-    the same plan.
+    Without a profile it is the same plan.
 
     Args:
         plan: of the graph.
@@ -116,11 +116,7 @@ def with_prediction(plan: Plan, graph: tf.Graph) -> Plan:
     measured = graph_state.of(graph, KnownRuns).measured
     if measured is None or not plan.tables:
         return plan
-    placements: dict[str, Placement] = {}
-    for table in plan.tables:
-        if table.placement not in ("rows", "replicated"):
-            return plan
-        placements[table.name] = "replicated" if table.placement == "replicated" else "rows"
+    placements = {table.name: table.placement for table in plan.tables}
     machines = job_machines.of_job()
     step = StepModel(graph_workload.of_graph(graph).workload, machines).step(placements)
     steps = f"steps {measured.first} to {measured.last}"

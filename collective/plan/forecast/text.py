@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from collective.ops.counting import counted
 from collective.plan.formatting import columns, cut_off, in_bytes, shortened
+from collective.planner.choices import NAMES_OF_PARTS, Choice
 from collective.planner.machines import Figure
-from collective.planner.search import NAMES_OF_PARTS, Choice, Forecast
+from collective.planner.search import Forecast
 from collective.planner.step_model import StepModel
+from collective.planner.workload import Kind, kind_of
 
 LONGEST_NAME, MOST_TABLES = 32, 40
 ESTIMATE = (
@@ -95,12 +97,17 @@ def _table_lines(choices: Sequence[Choice], full: bool) -> list[str]:
     width = max(map(len, lines))
     named = [f"{lines[0]:<{width}}  why", *_with_reasons(lines[1:], shown, width)]
     if left_out:
-        replicated = sum(choice.placement == "replicated" for choice in left_out)
+        replicated, whole = _count(left_out, "replicated"), _count(left_out, "whole")
+        also = f", {whole} whole on one rank" if whole else ""
         named.append(
-            f"and {counted(len(left_out), 'smaller table')}, {replicated} of them replicated "
+            f"and {counted(len(left_out), 'smaller table')}, {replicated} of them replicated{also} "
             "(--full lists them)"
         )
     return named
+
+
+def _count(choices: Sequence[Choice], kind: Kind) -> int:
+    return sum(kind_of(choice.placement) == kind for choice in choices)
 
 
 def _with_reasons(lines: Sequence[str], choices: Sequence[Choice], width: int) -> list[str]:
@@ -120,8 +127,9 @@ def _step_lines(forecast: Forecast) -> list[str]:
     rows = [[f"  {NAMES_OF_PARTS[n]}", milliseconds(v), "ms"] for n, v in parts.items() if v]
     lines += columns(["", "", ""], rows)[1:]
     share = machines.device.usable.value
+    which = "the fullest rank" if _count(forecast.choices, "whole") else "a rank"
     lines.append(
-        f"Memory of a rank: {in_bytes(forecast.bytes)} of {in_bytes(machines.room)} "
+        f"Memory of {which}: {in_bytes(forecast.bytes)} of {in_bytes(machines.room)} "
         f"({share:g} of {in_bytes(machines.device.memory.value)})"
     )
     buffers = StepModel(forecast.workload, machines).buffer_bytes()
@@ -159,6 +167,9 @@ def _value(name: str, figure: Figure) -> str:
     return in_bytes(value) + unit[1:]
 
 
+_LISTED: tuple[Kind, ...] = ("replicated", "whole")
+
+
 def comparison_lines(forecasts: Sequence[Forecast | tuple[str, str]]) -> list[str]:
     """Returns a line for each of several forecasts, compared with the first.
 
@@ -167,13 +178,13 @@ def comparison_lines(forecasts: Sequence[Forecast | tuple[str, str]]) -> list[st
             reason.
     """
     head = ["", "samples", "ms a step", "samples a second", "of a rank's memory", "replicated"]
+    head.append("whole")
     rows, problems = [], []
     for each in forecasts:
         if isinstance(each, tuple):
-            rows.append([each[0], *["", "doesn't fit", "", "", ""]])
+            rows.append([each[0], *["", "doesn't fit", "", "", "", ""]])
             problems.append(f"{each[0]}: {each[1]}")
             continue
-        replicated = sum(choice.placement == "replicated" for choice in each.choices)
         rows.append(
             [
                 each.machines.name,
@@ -181,7 +192,7 @@ def comparison_lines(forecasts: Sequence[Forecast | tuple[str, str]]) -> list[st
                 milliseconds(each.parts.seconds),
                 f"{each.workload.batch / each.parts.seconds:,.0f}",
                 in_bytes(each.bytes),
-                f"{replicated} of {len(each.choices)}",
+                *(f"{_count(each.choices, k)} of {len(each.choices)}" for k in _LISTED),
             ]
         )
     return [*columns(head, rows), *problems]

@@ -19,12 +19,18 @@ from tests.ranks.checkpoints import wait
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(2, 3), pytest.mark.backends("hb")]
 
 D = 4
-ROWS = {"fixed": 9, "alone": 11, "unknown": 7}
+ROWS = {"fixed": 9, "alone": 11, "unknown": 7, "hot": 13, "hotter": 13}
 FILE = """
 batch: 16
 tables:
   fixed: {rows: 9, dimension: 4, placement: replicated}
   alone: {rows: 11, dimension: 4}
+"""
+# By rows, one rank would be asked for nearly everything.
+UNEVEN = """
+tables:
+  hot: {rows: 13, dimension: 4, imbalance: 3}
+  hotter: {rows: 13, dimension: 4, imbalance: 3}
 """
 
 
@@ -69,17 +75,25 @@ def trained(tables, parts):
 
 
 def test_training_and_restart_are_plain_tensorflows(strategy, rank, size, file, folder):
-    """A first start without a file; the next one, by the file, has tables elsewhere."""
+    """A first start without a file; the next ones, by files, have tables elsewhere."""
+    uneven = Path(folder) / "uneven.yml"
+    if rank == 0:
+        uneven.write_text(UNEVEN)
     with tf.Graph().as_default():
         tables = [reference.table(n, r, D, use_resource=True) for n, r in ROWS.items()]
         train, every = trained(tables, [ids_of(r) for r in range(size)])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             expected = []
-            for _ in range(4):
+            for _ in range(6):
                 session.run(train)
                 expected.append(session.run(every))
-    starts = {"auto": [True] * 3, f"auto:{file}": [False, False, True]}
+    starts = {
+        "auto": [True] * 5,
+        f"auto:{file}": [False, False] + [True] * 3,
+        f"auto:{uneven}": [True] * 5,
+    }
+    plans = []
     for start, (placement, sharded) in enumerate(starts.items()):
         with strategy.scope(plan="quiet"), tf.Graph().as_default():
             tables = build(strategy, placement, seed=start)
@@ -98,16 +112,24 @@ def test_training_and_restart_are_plain_tensorflows(strategy, rank, size, file, 
                     for got, want in zip(session.run(every), expected[2 * start + step]):
                         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
                 saver.save(session, f"{folder}/m")
-            plan = strategy.plan()
+            plans.append(strategy.plan())
         wait()
+    _, plan, of_uneven = plans
     chosen = {table.name: (table.placement, table.why) for table in plan.tables}
     assert chosen["fixed"] == ("replicated", "placement: replicated is given")
     assert chosen["alone"][0] == "replicated"
     assert chosen["unknown"][0] == "rows" and chosen["unknown"][1].endswith(f"(not in {file})")
     note = plan.notes["placement='auto'"]
-    assert note.startswith(f"replicates 2 of 3 tables, the others are by rows; by {file}; for ")
+    assert note.startswith(f"replicates 2 of 5 tables, the others are by rows; by {file}; for ")
     assert note.endswith(f"{size} x CPU on 1 host")
     assert f"auto: {chosen['alone'][1]}" in plan.to_text(full=True)
+    chosen = {table.name: (table.placement, table.why) for table in of_uneven.tables}
+    assert (chosen["hot"][0], chosen["hotter"][0]) == ("whole:0", "whole:1")
+    assert chosen["hot"][1].startswith("'rows': ") and " ms more for " in chosen["hot"][1]
+    assert {chosen[name][0] for name in ("fixed", "alone", "unknown")} == {"rows"}
+    note = of_uneven.notes["placement='auto'"]
+    assert note.startswith("replicates 0 of 5 tables, 2 are whole on one rank, the others are by ")
+    assert f"whole on rank 0; auto: {chosen['hot'][1]}" in of_uneven.to_text(full=True)
 
 
 def test_rank_0_decides(strategy, rank, folder, monkeypatch):
@@ -122,7 +144,7 @@ def test_rank_0_decides(strategy, rank, folder, monkeypatch):
         Path("common.yml").write_text(own[rank])
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         tables = build(strategy, "auto:common.yml")
-    assert [isinstance(table, Table) for table in tables] == [False, False, True]
+    assert [isinstance(table, Table) for table in tables] == [False, False] + [True] * 3
 
 
 def test_machines_are_measured_once(strategy, rank, size, folder, monkeypatch):

@@ -82,6 +82,35 @@ def test_given_rates_take_the_place_of_published_ones(file, capsys):
     assert values == [640e9, 1e9, 1e9] and figures["memory"]["origin"] == "given"
 
 
+def test_whole_tables_are_on_their_rank(tmp_path, capsys):
+    """In the text, with the next best placement, in the data, and in the picture."""
+    file, target = tmp_path / "tables.yml", tmp_path / "plan.svg"
+    entry = "{rows: 1000000, dimension: 64, ids: 10, imbalance: 3}"
+    names = [f"uneven_{number}" for number in range(40)]
+    file.write_text("tables:\n" + "".join(f"  {name}: {entry}\n" for name in names))
+    words = ("--tables", str(file), "--devices", "40 x H100", "--hosts", "5")
+    code, out, _ = plan(capsys, *words, "--full", "--svg", str(target))
+    assert code == 0
+    owners = set()
+    for line in [line for line in out.splitlines() if line.startswith("uneven_")]:
+        _, rows, _, _, placement, size, unit, _, more, why = line.split(maxsplit=9)
+        assert (rows, size, unit, why[:8]) == ("1,000,000", "512", "MB", "'rows': "), line
+        assert float(more) > 0
+        owners.add(int(placement.removeprefix("whole:")))
+    assert owners == set(range(40)) and "Memory of the fullest rank: " in out
+    (values,) = json.loads(plan(capsys, *words, "--json")[1])
+    placements = {table["placement"] for table in values["tables"].values()}
+    assert placements == {f"whole:{rank}" for rank in range(40)}
+    text = target.read_text()
+    (where,) = {
+        line.partition(" on rank ")[2].partition("<")[0]
+        for line in text.splitlines()
+        if "uneven_0: 512 MB on rank " in line
+    }
+    boxes = [line for line in text.splitlines() if ": uneven_0, 512 MB<" in line]
+    assert len(boxes) == 1 and f"<title>rank {where}: " in boxes[0]
+
+
 def test_batches_and_devices_are_compared(file, capsys):
     code, out, _ = plan(
         capsys,

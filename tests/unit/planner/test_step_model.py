@@ -10,30 +10,10 @@ import pytest
 
 from collective.ops.exchange import slice_means
 from collective.planner import step_model
-from collective.planner.machines import Device, Figure, Machines
+from collective.planner.machines import Machines
 from collective.planner.step_model import StepModel
 from collective.planner.workload import TableWork, Workload, distinct_of_equally_likely
-
-
-def device(**changes: float) -> Device:
-    """A device of round numbers: 1 GB/s of memory and wires, 1 ms for whatever has a fixed time."""
-    values = {
-        "memory": 1e9,
-        "memory_rate": 1e9,
-        "flops": 1e12,
-        "within_rate": 1e9,
-        "between_rate": 1e8,
-        "start": 1e-6,
-        "id_time": 1e-12,
-        "within_wait": 1e-3,
-        "between_wait": 2e-3,
-        "usable": 1.0,
-        "memory_share": 1.0,
-        "wire_share": 1.0,
-        "flop_share": 1.0,
-        **changes,
-    }
-    return Device("D-1GB", **{name: Figure(v, "given", "here") for name, v in values.items()})
+from tests.unit.planner.problems import device
 
 
 def test_rows_worked_out_by_hand():
@@ -70,6 +50,47 @@ def test_replicated_worked_out_by_hand():
     assert sums.memory > matrix.memory
 
 
+def test_whole_worked_out_by_hand():
+    """The owner answers what all 4 ranks ask: 400 keys, rows and gradients of the table above, and
+    updates all that they name. The others only ask."""
+    table = TableWork("t", 1_000_000, 16, distinct=0.4)
+    model = StepModel(Workload((table,), 1000), Machines(device(), 4))
+    asks = model.on_all_ranks(table, "whole:1")
+    assert asks.memory == pytest.approx((16 * 250 + 3 * 64 * 137.5) / 1e9)
+    assert asks.exchange == 0 and asks.starts == pytest.approx(step_model.ROWS_STARTS * 1e-6)
+    out, back = model.answers(table)
+    named = 1e6 * (1 - (1 - 1e-6) ** 400)
+    assert out.memory == pytest.approx(2 * 400 * (8 + 64) / 1e9)
+    assert out.exchange == pytest.approx(0.75 * 400 * 72 / 1e9)
+    assert back.memory == pytest.approx((2 * 400 * 64 + 256 * named) / 1e9, rel=1e-6)
+    assert back.exchange == pytest.approx(0.75 * 400 * 64 / 1e9)
+    by_rows, whole = (model.table(table, where).seconds for where in ("rows", "whole:1"))
+    assert whole - asks.seconds == pytest.approx(4 * (by_rows - asks.seconds), rel=1e-6)
+
+
+def test_each_phase_lasts_as_long_as_its_slowest_rank():
+    """Rank 1 answers most keys, rank 0 updates most: all slots of a table that is hardly used."""
+    asked = TableWork("asked", 10**6, 16, ids=100.0)
+    large = TableWork("large", 10**6, 16, ids=0.1, optimizer="adam")
+    model = StepModel(Workload((asked, large), 1000), Machines(device(), 4))
+    both = model.slowest_owners({"asked": "whole:1", "large": "whole:0"})
+    assert both == [model.answers(asked)[0], model.answers(large)[1]]
+    one = model.slowest_owners({"asked": "whole:1", "large": "whole:1"})
+    assert one == [a + b for a, b in zip(model.answers(asked), model.answers(large))]
+    assert model.slowest_owners({"asked": "rows", "large": "replicated"}) == []
+
+
+@pytest.mark.parametrize("rows, imbalance, share", [(1000, 1, 1 / 4), (5, 1, 2 / 5), (5, 9, 1)])
+def test_the_busiest_owner_of_rows(rows, imbalance, share):
+    """It has one row more than others, or more keys, and never more than a whole table's owner."""
+    table = TableWork("t", rows, 16, imbalance=imbalance)
+    model = StepModel(Workload((table,), 1000), Machines(device(), 4))
+    asks = model.on_all_ranks(table, "whole:0")
+    by_rows = model.table(table, "rows") - asks
+    whole = model.table(table, "whole:0") - asks
+    assert by_rows.exchange == pytest.approx(share * whole.exchange)
+
+
 def test_collectives_of_a_step():
     """The agreement; keys, rows, gradients; the dense gradients; an allgather a type."""
     tables = tuple(
@@ -85,6 +106,7 @@ def test_collectives_of_a_step():
     assert waits("rows", "rows") == pytest.approx(4)
     assert waits("rows", "rows", 1000) == pytest.approx(5)
     assert waits("replicated", "rows") == pytest.approx(5)
+    assert waits("whole:1", "whole:3") == pytest.approx(4)  # the same three, of all ranks
     assert waits("replicated", "replicated") == pytest.approx(3)
     assert waits("replicated", "replicated", 1000) == pytest.approx(4)
 
@@ -124,6 +146,8 @@ def test_memory_of_a_rank():
     assert model.table_bytes(table, "replicated") == 101 * 68
     buffers = 2 * 64 * (distinct_of_equally_likely(1, 101) + 1)
     assert model.bytes_of({"t": "rows"}) == pytest.approx(26 * 68 + buffers)
+    answers = 2 * 64 * 3  # a row and a gradient for each other rank
+    assert model.bytes_of({"t": "whole:2"}) == pytest.approx(101 * 68 + answers + buffers)
 
 
 @pytest.mark.parametrize("draws, values", [(50, 10), (1000, 1000), (3, 10**9)])

@@ -44,6 +44,8 @@ def test_a_workload_is_a_file(tmp_path: Path):
         TableWork("a/b: #x'", 10, 4, ids=2.5, distinct=0.25, distinct_at=3000.0, optimizer="adam"),
         TableWork("yes", 3_000_000_000, 2, "float16", ids=0.00001, dynamic=True, bounded=True),
         TableWork("c", 3, 2, imbalance=1.5, placement="replicated"),
+        TableWork("d", 3, 2, bounded=True, placement="whole:12"),
+        TableWork("e", 3, 2, placement="whole"),
     )
     text = tables_file.text_of(Workload(tables, 96, 7), "Two\nlines", {"yes": "assumed: ids"})
     assert load(tmp_path, text) == Workload(tables, 96, 7)
@@ -71,6 +73,14 @@ def test_a_workload_is_a_file(tmp_path: Path):
         (
             "tables:\n  u: {rows: 9, dimension: 4, dynamic: true, placement: replicated}\n",
             "line 2: tables.u.placement: a dynamic table can't be replicated. Write 'rows'.",
+        ),
+        (
+            "tables:\n  u: {rows: 9, dimension: 4, dynamic: true, placement: 'whole:1'}\n",
+            "line 2: tables.u.placement: a dynamic table can't be whole on one rank. Write 'rows'.",
+        ),
+        (
+            "tables:\n  u: {rows: 9, dimension: 4, placement: columns}\n",
+            "tables.u.placement: it is 'auto', 'rows', 'replicated', 'whole' or 'whole:K'",
         ),
     ],
 )

@@ -89,10 +89,21 @@ def test_a_file_has_its_tables_placed_together():
     with tf.Graph().as_default():
         other = made.choose("f", TableWork("only", 11, 4))
         assert other.why.endswith("(in f it is [10, 4] float32, here [11, 4] float32)")
-    with tf.Graph().as_default():
-        bounded = made.choose("f", TableWork("only", 10, 4, bounded=True))
+    assert automatic_placement.note_of(tf.Graph()) == ""
+    given = (
+        TableWork("copied", 10, 4, placement="replicated"),
+        TableWork("whole", 10, 4, placement="whole:3"),
+    )
+    with tf.Graph().as_default() as graph:
+        made, _ = chooser(CPUS, Workload(given, 16))
+        bounded = made.choose("f", TableWork("copied", 10, 4, bounded=True))
         assert bounded == ("rows", "a table with a weight_bound can't be replicated")
-        assert automatic_placement.note_of(tf.Graph()) == ""
+        whole = made.choose("f", TableWork("whole", 10, 4, bounded=True))
+        assert whole == ("whole:1", "placement: whole:3 is given")  # of two ranks
+        note = automatic_placement.note_of(graph)
+        assert note == (
+            "replicates 0 of 2 tables, 1 is whole on one rank, the others are by rows; a test"
+        )
 
 
 def test_what_does_not_fit_is_by_rows():
