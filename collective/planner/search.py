@@ -156,7 +156,7 @@ def _improved(costs: Costs, start: list[int], by_pairs: bool) -> list[int]:
     """Changes one table, or two, as long as the step becomes shorter."""
     places, before = list(start), math.inf
     while True:
-        sums = costs.sums(places)  # anew, so that rounding doesn't add up
+        sums = costs.sums(places)  # again, so that rounding doesn't add up
         seconds = sums.seconds()
         # Rounding must not make it go round.
         if seconds >= before * (1 - 1e-12):

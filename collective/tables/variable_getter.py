@@ -223,14 +223,14 @@ class WholeTables:
         return min(range(collectives.size()), key=lambda rank: self.bytes_of[rank])
 
 
-def _placed(placement: str, size: int) -> RowPlacement | None:
+def _placed(where: str, size: int) -> RowPlacement | None:
     """Returns where the rows of a static table are to be; None for its share on each rank.
 
     Args:
-        placement: 'rows', 'whole' or 'whole:K'.
+        where: 'rows', 'whole' or 'whole:K'.
         size: the bytes of its weights.
     """
-    name, _, number = placement.partition(":")
+    name, _, number = where.partition(":")
     if name != "whole":
         return None
     whole_tables = graph_state.of(graphs.outermost(tf.get_default_graph()), WholeTables)

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.ops.counting import counted
+
 
 class Rows:
     """Tells about the rows of a layer's table that this rank has.
@@ -66,8 +68,8 @@ class Rows:
         if rows > limit:
             raise NotImplementedError(
                 f"params.restrict(…) of the layer '{self._layer.name}' is not supported: the table "
-                f"has {rows} rows here, and the limit is {limit}. Leave restrict out, so that the "
-                "table grows; or make the model in a graph, where "
+                f"has {counted(rows, 'row')} here, and the limit is {limit}. "
+                "Leave restrict out, so that the table grows; or make the model in a graph, where "
                 "collective.TablePolicy(capacity=…) evicts rows."
             )
 

@@ -202,6 +202,7 @@ OTHERS = {
     "collective/estimator/input_sharding.py": "deals batches to ranks",
     "collective/plan/machine_rates.py": "counts the bytes that each rank gets",
     "collective/planner/machines.py": "counts the ranks of a host",
+    "collective/planner/workload.py": "takes the rank of a whole table from those that there are",
     "collective/planner/published.py": "counts the hosts that ranks need",
     "collective/serving/variable_copy.py": "deals the work of copying parts to ranks",
     "ops/communication/collectives.py": "cuts a tensor into pieces, one for each rank",
