@@ -48,7 +48,7 @@ MARKERS = (
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` another one",
     "slow: a test that takes three seconds or more: left to `make test-slow`, which CI runs, too; "
-    "the matrix runs every other slow rank case in one of its turns",
+    "the matrix runs every fourth slow rank case in one of its turns",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -260,7 +260,8 @@ def _by_default(marks: Marks) -> list[Configuration]:
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
     """One that `make test` doesn't have, for every case that depends on the number of ranks and for
-    every other one of the rest; else those of `make test`, for a parameter that it leaves out.
+    every other one of the rest (every fourth that is slow); else those of `make test`, for a
+    parameter that it leaves out.
     """
     by_default = _by_default(marks)
     backends = _in_test(marks) if marks.either_backend else BACKENDS
@@ -277,7 +278,8 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
         turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
     turns = [c for c in turns if c not in by_default]
     first, second = (marks.turn >> 8) % 2 == 0, (marks.turn >> 9) % 2 == 0
-    if not turns or not (first if marks.slow else first or marks.ranks):
+    fourth = first and (marks.turn >> 10) % 2 == 0
+    if not turns or not (fourth if marks.slow else first or marks.ranks):
         return by_default
     if marks.ranks and second:
         return [Configuration(max(marks.ranks), OTHER_BACKEND)]
