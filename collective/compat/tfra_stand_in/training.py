@@ -49,7 +49,7 @@ def DynamicEmbeddingOptimizer(
         theirs = "the sum of the ranks' gradients" if synchronous else "each rank's own gradients"
         say_once(
             f"DynamicEmbeddingOptimizer({what}) there makes steps of {theirs}; here a step is of "
-            f"their mean, as in one process with the batches of all ranks."
+            "their mean, as in one process with the batches of all ranks."
         )
     return self
 
