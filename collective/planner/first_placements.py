@@ -112,6 +112,6 @@ def _dealt(costs: Costs, places: Sequence[int], tables: Sequence[int]) -> list[i
             dealt[table] = rank
             heapq.heapreplace(ranks, (busy + costs.load(table), rank))
         sums.put(table, dealt[table])
-        for rank_and_load in full:
-            heapq.heappush(ranks, rank_and_load)
+        for load_and_rank in full:
+            heapq.heappush(ranks, load_and_rank)
     return dealt

@@ -4,8 +4,8 @@ What is known then is the table, and the basis on which all ranks have agreed: t
 and, with 'auto:FILE', the tables of an earlier run. A table that the file has, with the same shape
 and type, is placed as the planner places all of the file's tables together: by rows, replicated, or
 whole on a rank. Any other is placed by what it alone adds to a step, with assumed ids
-(`planner/single_choice.py`). The same table of a
-graph gets the same placement each time that it is asked for.
+(`planner/single_choice.py`). The same table of a graph gets the same placement each time that it is
+asked for.
 """
 
 from __future__ import annotations

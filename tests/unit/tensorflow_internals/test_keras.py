@@ -69,3 +69,21 @@ def test_layers_of_keras_3_are_refused_in_a_scope_only():
     assert done.returncode == 0, done.stderr[-3000:]
     said = "Dense is of Keras 3" if keras.PACKAGE == "tf_keras" else ""
     assert done.stdout.startswith(said) and bool(done.stdout) == bool(said)
+
+
+@pytest.mark.slow
+def test_what_is_imported_from_tensorflow_keras_is_keras_2():
+    program = """
+import tensorflow as tf
+from collective import CollectiveStrategy
+from tensorflow.keras import layers
+from collective.tensorflow_internals.keras import package
+
+assert layers.Dense is package.layers.Dense, layers.Dense.__module__
+assert layers.Dense is tf.keras.layers.Dense
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
