@@ -98,7 +98,7 @@ def test_what_does_not_hold_is_named(tmp_path: Path, page: str, message: str):
     assert message in str(found.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_python_runs_on_two_ranks_with_what_came_before(tmp_path: Path):
     page = """\
 ```python

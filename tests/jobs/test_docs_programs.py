@@ -58,6 +58,7 @@ def test_the_example_of_the_readme_takes_the_steps_of_plain_tensorflow(tmp_path:
     assert abs(sum(map(float, losses)) / 2 - float(alone)) <= 1.01e-4
 
 
+@pytest.mark.long
 def test_the_program_of_the_quick_start(tmp_path: Path):
     script = write_program("docs/quick-start.md", tmp_path / "likes.py")
     done = launch("-np", 2, script, cwd=tmp_path)
@@ -81,6 +82,7 @@ def test_the_program_for_those_who_know_torchrec(tmp_path: Path):
         assert re.search(rf"\[{rank}\] step 100: this rank's loss is 0\.\d+", done.stdout)
 
 
+@pytest.mark.long
 def test_the_program_that_goes_on_with_its_data(tmp_path: Path):
     script = write_program("docs/guides/data.md", tmp_path / "train.py")
     for ranks, steps in ((2, 8), (1, 8), (3, 4)):

@@ -13,7 +13,7 @@ from tests.jobs import pool
     not tf.test.is_built_with_cuda(),
     reason="this TensorFlow is built without GPUs: no kernels for them",
 )
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["sok", "hb"])
 @pytest.mark.parametrize("ranks", [2, 1])
 def test_a_session_places_tables_where_they_belong(ranks, backend):

@@ -81,7 +81,7 @@ def test_a_trainer_of_the_file_is_that_of_the_arguments(tmp_path, ranks):
         assert names == {"model.ckpt-9.index", "model.ckpt-17.index"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_set_has_an_effect_and_two_values_are_an_error(tmp_path):
     done = launch(

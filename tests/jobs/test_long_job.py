@@ -103,7 +103,7 @@ def test_restarts_at_the_same_number_of_ranks_give_the_very_weights(tmp_path, un
 @pytest.mark.parametrize(
     "ranks",
     [
-        pytest.param((2, 3), marks=[pytest.mark.matrix, pytest.mark.timeout(300)]),
+        pytest.param((2, 3), marks=[pytest.mark.long, pytest.mark.timeout(300)]),
         pytest.param(
             tuple(1 + i % 3 for i in range(21)),
             marks=[pytest.mark.long, pytest.mark.timeout(1200)],

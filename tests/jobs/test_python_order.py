@@ -32,7 +32,7 @@ def launch(tmp_path, **environment):
     return pool.launch(*arguments, environment=environment, pool=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_model_that_is_built_along_a_set(tmp_path):
     done = launch(tmp_path, PYTHONHASHSEED="")

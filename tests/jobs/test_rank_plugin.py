@@ -91,8 +91,7 @@ def run(tmp_path):
 
     def run(cases, *options):
         (tmp_path / "pytest.ini").write_text(
-            "[pytest]\nrank_cases = cases\nparallel_with_ranks = neighbours\nmarkers = long\n"
-            "xfail_strict = true\n"
+            "[pytest]\nrank_cases = cases\nmarkers = long\nxfail_strict = true\n"
         )
         (tmp_path / "conftest.py").write_text(CONFTEST)
         (tmp_path / "cases").mkdir(exist_ok=True)

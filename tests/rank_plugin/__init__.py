@@ -3,9 +3,9 @@
 The process that is started collects the cases, once for each configuration in which they run
 (`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases
 that were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for
-any test. A rank, which runs the same files under the same names, is told by its environment. A
-later launch that is small enough runs in parallel with the present one, and the first with tests
-that need one processor (`parallel_with_ranks`); their cases are reported in their turn.
+any test. A rank, which runs the same files under the same names, is told by its environment. The
+first launch begins with the first test, and a later one that is small enough runs in parallel with
+the present one; their cases are reported in their turn.
 
 A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
 a new launch.
@@ -45,12 +45,6 @@ def inside_a_rank() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rank_cases", "the folder of the cases that run on several ranks", default="")
-    parser.addini(
-        "parallel_with_ranks",
-        "folders of tests that launch nothing; the first launches of ranks run meanwhile",
-        type="args",
-        default=[],
-    )
     group = parser.getgroup("ranks", "cases on several ranks (tests/ranks)")
     group.addoption(
         "--tier",
@@ -122,11 +116,6 @@ def _is_rank_case(node: pytest.Item | pytest.Function) -> bool:
     return bool(folder) and node.config.rootpath / folder in node.path.parents
 
 
-def _runs_with_ranks(node: pytest.Item) -> bool:
-    folders = node.config.getini("parallel_with_ranks")
-    return any(node.config.rootpath / folder in node.path.parents for folder in folders)
-
-
 def _choice(config: pytest.Config) -> Choice:
     option = config.option
     return Choice(
@@ -166,7 +155,7 @@ class Launching:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves out the rank cases that the tier doesn't run.
 
-        The others come last, sorted by configuration, after those with which they can begin.
+        The others come last, sorted by configuration: their ranks run with the tests before them.
         """
         choice = _choice(self._config)
         for (*_, configuration), cases in self._collected.items():
@@ -191,10 +180,7 @@ class Launching:
         for case in chosen:
             # the ranks have their own limits
             case.add_marker(pytest.mark.timeout(0), append=False)
-        others = [item for item in items if not _is_rank_case(item)]
-        if chosen:
-            others.sort(key=_runs_with_ranks)
-        items[:] = [*others, *chosen]
+        items[:] = [*(item for item in items if not _is_rank_case(item)), *chosen]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
@@ -204,8 +190,7 @@ class Launching:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not _is_rank_case(item):
-            if _runs_with_ranks(item):
-                self._start_what_fits(1)
+            self._start_what_fits(1)
             return None
         log, configuration = item.ihook, _configuration(item)
         if configuration not in self._running and configuration not in self._refused:

@@ -30,9 +30,12 @@ _OF_GPUS = {
     "NVIDIA_TF32_OVERRIDE": "0",
 }
 
+# Its thread, which has nothing to carry, would take a twentieth of the processor's time.
+_OF_IDLE_HOROVOD = {"HOROVOD_CYCLE_TIME": "20"}
+
 MARKERS = (
     "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs every "
-    "other one at the largest, the rest in one of their turns, to which these belong",
+    "other one, half of these at the largest, the others in a turn, to which these belong",
     "backends(name, ...): a rank case that depends on the backend: its parameters take turns over "
     "these in `make test`, and `make test-matrix` runs the others",
     "either_backend: a rank case that has nothing to do with the backend, which is none of its "
@@ -104,8 +107,10 @@ class Configuration:
             # The launcher believes that Horovod carries nothing at each step, and lets it sleep.
             more = {FIRST_HOST: str((self.ranks + 1) // 2), "HOROVOD_CYCLE_TIME": "1"}
             carrier = "shared_memory"
+        elif self.gpu:
+            more = _OF_GPUS
         else:
-            more = _OF_GPUS if self.gpu else {}
+            more = {} if carrier == "horovod" else _OF_IDLE_HOROVOD
         return {
             "COLLECTIVE_KERNELS": "cpu",
             # Cases train in plain TensorFlow, too, to compare.
@@ -259,9 +264,9 @@ def _by_default(marks: Marks) -> list[Configuration]:
 
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """One that `make test` doesn't have, for every case that depends on the number of ranks and for
-    every other one of the rest (every fourth that is slow); else those of `make test`, for a
-    parameter that it leaves out.
+    """One that `make test` doesn't have, for every other case that depends on the number of ranks
+    and every fourth of the rest and of slow ones. Of the others every other one has those of
+    `make test`, for a parameter that it leaves out.
     """
     by_default = _by_default(marks)
     backends = _in_test(marks) if marks.either_backend else BACKENDS
@@ -277,11 +282,12 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     if marks.double == "matrix":
         turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
     turns = [c for c in turns if c not in by_default]
-    first, second = (marks.turn >> 8) % 2 == 0, (marks.turn >> 9) % 2 == 0
-    fourth = first and (marks.turn >> 10) % 2 == 0
-    if not turns or not (fourth if marks.slow else first or marks.ranks):
-        return by_default
-    if marks.ranks and second:
+    second, largest, fourth, parameter = ((marks.turn >> bit) % 2 == 0 for bit in (8, 9, 10, 11))
+    if marks.slow or not marks.ranks:
+        second = second and fourth
+    if not turns or not second:
+        return by_default if parameter or marks.matrix else []
+    if marks.ranks and largest:
         return [Configuration(max(marks.ranks), OTHER_BACKEND)]
     return [turns[marks.turn % len(turns)]]
 

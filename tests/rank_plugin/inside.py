@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,9 @@ from tests.rank_plugin.configuration import FIRST_HOST
 # The folder that the launching process shares with the ranks: `cases` has the node ids, one a line;
 # to `reports.R` rank R writes one JSON object a line, to `output.R` goes all that it prints.
 FOLDER = "COLLECTIVE_TEST_FOLDER"
+
+# Of the ranks: a tenth of the processors where tests of jobs want them all.
+NICENESS = 10
 
 
 def places_on_two_hosts(rank: int, size: int, first: int) -> dict[str, str]:
@@ -38,10 +42,21 @@ def places_on_two_hosts(rank: int, size: int, first: int) -> dict[str, str]:
     }
 
 
+def let_others_go_first() -> None:
+    """Gives this process what others leave of the processors, as tests of jobs do half of them.
+
+    Where Linux groups processes by session, a process's own niceness counts within its group only.
+    """
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # none, or it was set a moment ago
+        Path("/proc/self/autogroup").write_text(f"{NICENESS}\n", encoding="ascii")
+
+
 class Reporter:
     """Selects the cases to run, in the order of the list, and writes what becomes of them."""
 
     def __init__(self, config: pytest.Config, folder: Path):
+        let_others_go_first()
         self._config = config
         self._cases = (folder / "cases").read_text(encoding="utf-8").splitlines()
         rank = os.environ["HOROVOD_RANK"]

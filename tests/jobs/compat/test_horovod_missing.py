@@ -63,7 +63,7 @@ def losses(done):
     return sorted(re.findall(r"^\[\d\] losses .+$", done.stdout, re.M))
 
 
-@pytest.mark.parametrize("scope", ["script", "auto"])
+@pytest.mark.parametrize("scope", [pytest.param("script", marks=pytest.mark.long), "auto"])
 def test_a_script_has_the_same_losses(without_horovod, tmp_path, scope):
     script = tmp_path / "train.py"
     # Initial values of scope() are drawn otherwise on no rank: the seed is what differs.

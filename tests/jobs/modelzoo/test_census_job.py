@@ -27,6 +27,7 @@ def trained(folder: Path, ranks: int, *options: object) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_what_is_served_is_what_was_trained_whoever_makes_the_batches(tmp_path):
     """On one rank from the rows, on two by a stream of two loaders: the same numbers."""

@@ -104,8 +104,13 @@ def test_the_numbers_of_ranks_agree_in_every_mode(tmp_path, name):
     assert metrics.auc(test["label"], served) == pytest.approx(whole[0], abs=2e-3)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["dlrm", "two_tower"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("dlrm", marks=pytest.mark.long),
+        pytest.param("two_tower", marks=pytest.mark.matrix),
+    ],
+)
 def test_fit_reaches_the_same_on_any_number_of_ranks(name):
     program = MODELZOO / name / "fit.py"
     more = ("--rows", 20_000, "--batch-size", 96, "--steps", 150)

@@ -337,7 +337,7 @@ def test_arguments_that_are_refused(opens_scope, function, name):
         getattr(made, function)(*given, other=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ranks(1)
 def test_arguments_without_effect(opens_scope):
     """A dataset has batches and an order of its own: numbers are the same with them."""

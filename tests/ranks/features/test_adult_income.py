@@ -118,7 +118,7 @@ def plain():
             return session.run(auc[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_auc_is_that_of_one_process(strategy):
     train, test = rows_of_log()
     slots = yaml_file.parse(EMBEDDINGS, "embedding_config.yml", Slots)

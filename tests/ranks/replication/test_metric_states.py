@@ -321,7 +321,7 @@ def many_of_keras(score, label):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_metrics_of_keras(strategy, rank, size):
     def builder(name):
         def build(score, label):

@@ -123,7 +123,7 @@ def test_counters_of_a_table_that_is_made_inside(strategy, settings):
     np.testing.assert_array_equal(rows, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "Ftrl", "RMSProp", "SGD"])
 def test_a_ready_made_estimator_trains_a_column_of_open_ended_keys(strategy, folder, optimizer):
     """Its model_fn opens a variable_scope with a partitioner, also around the optimizer."""

@@ -37,7 +37,7 @@ def scalars_in(folder):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_file_and_tensorboard_have_the_reports_and_validations(strategy, folder):
     validated = []
     training = trainer_in(strategy, folder, records_per_epoch=50).fit(
@@ -113,7 +113,7 @@ def test_a_training_that_continues_writes_no_step_twice(strategy, folder, rank):
     assert times == sorted(times)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prometheus_and_kubeflow_are_told(strategy, folder, rank, monkeypatch):
     statuses, closed = [], []
 

@@ -146,7 +146,7 @@ def test_training_goes_on_at_its_position(strategy, folder):
     assert_close(weights_in(second), weights)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_id_takes_the_weights_only(strategy, folder, rank):
     first, second = os.path.join(folder, "first"), os.path.join(folder, "second")
     trainer_in(strategy, first).fit(shuffled, max_length=Batch(4), continue_id="a")
@@ -215,7 +215,7 @@ def test_a_wish_of_one_rank_stops_all(strategy, folder, rank, size):
     assert training.checkpoint.endswith("model.ckpt-6") and training.metrics["global_step"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_validation_that_fails_on_one_rank_fails_on_all(strategy, folder, rank, size):
     """The checkpoint is there, and the next fit validates it before it trains on."""
     fails = []
@@ -248,7 +248,7 @@ def test_an_error_in_on_validation_of_one_rank_is_one_on_all(strategy, folder, r
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_test_mode_takes_one_batch_of_each(strategy, folder):
     """In a folder of its own: the checkpoints of training stay, and those of the last test go."""
     trainer_in(strategy, folder).fit(shuffled, TEST, max_length=Batch(3))

@@ -88,15 +88,21 @@ def test_the_matrix_has_each_configuration_in_turn():
     }
     # every other one has the most ranks
     assert {chosen(Marks(**depends, turn=turn)) for turn in range(8)} == {"3-hb"}
-    # where nothing depends on the ranks, every other one is left out, or has another parameter
-    assert chosen(Marks()) == "2-hb" and chosen(Marks(either_backend=True)) == "2-sok"
-    assert chosen(Marks(turn=left_out)) == "2-sok"
+    # of the rest every other one is left out, or has another parameter
+    assert chosen(Marks(**depends, turn=left_out)) == "2-sok"
     assert ran("matrix", Marks(turn=left_out), 1) == []
-    # of what is slow, every fourth one that does
-    assert chosen(Marks(**depends, turn=left_out)) == "3-hb"
-    assert chosen(Marks(**depends, slow=True, turn=left_out)) == "2-sok"
-    assert chosen(Marks(**depends, slow=True, turn=1 << 10)) == "2-sok"
+    # where nothing depends on the ranks, or the case is slow, every fourth one has a turn
+    assert chosen(Marks()) == "2-hb" and chosen(Marks(either_backend=True)) == "2-sok"
+    for few in (Marks(), Marks(**depends, slow=True)):
+        for turn in (left_out, 1 << 10):
+            assert chosen(dataclasses.replace(few, turn=turn)) == "2-sok"
     assert chosen(Marks(**depends, slow=True)) == "3-hb"
+
+
+def test_other_parameters_run_of_every_other_case():
+    assert ran("matrix", Marks(turn=1 << 8), 3) == [(Configuration(2, "sok"), 1)]
+    assert ran("matrix", Marks(turn=1 << 8 | 1 << 11), 3) == []
+    assert ran("matrix", Marks(matrix=True, turn=1 << 8 | 1 << 11), 3) != []
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
