@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import copy
+import importlib
 import os
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,13 +54,41 @@ def open_scope() -> None:
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """Opens scope(embedding_gradients='sum') until the process ends.
 
+    Args:
+        comm_tool: 'horovod'.
+        use_legacy_optimizer: whether `tf.keras.optimizers` and `tf.optimizers` name Keras's legacy
+            optimizers from now on, in a script of TensorFlow 2.
+
     Raises:
         ValueError: comm_tool isn't 'horovod'.
     """
-    del use_legacy_optimizer
     if comm_tool != "horovod":
         raise ValueError(f"sok.init(comm_tool={comm_tool!r}): ranks exchange by 'horovod' here.")
+    if use_legacy_optimizer and tf.executing_eagerly_outside_functions():
+        _use_legacy_optimizers()
     open_scope()
+
+
+class _LegacyOptimizers(types.ModuleType):
+    """Has Keras's legacy optimizers by their names, and whatever else the module has."""
+
+    def __init__(self, module: Any):
+        super().__init__(module.__name__)
+        self._original = module
+
+    def __getattr__(self, name: str) -> Any:
+        module = self._original
+        return getattr(module.legacy if hasattr(module.legacy, name) else module, name)
+
+
+def _use_legacy_optimizers() -> None:
+    tensorflow: Any = importlib.import_module("tensorflow")
+    for module in (tensorflow, tensorflow.keras):
+        legacy = getattr(module.optimizers, "legacy", None)
+        # Keras 3 has none of them, and names only what replaced them.
+        is_keras_2 = getattr(legacy, "Optimizer", None) is OptimizerV2
+        if is_keras_2 and not isinstance(module.optimizers, _LegacyOptimizers):
+            module.optimizers = _LegacyOptimizers(module.optimizers)
 
 
 def Init(**options: Any) -> tf.Operation:  # noqa: N802 (SparseOperationKit's name)

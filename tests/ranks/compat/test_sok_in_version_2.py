@@ -161,6 +161,23 @@ def test_a_function_that_gets_tables_is_one_for_each(strategy, rank, size):
 
 
 @pytest.mark.either_backend
+@pytest.mark.ranks(1)
+def test_init_gives_scripts_legacy_optimizers(monkeypatch):
+    """As there, unless the script says no; what they lack is that of the new ones."""
+    new = tf2.keras.optimizers
+    for module in (tf2, tf2.keras):
+        monkeypatch.setattr(module, "optimizers", module.optimizers)
+    monkeypatch.setattr("collective.compat.sok_functions.open_scope", lambda: None)
+    sok("init", use_legacy_optimizer=False)
+    assert tf2.keras.optimizers is new and tf2.keras.optimizers.Adam is not LEGACY.Adam
+    for _ in range(2):
+        sok("init")
+        for optimizers in (tf2.optimizers, tf2.keras.optimizers):
+            assert optimizers.Adam is optimizers.legacy.Adam is LEGACY.Adam
+            assert optimizers.schedules is new.schedules
+
+
+@pytest.mark.either_backend
 @pytest.mark.parametrize("kind", [LEGACY.Adam, keras.optimizers.Adam])
 def test_a_wrapped_optimizer_moves_the_rows_of_a_batch(strategy, rank, size, kind):
     """By Kingma and Ba's rule, of its own steps; a row that a batch doesn't have stays."""
