@@ -33,7 +33,7 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
         graphs.note_traced(graph)
         outputs = python_func(*inner, **options)
         graph_passes.prepare_traced(graph)
-        calls.note_handles(graph)
+        calls.note_handles(graph, [inner, options])
         return outputs
 
     func_graph = original(name, traced, *args, **kwargs)

@@ -307,26 +307,40 @@ def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
 class Handles:
     """Records what a function calls the handles of variables outside, by their ids.
 
-    TensorFlow forgets those of a function's arguments when it is traced to its end.
+    TensorFlow forgets those of a function's arguments when it is traced to its end, and doesn't
+    count arguments among the graph's variables.
+
+    Attributes:
+        inside: the handles, by the ids of those outside.
+        arguments: the tables that the function gets; a function is traced for each table.
     """
 
     inside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    arguments: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
 
 
-def note_handles(graph: tf.Graph) -> None:
-    """Notes the handles of the variables that a function uses so far, arguments included."""
-    captures = {id(external): inner for external, inner in graph.captures}
-    graph_state.of(graph, Handles).inside.update(captures)
+def note_handles(graph: tf.Graph, arguments: Any = ()) -> None:
+    """Notes the handles of the variables that a function uses so far.
+
+    Args:
+        graph: the function's.
+        arguments: what it gets, nested.
+    """
+    handles = graph_state.of(graph, Handles)
+    handles.inside.update({id(external): inner for external, inner in graph.captures})
+    tables = [x for x in tf.nest.flatten(arguments) if shard_of(x) is not None]
+    handles.arguments += map(weakref.ref, tables)
 
 
 def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
     """Returns the tables and trainable variables that operations of a function write."""
     note_handles(graph)
-    inside = graph_state.of(graph, Handles).inside
+    handles = graph_state.of(graph, Handles)
+    inside, arguments = handles.inside, [table() for table in handles.arguments]
     holders = {graph_analysis.holder(x) for op in written for x in op.inputs}
     return [
         v
-        for v in {id(v): v for v in graph.variables}.values()
+        for v in {id(v): v for v in [*graph.variables, *arguments] if v is not None}.values()
         if id(v.handle) in inside
         and inside[id(v.handle)].op in holders
         # Keras's counters of steps are trainable, too, as far as TensorFlow knows.

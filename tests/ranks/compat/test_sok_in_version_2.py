@@ -161,6 +161,27 @@ def test_a_function_that_gets_tables_is_one_for_each(strategy, rank, size):
 
 
 @pytest.mark.either_backend
+def test_a_function_trains_the_tables_that_it_gets(strategy, rank, size):
+    """It updates nothing else: these alone tell that it trains."""
+    with in_scope(strategy):
+        tables = [sok("DynamicVariable", 2, initializer=str(n), var_type="hbm") for n in (3, 4)]
+        optimizer = sok("SGD", lr=1.0)
+
+        @tf2.function
+        def step(tables):
+            with tf2.GradientTape() as tape:
+                ids = tf2.constant([1, 2 + rank])
+                rows = [sok("all2all_dense_embedding", table, ids) for table in tables]
+                loss = tf2.reduce_sum(rows)
+            optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables))
+
+        step(tables)
+        for table, first in zip(tables, (3, 4)):
+            want = {1: [first - size] * 2, **{2 + each: [first - 1] * 2 for each in range(size)}}
+            assert sums(sok("export", table)) == want
+
+
+@pytest.mark.either_backend
 @pytest.mark.ranks(1)
 def test_init_gives_scripts_legacy_optimizers(monkeypatch):
     """As there, unless the script says no; what they lack is that of the new ones."""
