@@ -38,9 +38,12 @@ class DistributedEmbedding(Layer):
         row_slice_threshold: tables of at least as many elements keep the shape of their outputs;
             see `call`.
         dp_input: True (default): a rank gives its own samples [B, …] of all inputs, in their order.
-            False, on one rank only: in the order `strategy.input_ids_list[0]`.
+            False: it gives the samples [N · B, …] of all N ranks, of the inputs
+            `strategy.input_ids_list[rank]`, and gets the outputs of its own, of which the first
+            rank's are first.
         input_table_map: the table of each input. Default None: one input for each table.
-        data_parallel_threshold: tables of at most as many elements are replicated.
+        data_parallel_threshold: tables of at most as many elements are replicated. Like
+            row_slice_threshold it has no effect with dp_input=False.
         gpu_embedding_size: no effect, which rank 0 says.
         **kwargs: Keras's `name`, `trainable` and `dtype`.
 
@@ -49,7 +52,6 @@ class DistributedEmbedding(Layer):
 
     Raises:
         RuntimeError: no scope() is open.
-        NotImplementedError: dp_input=False, on several ranks.
         ValueError: an argument isn't one of these.
     """
 
@@ -77,18 +79,17 @@ class DistributedEmbedding(Layer):
         self.world_size, self.rank = collectives.size(), collectives.rank()
         self.dp_input = dp_input
         if not dp_input and self.world_size > 1:
-            raise NotImplementedError(
-                "DistributedEmbedding(dp_input=False) is not supported on several ranks: each "
-                "would have all samples of some inputs, and a tf.function looks up only ids that "
-                "ranks needn't exchange before. Make it with dp_input=True, and give each rank its "
-                "own samples of all inputs (distributed-embeddings' examples do so by --dp_input)."
+            say_once(
+                "DistributedEmbedding(dp_input=False) has each rank read the samples of all ranks, "
+                "of all inputs. With dp_input=True it reads its own only "
+                "(distributed-embeddings' examples: --dp_input)."
             )
         if gpu_embedding_size is not None:
             say_once(
                 "DistributedEmbedding(gpu_embedding_size=) has no effect here: all tables are in "
                 "the memory of the device that computes."
             )
-        has_groups = self.world_size > 1
+        has_groups = self.world_size > 1 and dp_input
         self.strategy = DistEmbeddingStrategy(
             embeddings,
             self.world_size,
@@ -147,8 +148,8 @@ class DistributedEmbedding(Layer):
         """Looks up each input in its table.
 
         Args:
-            inputs: a list, of this rank's samples: tensors, `tf.RaggedTensor`s or
-                `tf.SparseTensor`s.
+            inputs: a list, of this rank's samples, or with dp_input=False of all ranks': tensors,
+                `tf.RaggedTensor`s or `tf.SparseTensor`s.
 
         Returns:
             The outputs, in the order of `input_table_map`. On several ranks each is a matrix
@@ -156,7 +157,8 @@ class DistributedEmbedding(Layer):
             tables above row_slice_threshold, and ragged ones: these are as the layers return them.
 
         Raises:
-            ValueError: it is another number of inputs.
+            ValueError: it is another number of inputs; or the ranks do not divide the samples of
+                all. (tf.errors.InvalidArgumentError, where their number is not known before.)
         """
         return self._outputs(inputs)
 
@@ -169,9 +171,41 @@ class DistributedEmbedding(Layer):
                 f"'{self.name}' takes a list of {counted(wanted, 'input')}, not {given}."
             )
         if not self.dp_input:
-            (order,) = self.strategy.input_ids_list
+            order = self.strategy.input_ids_list[self.rank]
             inputs = [x for _, x in sorted(zip(order, inputs), key=lambda pair: pair[0])]
+            inputs = [self._own_samples(x) for x in inputs]
         return [self._looked_up(*each) for each in zip(self.strategy.input_table_map, inputs)]
+
+    def _own_samples(self, inputs: Any) -> Any:
+        """Returns this rank's part [B, …] of the samples [N · B, …] of all ranks."""
+        if self.world_size == 1:
+            return inputs
+        if not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            inputs = tf.convert_to_tensor(inputs)
+        samples = inputs.shape[0] if inputs.shape.rank else None
+        if samples is not None and samples % self.world_size:
+            raise ValueError(
+                f"'{self.name}' has dp_input=False, and got an input of {samples} samples, which "
+                f"{self.world_size} ranks do not divide."
+            )
+        if isinstance(inputs, tf.RaggedTensor):
+            count = inputs.nrows(tf.int64)
+        else:
+            is_sparse = isinstance(inputs, tf.SparseTensor)
+            shape = inputs.dense_shape if is_sparse else tf.shape(inputs, out_type=tf.int64)
+            count = shape[0]
+        divided = tf.debugging.assert_equal(
+            count % self.world_size,
+            tf.zeros([], tf.int64),
+            message=f"'{self.name}' has dp_input=False, and got samples that {self.world_size} "
+            "ranks do not divide.",
+        )
+        with tf.control_dependencies([] if divided is None else [divided]):
+            own = tf.identity(count) // self.world_size
+        if isinstance(inputs, tf.SparseTensor):
+            start = tf.concat([[self.rank * own], tf.zeros_like(shape[1:])], 0)
+            return tf.sparse.slice(inputs, start, tf.concat([[own], shape[1:]], 0))
+        return inputs[self.rank * own : (self.rank + 1) * own]
 
     def _looked_up(self, table: int, ids: Any) -> Any:
         out = tf.cast(self.tables[table](ids), self.compute_dtype)

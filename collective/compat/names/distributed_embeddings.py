@@ -30,7 +30,7 @@ DISTRIBUTED_EMBEDDINGS = Framework(
                 "layer",
                 "DistributedEmbedding",
                 "a table of each layer, by rows; tables of up to data_parallel_threshold elements "
-                "are replicated; dp_input=False is refused on several ranks",
+                "are replicated",
             ),
             (
                 works,

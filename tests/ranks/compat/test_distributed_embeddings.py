@@ -108,7 +108,15 @@ def own(batch, rank, size):
     return [x[part] for x in ids], labels[part]
 
 
-def distributed(de):
+def given(layer, batch, rank, size):
+    """Returns the inputs that a rank gives the layer, and its labels."""
+    ids, labels = own(batch, rank, size)
+    if not layer.dp_input:
+        ids = [batch[0][number] for number in layer.strategy.input_ids_list[rank]]
+    return ids, labels
+
+
+def distributed(de, **options):
     (users, words, tags, owns), constant = SHAPES, keras.initializers.Constant
     layers = [
         keras.layers.Embedding(*users, constant(ROWS[0])),
@@ -123,6 +131,7 @@ def distributed(de):
         row_slice_threshold=400,
         input_table_map=MAP,
         data_parallel_threshold=30,
+        **options,
     )
 
 
@@ -131,7 +140,8 @@ def compare(layer, plain):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
-def test_a_tape(strategy, rank, size, de):
+@pytest.mark.parametrize("dp_input", [True, False])
+def test_a_tape(strategy, rank, size, de, dp_input):
     plain, sgd = Model(Plain()), keras.optimizers.Adagrad(0.1)
 
     def train_step(model, optimizer, wrap):
@@ -149,14 +159,14 @@ def test_a_tape(strategy, rank, size, de):
     step = train_step(plain, sgd, lambda tape: tape)
     want = [float(step(*batch, n == 0)) for n, batch in enumerate(batches())]
     with strategy.scope():
-        model = Model(distributed(de))
-        outs = model.embeddings(own(batches()[0], rank, size)[0])  # eagerly
+        model = Model(distributed(de, dp_input=dp_input))
+        outs = model.embeddings(given(model.embeddings, batches()[0], rank, size)[0])  # eagerly
         assert [out.shape for out in outs] == [[BATCH // size, SHAPES[table][1]] for table in MAP]
         model.embeddings.set_weights(ROWS)
         step = train_step(model, keras.optimizers.Adagrad(0.1), de.DistributedGradientTape)
         losses = []
         for number, batch in enumerate(batches()):
-            loss = step(*own(batch, rank, size), number == 0)
+            loss = step(*given(model.embeddings, batch, rank, size), number == 0)
             losses.append(float(reductions.allreduce(loss)))
         compare(model.embeddings, plain)
     np.testing.assert_allclose(losses, want, rtol=0, atol=2e-6)
@@ -204,14 +214,24 @@ def test_weights_and_what_is_refused(strategy, rank, size, de, folder):
         with pytest.raises(ValueError, match="takes a list of 1 input, not 2"):
             layer([ids, ids])
         tables = [keras.layers.Embedding(6, 3), keras.layers.Embedding(4, 2)]
+        layer = de.DistributedEmbedding(tables, dp_input=False, input_table_map=[1, 0, 1])
+        assert layer.strategy.input_ids_list == [[1, 0, 2]] * size
+        of_all = [tf2.zeros([n * size, 2], tf2.int64) for n in (2, 3, 4)]
+        found = [tf2.reshape(out, [out.shape[0], -1]) for out in layer(of_all)]
+        assert [out.shape for out in found] == [[3, 4], [2, 6], [4, 4]]
+        summing = de.DistributedEmbedding([de.Embedding(6, 3, combiner="sum")], dp_input=False)
+        sparse = tf2.sparse.from_dense(tf2.range(1, size + 1, dtype=tf2.int64)[:, None])
+        (out,) = summing([sparse])
+        np.testing.assert_array_equal(out, summing.get_weights(True)[0][rank + 1][None])
         if size > 1:
-            with pytest.raises(NotImplementedError, match="Make it with dp_input=True"):
-                de.DistributedEmbedding(tables, dp_input=False)
-        else:
-            layer = de.DistributedEmbedding(tables, dp_input=False, input_table_map=[1, 0, 1])
-            assert layer.strategy.input_ids_list == [[1, 0, 2]]
-            given = [tf2.zeros([n], tf2.int64) for n in (7, 8, 9)]
-            assert [out.shape for out in layer(given)] == [[8, 2], [7, 3], [9, 2]]
+            odd = [tf2.ones([size + 1], tf2.int64)] * 3
+            with pytest.raises(ValueError, match=f"{size + 1} samples, which {size} ranks do not"):
+                layer(odd)
+            unknown = tf2.function(lambda *x: layer(list(x))).get_concrete_function(
+                *(tf2.TensorSpec([None], tf2.int64) for _ in range(3))
+            )
+            with pytest.raises(tf2.errors.InvalidArgumentError, match="ranks do not divide"):
+                unknown(*odd)
         with pytest.raises(ValueError, match="Unsupported shard strategy 'other'"):
             de.DistributedEmbedding([keras.layers.Embedding(6, 3)], strategy="other")
         with pytest.raises(ValueError, match=r"input_table_map\[1\] is 1: tables are 0 to 0"):
