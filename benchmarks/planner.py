@@ -2,11 +2,17 @@
 
     collective launch -np 2 benchmarks/planner.py
 
-Runs each setting with all tables sharded by rows, and with all of them replicated; prints the least
-and the median milliseconds of a step next to the predicted ones, the rank correlation (Spearman's)
-of predicted and measured, and how often the planner's order of the two placements is the real one.
+Trains each set of tables with all of them by rows, replicated, whole on one rank each (`whole`: the
+largest first, to the rank with the fewest bytes), whole on rank 0, with the three kinds in turn
+(`mixed`), and as `placement='auto:FILE'` places them with a file of these tables (`auto`). Steps of
+these placements take turns. Prints the least and the median milliseconds of a step next to the
+predicted ones, the rank correlation (Spearman's) of predicted and measured, how often the planner's
+order of two placements is the real one, and how long a step takes with `auto` compared with the
+best of `rows`, `whole` and `replicated`.
+
 The planner knows the machine as `placement='auto'` does: by what the ranks measure, or have kept.
-Ids are drawn equally likely, as the planner assumes. Give the machine nothing else to do.
+Ids are drawn equally likely, as the planner assumes; of some tables only multiples of the number of
+ranks, so that by rows one rank is asked for all of them. Give the machine nothing else to do.
 
     python benchmarks/planner.py --search
 
@@ -18,10 +24,13 @@ annealing of large ones, rules, and the proposals of TorchRec's greedy planner.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,104 +39,212 @@ import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
 from collective.plan import job_machines
 from collective.planner import first_placements, search
+from collective.planner.machines import Machines
 from collective.planner.step_model import StepModel
-from collective.planner.workload import TableWork, Workload
+from collective.planner.workload import (
+    Placement,
+    TableWork,
+    Workload,
+    distinct_of_equally_likely,
+)
 
 OPTIMIZERS = {
     "adagrad": lambda: tf.train.AdagradOptimizer(0.01),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.01),
 }
-PLACEMENTS = ("rows", "replicated")
+UNIFORM = ("rows", "whole", "replicated")
 SMALL_SETS, LARGE_SETS, ANNEALED = 100, 100, 3000
 CLEARLY = 1.1  # times of two placements that differ by less are taken as equal
+ROUND, UNCOUNTED = 10, 2  # steps of a placement before the next one's turn, and the first of them
+
+
+class Tables(NamedTuple):
+    """Describes `count` tables [rows, dimension], of whose rows a sample names `ids`.
+
+    With `one_owner`, ids are multiples of the number of ranks: by rows, rank 0 owns all of them.
+    """
+
+    count: int
+    rows: int
+    dimension: int
+    ids: int = 1
+    one_owner: bool = False
+
+    def __str__(self) -> str:
+        ids = f", {self.ids} ids" if self.ids > 1 else ""
+        return f"{self.count} x [{self.rows}, {self.dimension}]{ids}" + ", uneven" * self.one_owner
 
 
 class Setting(NamedTuple):
-    """Describes a model: `tables` tables [rows, dimension], of whose rows a sample names `ids`."""
+    """Describes a model: tables, samples of a step of all ranks together, the tables' optimizer."""
 
-    tables: int
-    rows: int
-    dimension: int
-    ids: int
+    tables: tuple[Tables, ...]
     batch: int
     optimizer: str = "adagrad"
 
+    def __str__(self) -> str:
+        return f"{' + '.join(map(str, self.tables))}; {self.batch}; {self.optimizer}"
+
 
 SETTINGS = (
-    Setting(1, 100, 8, 1, 256),
-    Setting(1, 100, 8, 1, 16384),
-    Setting(1, 100_000, 64, 1, 4096),
-    Setting(4, 1000, 16, 1, 1024),
-    Setting(4, 1000, 16, 10, 4096),
-    Setting(4, 10_000, 64, 1, 8192),
-    Setting(4, 100_000, 16, 5, 8192),
-    Setting(4, 20_000, 16, 1, 1024, "adam"),
-    Setting(26, 100, 4, 1, 256),
-    Setting(26, 100, 16, 1, 8192),
-    Setting(26, 1000, 8, 1, 4096),
-    Setting(26, 10_000, 16, 1, 2048, "sgd"),
-    Setting(26, 10_000, 64, 1, 8192),
-    Setting(26, 2000, 16, 3, 1024),
-    Setting(100, 20, 8, 1, 1024),
-    Setting(2, 5000, 32, 2, 512),
-    Setting(10, 500, 16, 1, 2048, "sgd"),
-    Setting(13, 50_000, 32, 1, 4096),
-    Setting(50, 200, 8, 1, 512),
+    Setting((Tables(1, 100, 8),), 256),
+    Setting((Tables(1, 100, 8),), 16384),
+    Setting((Tables(1, 100_000, 64),), 4096),
+    Setting((Tables(2, 5000, 32, 2),), 512),
+    Setting((Tables(4, 1000, 16),), 1024),
+    Setting((Tables(4, 1000, 16, 10),), 4096),
+    Setting((Tables(4, 10_000, 64),), 8192),
+    Setting((Tables(4, 100_000, 16, 5),), 8192),
+    Setting((Tables(4, 20_000, 16),), 1024, "adam"),
+    Setting((Tables(10, 500, 16),), 2048, "sgd"),
+    Setting((Tables(13, 50_000, 32),), 4096),
+    Setting((Tables(26, 100, 4),), 256),
+    Setting((Tables(26, 100, 16),), 8192),
+    Setting((Tables(26, 1000, 8),), 4096),
+    Setting((Tables(26, 10_000, 16),), 2048, "sgd"),
+    Setting((Tables(26, 10_000, 64),), 8192),
+    Setting((Tables(26, 2000, 16, 3),), 1024),
+    Setting((Tables(50, 200, 8),), 512),
+    Setting((Tables(100, 20, 8),), 1024),
+    # Hardly more rows than ranks, tables of different sizes, and ids that rows share out badly.
+    Setting((Tables(8, 3, 64),), 8192),
+    Setting((Tables(1, 100_000, 64, 5), Tables(20, 100, 8)), 4096),
+    Setting((Tables(2, 200_000, 32), Tables(8, 5000, 32), Tables(16, 100, 32)), 4096),
+    Setting((Tables(2, 50_000, 16), Tables(6, 1000, 16)), 2048, "adam"),
+    Setting((Tables(3, 20_000, 16, 8), Tables(3, 20_000, 64)), 2048),
+    Setting((Tables(1, 100_000, 64, 2, True),), 4096),
+    Setting((Tables(4, 100_000, 32, 5, True),), 4096),
+    Setting((Tables(8, 20_000, 64, 1, True),), 8192),
+    Setting((Tables(12, 30_000, 16, 3, True),), 2048),
+    Setting((Tables(2, 100_000, 64, 5, True), Tables(20, 100, 8)), 4096),
+    Setting((Tables(3, 50_000, 32, 3, True), Tables(5, 50_000, 32, 3)), 4096),
+    Setting((Tables(10, 2000, 16, 1, True), Tables(10, 2000, 16)), 1024, "sgd"),
+    Setting((Tables(6, 40_000, 16, 1, True),), 2048, "adam"),
 )
 
 
-def workload_of(setting: Setting) -> Workload:
-    tables = tuple(
-        TableWork(
-            f"t{i}",
-            setting.rows,
-            setting.dimension,
-            ids=setting.ids,
-            optimizer=setting.optimizer,
+class Measured(NamedTuple):
+    """Holds milliseconds of a setting's steps with a placement."""
+
+    setting: str
+    placement: str
+    least: float
+    median: float
+    predicted: float
+
+
+def each_table(setting: Setting) -> list[tuple[str, Tables]]:
+    """Returns the names of tables, and what describes each."""
+    every = [tables for tables in setting.tables for _ in range(tables.count)]
+    return [(f"t{number}", tables) for number, tables in enumerate(every)]
+
+
+def workload_of(setting: Setting, ranks: int) -> Workload:
+    def table(name: str, tables: Tables) -> TableWork:
+        work = TableWork(
+            name, tables.rows, tables.dimension, ids=tables.ids, optimizer=setting.optimizer
         )
-        for i in range(setting.tables)
-    )
-    return Workload(tables, setting.batch, setting.tables * setting.dimension + 1)
+        if not tables.one_owner:
+            return work
+        drawn = setting.batch / ranks * tables.ids
+        distinct = distinct_of_equally_likely(drawn, tables.rows // ranks) / drawn
+        return dataclasses.replace(work, distinct=distinct, imbalance=float(ranks))
+
+    every = each_table(setting)
+    width = sum(tables.dimension for _, tables in every)
+    return Workload(tuple(table(*one) for one in every), setting.batch, width + 1)
 
 
-def step_ms(
-    strategy: CollectiveStrategy, setting: Setting, placement: str, steps: int
-) -> list[float]:
-    """Returns the milliseconds of this rank's steps, without the first quarter."""
+def placements_of(model: StepModel) -> dict[str, dict[str, Placement]]:
+    """Returns the placements that are compared, by their names."""
+    ranks, names = model.machines.ranks, [table.name for table in model.workload.tables]
+
+    def in_turn(number: int) -> Placement:
+        return ("rows", f"whole:{number // 3 % ranks}", "replicated")[number % 3]
+
+    return {
+        "rows": dict.fromkeys(names, "rows"),
+        "replicated": dict.fromkeys(names, "replicated"),
+        "whole": first_placements.all_of(model, "whole"),
+        "whole:0": dict.fromkeys(names, "whole:0"),
+        "mixed": {name: in_turn(number) for number, name in enumerate(names)},
+        "auto": search.forecast(model.workload, model.machines).placements,
+    }
+
+
+def drawn_ids(strategy: CollectiveStrategy, setting: Setting) -> dict[str, np.ndarray]:
+    """Returns this rank's ids of a step, [samples, ids], by the tables' names."""
     random = np.random.default_rng(strategy.rank())
-    samples = setting.batch // strategy.world_size()
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        with strategy.embedding_scope(placement=placement):
-            tables = [
-                tf.get_variable(f"t{i}", [setting.rows, setting.dimension])
-                for i in range(setting.tables)
-            ]
+    samples, ranks = setting.batch // strategy.world_size(), strategy.world_size()
+
+    def draw(tables: Tables) -> np.ndarray:
+        spread = ranks if tables.one_owner else 1
+        return spread * random.integers(0, tables.rows // spread, [samples, tables.ids])
+
+    return {name: draw(tables) for name, tables in each_table(setting)}
+
+
+def built(
+    strategy: CollectiveStrategy,
+    setting: Setting,
+    ids: Mapping[str, np.ndarray],
+    placements: Mapping[str, Placement],
+) -> tuple[tf.Session, tf.Operation]:
+    """Builds a model, and returns a session of it and what trains a step."""
+    with tf.Graph().as_default():
         pooled = []
-        for table in tables:
-            ids = random.integers(0, setting.rows, [samples, setting.ids])
-            if setting.ids == 1:
-                pooled.append(tf.nn.embedding_lookup(table, tf.constant(ids[:, 0])))
+        for name, tables in each_table(setting):
+            with strategy.embedding_scope(placement=placements[name]):
+                table = tf.get_variable(name, [tables.rows, tables.dimension])
+            if tables.ids == 1:
+                pooled.append(tf.nn.embedding_lookup(table, tf.constant(ids[name][:, 0])))
             else:
-                sparse = tf.sparse.from_dense(tf.constant(ids + 1))
+                sparse = tf.sparse.from_dense(tf.constant(ids[name] + 1))
                 sparse = tf.SparseTensor(sparse.indices, sparse.values - 1, sparse.dense_shape)
                 pooled.append(tf.nn.embedding_lookup_sparse(table, sparse, None, combiner="sum"))
         loss = tf.reduce_mean(tf.square(tf.layers.dense(tf.concat(pooled, 1), 1)))
         train = OPTIMIZERS[setting.optimizer]().minimize(loss)
-        times = []
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            for _ in range(steps):
+        session = tf.Session()
+        session.run(tf.global_variables_initializer())
+        return session, train
+
+
+def step_ms(models: Sequence[tuple[tf.Session, tf.Operation]], rounds: int) -> list[list[float]]:
+    """Returns the milliseconds of this rank's steps of each model; the models take turns."""
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(rounds):
+        for (session, train), own in zip(models, times):
+            for number in range(ROUND):
                 start = time.perf_counter()
                 session.run(train)
-                times.append(1e3 * (time.perf_counter() - start))
-    return times[steps // 4 :]
+                if number >= UNCOUNTED:
+                    own.append(1e3 * (time.perf_counter() - start))
+    return times
 
 
-def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns Spearman's rank correlation of two lists without equal values."""
-    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+def measure(
+    strategy: CollectiveStrategy, setting: Setting, machines: Machines, rounds: int
+) -> list[Measured]:
+    """Measures a setting with all placements. Placements that are the same are measured once."""
+    model = StepModel(workload_of(setting, machines.ranks), machines)
+    named = placements_of(model)
+    different: list[dict[str, Placement]] = []
+    for placements in named.values():
+        if placements not in different:
+            different.append(placements)
+    ids = drawn_ids(strategy, setting)
+    with strategy.scope(plan="quiet"), contextlib.ExitStack() as opened:
+        models = [built(strategy, setting, ids, placements) for placements in different]
+        for session, _ in models:
+            opened.enter_context(contextlib.closing(session))
+        times = step_ms(models, rounds)
+    measured = []
+    for name, placements in named.items():
+        own = times[different.index(placements)]
+        predicted = 1e3 * model.step(placements).seconds
+        measured.append(Measured(str(setting), name, min(own), statistics.median(own), predicted))
+    return measured
 
 
 def search_lines() -> list[str]:
@@ -169,9 +286,62 @@ def search_lines() -> list[str]:
     return [*lines, f"{len(kinds)} tables: {counts}"]
 
 
+def correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Returns Spearman's rank correlation of two lists; equal values have their mean rank."""
+
+    def ranks(values: Sequence[float]) -> np.ndarray:
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(counts) - counts / 2)[places]
+
+    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
+
+
+def summary(measured: Sequence[Measured]) -> list[str]:
+    """Returns the lines of two tables: of placements, and of `auto` compared with the uniform."""
+    # A placement that has several names is one measurement.
+    once = list({(m.setting, m.least, m.median): m for m in measured}.values())
+    groups = {
+        name: [m for m in measured if m.placement == name]
+        for name in dict.fromkeys(m.placement for m in measured)
+    }
+    lines = [
+        "| placement | measured | correlation with the least | with the median |",
+        4 * "|---" + "|",
+    ]
+    for name, group in {**groups, "all": once}.items():
+        predicted = [m.predicted for m in group]
+        least, median = (correlation([m[i] for m in group], predicted) for i in (2, 3))
+        lines.append(f"| {name} | {len(group)} | {least:.3f} | {median:.3f} |")
+    head = ["steps", "the faster of two", "auto ÷ best uniform: median", "worst", "at most 1.05"]
+    lines += ["", f"| {' | '.join(head)} |", 5 * "|---" + "|"]
+    for field in ("least", "median"):
+        pairs = [
+            (getattr(a, field) / getattr(b, field), a.predicted / b.predicted)
+            for a, b in itertools.combinations(once, 2)
+            if a.setting == b.setting
+        ]
+        clear = [(m, p) for m, p in pairs if max(m, 1 / m) > CLEARLY]
+        right = sum((m > 1) == (p > 1) for m, p in clear)
+        ratios = auto_ratios(measured, field)
+        within = sum(ratio <= 1.05 for ratio in ratios)
+        lines.append(
+            f"| {field} | {right} of {len(clear)} right | {statistics.median(ratios):.3f} | "
+            f"{max(ratios):.3f} | {within} of {len(ratios)} |"
+        )
+    return lines
+
+
+def auto_ratios(measured: Sequence[Measured], field: str) -> list[float]:
+    """Returns a step with `auto` divided by the best with a uniform placement, of each setting."""
+    by_setting: dict[str, dict[str, float]] = {}
+    for m in measured:
+        by_setting.setdefault(m.setting, {})[m.placement] = getattr(m, field)
+    return [times["auto"] / min(times[u] for u in UNIFORM) for times in by_setting.values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=60, help="steps of each model")
+    parser.add_argument("--rounds", type=int, default=6, help="of ten steps of each placement")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
     parser.add_argument("--search", action="store_true", help="compare searches, without ranks")
     arguments = parser.parse_args()
@@ -183,37 +353,20 @@ def main() -> None:
     is_first = strategy.rank() == 0
     if is_first:
         print("| setting | placement | least | median | predicted |\n" + 5 * "|---" + "|")
-    measured: list[float] = []
-    predicted: list[float] = []
-    rows = []
+    measured: list[Measured] = []
     for setting in SETTINGS:
-        model = StepModel(workload_of(setting), machines)
-        for placement in PLACEMENTS:
-            times = step_ms(strategy, setting, placement, arguments.steps)
-            parts = model.step({t.name: placement for t in model.workload.tables})
-            measured.append(statistics.median(times))
-            predicted.append(1e3 * parts.seconds)
-            rows.append((*setting, placement, min(times), measured[-1], predicted[-1]))
-            if is_first:
-                what = ", ".join(map(str, setting))
-                print(
-                    f"| {what} | {placement} | {min(times):.2f} | {measured[-1]:.2f} | "
-                    f"{predicted[-1]:.2f} |",
-                    flush=True,
-                )
+        of_setting = measure(strategy, setting, machines, arguments.rounds)
+        measured += of_setting
+        if is_first:
+            for m in of_setting:
+                times = f"{m.least:.2f} | {m.median:.2f} | {m.predicted:.2f}"
+                print(f"| {m.setting} | {m.placement} | {times} |", flush=True)
     if not is_first:
         return
-    print(f"rank correlation: {correlation(measured, predicted):.3f}")
-    ratios = [
-        (measured[i] / measured[i + 1], predicted[i] / predicted[i + 1])
-        for i in range(0, len(measured), 2)
-    ]
-    clear = [(m, p) for m, p in ratios if max(m, 1 / m) > CLEARLY]
-    right = sum((m > 1) == (p > 1) for m, p in clear)
-    print(f"the faster placement: right for {right} of {len(clear)} where it is clear")
+    print("\n".join(["", *summary(measured)]))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file)
+            json.dump([m._asdict() for m in measured], file)
 
 
 if __name__ == "__main__":
