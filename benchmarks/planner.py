@@ -5,10 +5,11 @@
 Trains each set of tables with all of them by rows, replicated, whole on one rank each (`whole`: the
 largest first, to the rank with the fewest bytes), whole on rank 0, with the three kinds in turn
 (`mixed`), and as `placement='auto:FILE'` places them with a file of these tables (`auto`). Steps of
-these placements take turns. Prints the least and the median milliseconds of a step next to the
-predicted ones, the rank correlation (Spearman's) of predicted and measured, how often the planner's
-order of two placements is the real one, and how long a step takes with `auto` compared with the
-best of `rows`, `whole` and `replicated`.
+these placements take turns. Prints the least and the median milliseconds of a step and of its
+processor time next to the predicted ones, the rank correlation (Spearman's) of predicted and
+measured, how often the planner's order of two placements is the real one, and how long a step takes
+with `auto` compared with the best of `rows`, `whole` and `replicated`. Processor time is that of
+the rank with most of it, and what is left to compare where other programs use the machine.
 
 The planner knows the machine as `placement='auto'` does: by what the ranks measure, or have kept.
 Ids are drawn equally likely, as the planner assumes; of some tables only multiples of the number of
@@ -37,6 +38,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective.coordination import barrier
 from collective.plan import job_machines
 from collective.planner import first_placements, search
 from collective.planner.machines import Machines
@@ -56,7 +58,7 @@ OPTIMIZERS = {
 UNIFORM = ("rows", "whole", "replicated")
 SMALL_SETS, LARGE_SETS, ANNEALED = 100, 100, 3000
 CLEARLY = 1.1  # times of two placements that differ by less are taken as equal
-ROUND, UNCOUNTED = 10, 2  # steps of a placement before the next one's turn, and the first of them
+UNCOUNTED, COUNTED = 2, 8  # steps of a placement before the next one's turn
 
 
 class Tables(NamedTuple):
@@ -125,13 +127,27 @@ SETTINGS = (
 
 
 class Measured(NamedTuple):
-    """Holds milliseconds of a setting's steps with a placement."""
+    """Holds milliseconds of a setting's steps with a placement.
+
+    Attributes:
+        setting: in words.
+        placement: its name.
+        least: the shortest step of rank 0.
+        median: the median of its steps.
+        processor: processor time of a step, the mean of the round with least, on the rank that
+            takes most.
+        predicted: by the planner's model.
+    """
 
     setting: str
     placement: str
     least: float
     median: float
+    processor: float
     predicted: float
+
+
+MEASURED = ("least", "median", "processor")
 
 
 def each_table(setting: Setting) -> list[tuple[str, Tables]]:
@@ -210,17 +226,28 @@ def built(
         return session, train
 
 
-def step_ms(models: Sequence[tuple[tf.Session, tf.Operation]], rounds: int) -> list[list[float]]:
-    """Returns the milliseconds of this rank's steps of each model; the models take turns."""
+def step_ms(
+    models: Sequence[tuple[tf.Session, tf.Operation]], rounds: int
+) -> tuple[list[list[float]], list[float]]:
+    """Measures this rank's steps of each model; the models take turns.
+
+    Returns:
+        Milliseconds of the steps; milliseconds of processor time of a step, by the best round.
+    """
     times: list[list[float]] = [[] for _ in models]
+    processor = [float("inf")] * len(models)
     for _ in range(rounds):
-        for (session, train), own in zip(models, times):
-            for number in range(ROUND):
+        for model, (session, train) in enumerate(models):
+            for _ in range(UNCOUNTED):
+                session.run(train)
+            before = time.process_time()
+            for _ in range(COUNTED):
                 start = time.perf_counter()
                 session.run(train)
-                if number >= UNCOUNTED:
-                    own.append(1e3 * (time.perf_counter() - start))
-    return times
+                times[model].append(1e3 * (time.perf_counter() - start))
+            used = 1e3 * (time.process_time() - before) / COUNTED
+            processor[model] = min(processor[model], used)
+    return times, processor
 
 
 def measure(
@@ -238,12 +265,15 @@ def measure(
         models = [built(strategy, setting, ids, placements) for placements in different]
         for session, _ in models:
             opened.enter_context(contextlib.closing(session))
-        times = step_ms(models, rounds)
+        times, processor = step_ms(models, rounds)
+    of_ranks = barrier.exchange(None, f"measures {setting}", {"processor": processor})
+    slowest = [max(of_models) for of_models in zip(*(rank["processor"] for rank in of_ranks))]
     measured = []
     for name, placements in named.items():
-        own = times[different.index(placements)]
+        number = different.index(placements)
+        wall = min(times[number]), statistics.median(times[number])
         predicted = 1e3 * model.step(placements).seconds
-        measured.append(Measured(str(setting), name, min(own), statistics.median(own), predicted))
+        measured.append(Measured(str(setting), name, *wall, slowest[number], predicted))
     return measured
 
 
@@ -305,16 +335,16 @@ def summary(measured: Sequence[Measured]) -> list[str]:
         for name in dict.fromkeys(m.placement for m in measured)
     }
     lines = [
-        "| placement | measured | correlation with the least | with the median |",
-        4 * "|---" + "|",
+        "| placement | sets | correlation with the least | the median | processor time |",
+        5 * "|---" + "|",
     ]
     for name, group in {**groups, "all": once}.items():
         predicted = [m.predicted for m in group]
-        least, median = (correlation([m[i] for m in group], predicted) for i in (2, 3))
-        lines.append(f"| {name} | {len(group)} | {least:.3f} | {median:.3f} |")
+        found = [correlation([getattr(m, f) for m in group], predicted) for f in MEASURED]
+        lines.append(f"| {name} | {len(group)} | {' | '.join(f'{c:.3f}' for c in found)} |")
     head = ["steps", "the faster of two", "auto ÷ best uniform: median", "worst", "at most 1.05"]
     lines += ["", f"| {' | '.join(head)} |", 5 * "|---" + "|"]
-    for field in ("least", "median"):
+    for field in MEASURED:
         pairs = [
             (getattr(a, field) / getattr(b, field), a.predicted / b.predicted)
             for a, b in itertools.combinations(once, 2)
@@ -352,14 +382,15 @@ def main() -> None:
     machines = job_machines.agree("").machines
     is_first = strategy.rank() == 0
     if is_first:
-        print("| setting | placement | least | median | predicted |\n" + 5 * "|---" + "|")
+        head = "| setting | placement | least | median | processor | predicted |"
+        print(head + "\n" + 6 * "|---" + "|")
     measured: list[Measured] = []
     for setting in SETTINGS:
         of_setting = measure(strategy, setting, machines, arguments.rounds)
         measured += of_setting
         if is_first:
             for m in of_setting:
-                times = f"{m.least:.2f} | {m.median:.2f} | {m.predicted:.2f}"
+                times = " | ".join(f"{value:.2f}" for value in m[2:])
                 print(f"| {m.setting} | {m.placement} | {times} |", flush=True)
     if not is_first:
         return

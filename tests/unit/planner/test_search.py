@@ -85,6 +85,14 @@ def test_tables_of_which_ranks_would_be_asked_unevenly_are_whole_on_one_each():
     assert set(search.forecast(Workload(even, 4000), machines).placements.values()) == {"rows"}
 
 
+@pytest.mark.parametrize("count", [12, 20])
+def test_rounding_gains_nothing_by_whole_tables(count):
+    """A step of equal tables is as long by rows as with the same number whole on each rank."""
+    tables = tuple(TableWork(f"t{i:02}", 1000, 64) for i in range(count))
+    found = search.forecast(Workload(tables, 4000), Machines(device(), 4))
+    assert set(found.placements.values()) == {"rows"}
+
+
 def test_whole_tables_are_where_they_were_given():
     tables = (
         TableWork("a", 1000, 16, placement="whole:6"),
