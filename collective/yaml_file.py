@@ -201,7 +201,9 @@ def _messages(
             yield place, _unknown(place, model)
         elif each["type"] == "missing":
             yield place, ": this key is missing."
-        elif each["type"] in ("model_type", "dict_type"):
+        elif each["type"] in ("model_type", "dict_type") or (
+            each["type"] == "too_short" and each["input"] == {}
+        ):
             yield place, f": keys with values belong here, not {_shown(each['input'])}."
         else:
             text = each["msg"].removeprefix("Input ").removeprefix("Value error, ")

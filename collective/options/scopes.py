@@ -463,7 +463,7 @@ def _instead_of(placement: Any) -> str:
     return "" if way is None else f" {way}"
 
 
-PLACEMENTS = re.compile("rows|replicated|whole(:[0-9]+)?|auto(:.+)?")
+PLACEMENTS = re.compile("rows|replicated|whole(:[0-9]{1,9})?|auto(:.+)?")
 # What to use for the placements of other libraries.
 INSTEAD_OF_PLACEMENTS = {
     "columns": "Rows aren't cut: 'rows' gives every rank an equal share also of few wide rows. To "

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from collective.ops.counting import counted
 
 Origin = Literal["published", "measured", "kept", "given", "assumed"]
 RANKS_OF_HOST = 8  # where it isn't said
+MOST_RANKS = 1_000_000  # a search takes time and memory for each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +163,18 @@ def counted_devices(text: str) -> tuple[int, str]:
     """Reads '64 x H100-80GB': how many, and the device's name.
 
     Raises:
-        ValueError: it isn't of that form.
+        ValueError: it isn't of that form, or there are more than `MOST_RANKS`.
     """
     match = re.fullmatch(r"\s*(\d[\d_,]*)\s*(?:x|×|\*)\s*(\S.*?)\s*", text, re.IGNORECASE)
-    count = int(re.sub("[_,]", "", match.group(1))) if match else 0
+    digits = re.sub("[_,]", "", match.group(1)) if match else "0"
+    count = int(digits[:100])  # of thousands of digits it would make another error
     if not match or count < 1:
         raise ValueError(
             f"{text!r} doesn't say how many devices there are, and which: '64 x H100-80GB'."
+        )
+    if count > MOST_RANKS:
+        raise ValueError(
+            f"{reprlib.repr(text)}: a plan is for at most {MOST_RANKS:,} devices. Write fewer."
         )
     return count, match.group(2)
 
@@ -204,7 +211,7 @@ def size_of(text: str, per_second: bool = False) -> float:
     """
     match = _SIZE.fullmatch(text)
     example = "'400 Gbit/s' or '50 GB/s'" if per_second else "'80 GB'"
-    if not match or bool(match.group(5)) != per_second or float(match.group(1)) <= 0:
+    if not match or bool(match.group(5)) != per_second or not 0 < float(match.group(1)) < 1e100:
         raise ValueError(f"{text!r} is no size: write {example}.")
     number, unit, binary, kind, _ = match.groups()
     value = float(number) * (1024 if binary else 1000) ** _UNITS[unit]

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from collective.ops.counting import counted
 from collective.planner import choices, first_placements
 from collective.planner.choices import Choice
-from collective.planner.machines import Machines
+from collective.planner.machines import MOST_RANKS, Machines
 from collective.planner.placement_costs import Costs, Sums
 from collective.planner.step_model import Parts, StepModel
 from collective.planner.workload import KINDS, Placement, TableWork, Workload, owner_of
@@ -125,7 +125,7 @@ def smallest(workload: Workload, machines: Machines, ranks_of_host: int) -> Mach
         ranks_of_host: of a full host.
 
     Raises:
-        DoesNotFit: a million hosts are too few.
+        DoesNotFit: `MOST_RANKS` are too few.
     """
 
     def cluster(step: int) -> Machines:
@@ -138,11 +138,12 @@ def smallest(workload: Workload, machines: Machines, ranks_of_host: int) -> Mach
         return _fits(model, first_placements.least(model))
 
     low, high = 1, 1
+    most = ranks_of_host - 1 + MOST_RANKS // ranks_of_host  # steps: a part of a host, whole hosts
     while not fits(high):
-        if high > 1_000_000:
+        if high == most:
             model = StepModel(workload, cluster(high))
             _check_room(model, first_placements.least(model))
-        low, high = high + 1, 2 * high
+        low, high = high + 1, min(2 * high, most)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)

@@ -19,10 +19,11 @@ from typing import Annotated, Literal, Optional
 import pydantic
 
 from collective import yaml_file
-from collective.planner.workload import OPTIMIZERS, TYPE_BYTES, TableWork, Workload, kind_of
+from collective.planner.workload import MOST, OPTIMIZERS, TYPE_BYTES, TableWork, Workload, kind_of
 from collective.yaml_file import Contradictions, Place, StrictModel
 
-Count = Annotated[int, pydantic.Field(ge=1)]
+MOST_TIMES = 1e12  # beyond it, a step would be infinite
+Count = Annotated[int, pydantic.Field(ge=1, le=MOST)]
 Optimizer = Literal[
     "sgd",
     "momentum",
@@ -34,7 +35,7 @@ Optimizer = Literal[
     "adadelta",
     "ftrl",
 ]
-PLACEMENTS = re.compile("auto|rows|replicated|whole(:[0-9]+)?")
+PLACEMENTS = re.compile("auto|rows|replicated|whole(:[0-9]{1,9})?")
 assert set(Optimizer.__args__) == set(OPTIMIZERS)  # type: ignore[attr-defined]
 
 
@@ -46,12 +47,12 @@ class TableEntry(StrictModel):
         Count, pydantic.Field(validation_alias=pydantic.AliasChoices("dimension", "dim"))
     ]
     type: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
-    ids: Annotated[float, pydantic.Field(gt=0)] = 1.0
+    ids: Annotated[float, pydantic.Field(gt=0, le=MOST_TIMES)] = 1.0
     # pydantic evaluates these, and Python 3.9 has no `| None`.
     distinct: Optional[Annotated[float, pydantic.Field(gt=0, le=1)]] = None  # noqa: UP045
-    distinct_at: Optional[Annotated[float, pydantic.Field(gt=1)]] = None  # noqa: UP045
+    distinct_at: Optional[Annotated[float, pydantic.Field(gt=1, le=MOST)]] = None  # noqa: UP045
     optimizer: Optional[Optimizer] = None  # noqa: UP045
-    imbalance: Annotated[float, pydantic.Field(ge=1)] = 1.0
+    imbalance: Annotated[float, pydantic.Field(ge=1, le=MOST_TIMES)] = 1.0
     dynamic: bool = False
     weight_bound: bool = False
     placement: str = "auto"
@@ -85,7 +86,7 @@ class TablesFile(StrictModel):
 
     tables: Annotated[dict[str, TableEntry], pydantic.Field(min_length=1)]
     batch: Count = 8192
-    parameters: Annotated[int, pydantic.Field(ge=0)] = 0
+    parameters: Annotated[int, pydantic.Field(ge=0, le=MOST)] = 0
     optimizer: Optimizer = "adagrad"
 
     def workload(self) -> Workload:

@@ -14,6 +14,7 @@ Kind = Literal["rows", "replicated", "whole"]
 KINDS: tuple[Kind, ...] = ("rows", "replicated", "whole")
 Placement = str  # 'rows', 'replicated', or 'whole:K' for a table that rank K has whole
 
+MOST = 2**63 - 1  # rows, samples or numbers: what an int64 can count
 TYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 # Of a key, its place and its counters in the index of a dynamic table (ops/native/row_store.h keeps
 # more free places than keys).
@@ -181,11 +182,12 @@ class Workload:
                 samples = round(self.batch * float(text[:-1]))
             else:
                 samples = int(text.replace("_", "").replace(",", ""))
-            if samples < 1:
+            if not 1 <= samples <= MOST:
                 raise ValueError
         except (ValueError, OverflowError):
             raise ValueError(
-                f"batch {batch!r}: write a number from 1, or a multiple: '2x'."
+                f"batch {batch!r}: write a number from 1, or a multiple: '2x'; at most 2^63 - 1 "
+                "samples."
             ) from None
         return dataclasses.replace(self, batch=samples)
 

@@ -62,7 +62,16 @@ def test_a_workload_is_a_file(tmp_path: Path):
         ),
         ("tables:\n  user: {rows: 10}\n", "line 2: tables.user.dimension: this key is missing"),
         ("tabels: {}\n", "line 1: tabels: there is no such key. Did you mean 'tables'?"),
-        ("tables: {}\n", "line 1: tables: it"),
+        ("tables: {}\n", "line 1: tables: keys with values belong here, not {}."),
+        ("tables: {u: {rows: {}, dimension: 4}}\n", "tables.u.rows: it should be a valid integer"),
+        (f"tables: {{u: {{rows: 1{'0' * 400}, dimension: 4}}}}\n", "tables.u.rows: it should be"),
+        ("tables: {u: {rows: 9, dimension: 4, ids: .inf}}\n", "tables.u.ids: it should be less"),
+        ("tables: {u: {rows: 9, dimension: 4, imbalance: .inf}}\n", "tables.u.imbalance: it"),
+        (f"parameters: 1{'0' * 400}\ntables: {{}}\n", "line 1: parameters: it should be less"),
+        (
+            f"tables: {{u: {{rows: 9, dimension: 4, placement: 'whole:{'9' * 5000}'}}}}\n",
+            "tables.u.placement: it is 'auto', 'rows', 'replicated', 'whole' or 'whole:K'",
+        ),
         ("tables:\n  user: {rows: 0, dimension: 4}\n", "line 2: tables.user.rows: it should be"),
         ("tables:\n  u: {rows: 9, dimension: 4, distinct: 2}\n", "line 2: tables.u.distinct: it"),
         (
