@@ -174,7 +174,8 @@ def counted_devices(text: str) -> tuple[int, str]:
         )
     if count > MOST_RANKS:
         raise ValueError(
-            f"{reprlib.repr(text)}: a plan is for at most {MOST_RANKS:,} devices. Write fewer."
+            f"{reprlib.repr(text)}: a plan is for at most {counted(MOST_RANKS, 'device')}. "
+            "Write fewer."
         )
     return count, match.group(2)
 

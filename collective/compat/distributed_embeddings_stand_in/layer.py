@@ -157,8 +157,8 @@ class DistributedEmbedding(Layer):
             tables above row_slice_threshold, and ragged ones: these are as the layers return them.
 
         Raises:
-            ValueError: it is another number of inputs; or the ranks do not divide the samples of
-                all. (tf.errors.InvalidArgumentError, where their number is not known before.)
+            ValueError: it is another number of inputs.
+            tf.errors.InvalidArgumentError: ranks do not divide the samples of all.
         """
         return self._outputs(inputs)
 
@@ -182,12 +182,6 @@ class DistributedEmbedding(Layer):
             return inputs
         if not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
             inputs = tf.convert_to_tensor(inputs)
-        samples = inputs.shape[0] if inputs.shape.rank else None
-        if samples is not None and samples % self.world_size:
-            raise ValueError(
-                f"'{self.name}' has dp_input=False, and got an input of {samples} samples, which "
-                f"{self.world_size} ranks do not divide."
-            )
         if isinstance(inputs, tf.RaggedTensor):
             count = inputs.nrows(tf.int64)
         else:
@@ -197,8 +191,8 @@ class DistributedEmbedding(Layer):
         divided = tf.debugging.assert_equal(
             count % self.world_size,
             tf.zeros([], tf.int64),
-            message=f"'{self.name}' has dp_input=False, and got samples that {self.world_size} "
-            "ranks do not divide.",
+            message=f"'{self.name}' has dp_input=False, and its inputs have the samples of all "
+            f"ranks: their number is a multiple of {self.world_size}, the number of ranks.",
         )
         with tf.control_dependencies([] if divided is None else [divided]):
             own = tf.identity(count) // self.world_size

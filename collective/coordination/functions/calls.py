@@ -316,7 +316,7 @@ class Handles:
     """
 
     inside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    arguments: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
+    arguments: list[weakref.ref[tf.Variable]] = dataclasses.field(default_factory=list)
 
 
 def note_handles(graph: tf.Graph, arguments: Any = ()) -> None:

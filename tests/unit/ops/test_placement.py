@@ -193,6 +193,8 @@ KNOWN_IN = {
 MOST = 6
 # Files that divide by a number of ranks for another reason.
 OTHERS = {
+    "collective/compat/distributed_embeddings_stand_in/layer.py": "cuts a batch into the ranks' "
+    "shares",
     "collective/checkpoint/reading/table_reader.py": "shares a buffer among parts",
     "collective/data/global_batches.py": "cuts a batch into the ranks' shares",
     "collective/data/parquet_dataset.py": "deals batches to ranks",
