@@ -95,8 +95,17 @@ MADE_BY_KERAS = "Keras makes weights without tf.get_variable: they would be no t
 OPEN_ENDED = "An indicator of an open-ended column would need its number of keys."
 VARIABLES = (
     Patch(VariableScope, "VariableScope.get_variable", variable_getter.get_variable, MISSED),
-    Patch(Embedding, "tf.keras.layers.Embedding.add_weight", keras.add_weight, MADE_BY_KERAS),
-    Patch(DenseFeatures, "keras.layers.DenseFeatures.add_weight", keras.add_weight, MADE_BY_KERAS),
+    *(
+        Patch(kind, f"{layer}.{method}", replacement, MADE_BY_KERAS)
+        for kind, layer in (
+            (Embedding, "tf.keras.layers.Embedding"),
+            (DenseFeatures, "keras.layers.DenseFeatures"),
+        )
+        for method, replacement in (
+            ("__init__", keras.make_layer),
+            ("add_weight", keras.add_weight),
+        )
+    ),
     *(
         Patch(owner, name, feature_column.indicator_column, OPEN_ENDED)
         for owner, name in (
@@ -154,7 +163,13 @@ GRADIENTS = (
     Patch(
         LossScaleOptimizer,
         "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
-        loss_scaling.refuse_second_scale,
+        keras.apply_unscaled,
+        TWO_SCALES,
+    ),
+    Patch(
+        loss_scale_optimizer.LossScaleOptimizerV3,
+        "keras.LossScaleOptimizerV3.apply_gradients",
+        keras.apply_unscaled,
         TWO_SCALES,
     ),
     *(

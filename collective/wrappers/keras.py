@@ -72,6 +72,18 @@ def apply_gradients(
     )
 
 
+def apply_unscaled(
+    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces `LossScaleOptimizer.apply_gradients`, for legacy and new optimizers.
+
+    Raises:
+        NotImplementedError: scope(mixed_precision='float16') scales, too.
+    """
+    apply = functools.partial(keras_updates.apply_unscaled, original)
+    return loss_scaling.refuse_second_scale(apply, optimizer, grads_and_vars, *args, **kwargs)
+
+
 def _apply_to_shards(
     original: Callable[..., Any],
     optimizer: Any,
@@ -222,8 +234,18 @@ def create_seed(original: Callable[..., int], generator: Any, seed: int | None) 
     return int.from_bytes(digest, "little") % (2**31 - 1)
 
 
+def make_layer(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Replaces the constructor of EMBEDDING_LAYERS: notes the options of embedding_scope().
+
+    Keras may build the layer anywhere, where a `Sequential` or subclassed model is called first.
+    """
+    original(layer, *args, **kwargs)
+    layer._collective_options = SCOPES.embedding_options
+
+
 def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `add_weight` of EMBEDDING_LAYERS: creates a table in embedding_scope().
+    """Replaces `add_weight` of EMBEDDING_LAYERS: creates a table if embedding_scope() is open, or
+    was where the layer was made.
 
     Keras creates weights without `tf.get_variable`.
 
@@ -231,7 +253,7 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: A
         original: not called: Keras gives its layers a different base class in graphs.
         layer: the layer.
     """
-    options = SCOPES.embedding_options
+    options = SCOPES.embedding_options or getattr(layer, "_collective_options", None)
     if options is not None:
         kwargs.setdefault("getter", functools.partial(get_table, options, layer.name))
     kind: Any = next(kind for kind in EMBEDDING_LAYERS if isinstance(layer, kind))

@@ -6,7 +6,9 @@ of rows is right, if it treats every row by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -40,6 +42,10 @@ BY_ROW = frozenset(
 )
 
 
+# Whether the gradients that an optimizer is given are already those of shards.
+_GIVEN = contextvars.ContextVar("gradients of shards", default=False)
+
+
 def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
     """Returns gradients for an optimizer to apply in a traced function.
 
@@ -49,6 +55,8 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
         NotImplementedError: it isn't where the function is traced, but in a branch or loop of it.
         ValueError: two tables have the same name.
     """
+    if _GIVEN.get():
+        return list(grads_and_vars)
     graph = tf.get_default_graph()
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Sharded)]
     if tables and not graphs.is_traced(graph):
@@ -114,6 +122,40 @@ def apply_gradients(
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
     with noted, shard_view(), keras_rows.updating(optimizer):
         return original(optimizer, grads_and_vars, *args, **kwargs)
+
+
+def apply_unscaled(
+    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces `apply_gradients` of optimizers that scale the loss, which apply them in a branch.
+
+    Ranks exchange the gradients before it. All take the same branch: `clipping.is_all_finite`.
+
+    Raises:
+        NotImplementedError: the scale is dynamic, and a table, too.
+    """
+    grads_and_vars = list(grads_and_vars)
+    dynamic = [v for g, v in grads_and_vars if g is not None and isinstance(v, DynamicTable)]
+    if dynamic and optimizer.dynamic and tf.executing_eagerly_outside_functions():
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} with a dynamic scale inserts keys of the dynamic table "
+            f"'{dynamic[0].op.name}' in some steps only. Make it with dynamic=False, or give the "
+            "table its number of rows."
+        )
+    if not graphs.is_traced(tf.get_default_graph()):
+        return original(optimizer, grads_and_vars, *args, **kwargs)
+    grads_and_vars = shards_of(optimizer, grads_and_vars)
+    with _given():
+        return original(optimizer, grads_and_vars, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _given() -> Iterator[None]:
+    token = _GIVEN.set(True)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
 
 
 def refuse_in_graphs(optimizer: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf2
 
 import collective
+from collective.tables.table import Sharded
 from tests.ranks.keras.models import BATCH, USERS, WORDS, data, dataset, keras, make_model, part
 
 tf = tf2.compat.v1
@@ -71,6 +72,19 @@ def test_the_plan_of_a_model(strategy, rank, size):
             f"embedding_1/embeddings ({WORDS} x 4)"
         )
         assert summary_of(later)[-1] == f"Tables on {ranks}: open/embeddings (dynamic x 3)"
+
+
+def test_layers_that_embedding_scope_made_are_tables_wherever_they_are_built(strategy):
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(11, 3)
+        outside = keras.layers.Embedding(11, 3)
+        model = keras.Sequential([layer, keras.layers.Dense(1)])
+        model(tf2.constant([[1, 2]]))
+        outside(tf2.constant([1]))
+        assert isinstance(layer.embeddings, Sharded)
+        assert not isinstance(outside.embeddings, Sharded)
+        assert keras.Sequential.from_config(model.get_config()).layers[0].input_dim == 11
 
 
 def test_the_plan_of_a_model_in_a_graph(strategy):
