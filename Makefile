@@ -68,10 +68,10 @@ image:  ## Build the image collective:cpu, or with GPU=1 collective:gpu (docker/
 image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; whichever of them is to be had here
 	@docker/check.sh
 
-test: lint  ## lint, and the tests: 15 minutes on two cores
+test: lint  ## lint, and the tests: 20 minutes on two cores
 	$(python) -m pytest $(ARGS)
 
-test-slow: ready  ## Tests that take three seconds and more, which CI runs, too: 15 minutes
+test-slow: ready  ## Tests that take three seconds and more, which CI runs, too: 20 minutes
 	$(python) -m pytest --tier slow $(ARGS)
 
 test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 25 minutes

@@ -163,13 +163,13 @@ GRADIENTS = (
     Patch(
         LossScaleOptimizer,
         "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
-        keras.apply_unscaled,
+        keras_updates.apply_unscaled,
         TWO_SCALES,
     ),
     Patch(
         loss_scale_optimizer.LossScaleOptimizerV3,
         "keras.LossScaleOptimizerV3.apply_gradients",
-        keras.apply_unscaled,
+        keras_updates.apply_unscaled,
         TWO_SCALES,
     ),
     *(

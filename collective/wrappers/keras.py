@@ -72,18 +72,6 @@ def apply_gradients(
     )
 
 
-def apply_unscaled(
-    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replaces `LossScaleOptimizer.apply_gradients`, for legacy and new optimizers.
-
-    Raises:
-        NotImplementedError: scope(mixed_precision='float16') scales, too.
-    """
-    apply = functools.partial(keras_updates.apply_unscaled, original)
-    return loss_scaling.refuse_second_scale(apply, optimizer, grads_and_vars, *args, **kwargs)
-
-
 def _apply_to_shards(
     original: Callable[..., Any],
     optimizer: Any,

@@ -6,14 +6,14 @@ of rows is right, if it treats every row by itself.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.gradients import eager_gradients, reduction
+from collective.gradients import eager_gradients, loss_scaling, reduction
 from collective.ops.graph import graphs, library_operations
 from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
@@ -132,7 +132,8 @@ def apply_unscaled(
     Ranks exchange the gradients before it. All take the same branch: `clipping.is_all_finite`.
 
     Raises:
-        NotImplementedError: the scale is dynamic, and a table, too.
+        NotImplementedError: scope(mixed_precision='float16') scales, too; or the scale is dynamic,
+            and a table, too.
     """
     grads_and_vars = list(grads_and_vars)
     dynamic = [v for g, v in grads_and_vars if g is not None and isinstance(v, DynamicTable)]
@@ -142,18 +143,13 @@ def apply_unscaled(
             f"'{dynamic[0].op.name}' in some steps only. Make it with dynamic=False, or give the "
             "table its number of rows."
         )
+    apply = functools.partial(loss_scaling.refuse_second_scale, original, optimizer)
     if not graphs.is_traced(tf.get_default_graph()):
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+        return apply(grads_and_vars, *args, **kwargs)
     grads_and_vars = shards_of(optimizer, grads_and_vars)
-    with _given():
-        return original(optimizer, grads_and_vars, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _given() -> Iterator[None]:
     token = _GIVEN.set(True)
     try:
-        yield
+        return apply(grads_and_vars, *args, **kwargs)
     finally:
         _GIVEN.reset(token)
 
