@@ -146,7 +146,7 @@ def test_the_order_of_the_file_changes_no_table():
         ),
         ("feature_index_prefix_bit: 0\nslots_config: {a: {dim: 1}}", "line 1: .*equal to 1"),
         ("", "line 1: the file: keys with values"),
-        ("slots_config: {}", "line 1: slots_config: .*at least 1"),
+        ("slots_config: {}", "line 1: slots_config: keys with values belong here, not {}"),
         ("slots_config: [", "line 1: while parsing"),
         ("a: 1\n---\nb: 1", "line 2: .*another document"),
         ("slots_config: {a: {dim: !!python/object:os.system 8}}", "line 1: could not determine"),
