@@ -61,19 +61,47 @@ def reason(difference: Parts, other: Placement) -> str:
 def explained(costs: Costs, placements: Mapping[str, Placement]) -> tuple[Choice, ...]:
     """Describes the placements of all tables, in the order of the workload."""
     sums = costs.sums(costs.places(placements))
+    as_matrices = _as_matrices(costs, placements)
     choices = []
     for number, table in enumerate(costs.tables):
         place = place_of(placements[table.name])
         sums.take(number, place)
-        choices.append(_choice(costs, sums, placements, number))
+        choices.append(_choice(costs, sums, placements[table.name], number, as_matrices))
         sums.put(number, place)
     return tuple(choices)
 
 
-def _choice(costs: Costs, sums: Sums, placements: Mapping[str, Placement], number: int) -> Choice:
-    """Describes the placement of a table that `sums` is without."""
+def _as_matrices(costs: Costs, placements: Mapping[str, Placement]) -> Parts:
+    """Returns how much longer the parts of all replicated tables take if gradients travel as
+    matrices."""
+    differences = Parts()
+    for table in costs.tables:
+        if placements[table.name] == "replicated":
+            differences += _as_matrix(costs, table)
+    return differences
+
+
+def _as_matrix(costs: Costs, table: TableWork) -> Parts:
+    """Returns how much longer a replicated table's parts take if its gradient is a matrix."""
+    as_slices, as_matrix = (
+        costs.model.on_all_ranks(table, "replicated", as_matrices) for as_matrices in (False, True)
+    )
+    return as_matrix - as_slices
+
+
+def _choice(
+    costs: Costs, sums: Sums, placement: Placement, number: int, all_as_matrices: Parts
+) -> Choice:
+    """Describes the placement of a table that `sums` is without.
+
+    Args:
+        costs: of all tables.
+        sums: of all tables but this one.
+        placement: the table's.
+        number: the table's.
+        all_as_matrices: how much longer all replicated tables' parts take as matrices.
+    """
     model, table = costs.model, costs.tables[number]
-    placement = placements[table.name]
     others, problems = _others(costs, sums, number, placement)
     here, as_matrices = _dependent(costs, sums, number, placement)
     parts = model.table(table, placement, as_matrices)
@@ -85,8 +113,10 @@ def _choice(costs: Costs, sums: Sums, placements: Mapping[str, Placement], numbe
     there, other_as_matrices = _dependent(costs, sums, number, other)
     difference = there - here
     if as_matrices != other_as_matrices:  # so other tables' parts change, too
-        changed = {**placements, table.name: other}
-        difference = model.step(changed) - model.step(placements)
+        of_others = all_as_matrices
+        if placement == "replicated":
+            of_others -= _as_matrix(costs, table)
+        difference = difference + of_others if other_as_matrices else difference - of_others
     why = reason(difference, other)
     return Choice(table, placement, size, parts, other, difference.seconds, why)
 

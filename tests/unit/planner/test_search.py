@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
 import pytest
 
-from collective.planner import first_placements, search
+from collective.planner import choices, first_placements, search
 from collective.planner.machines import Machines
+from collective.planner.placement_costs import Costs
 from collective.planner.search import DoesNotFit
 from collective.planner.step_model import StepModel
-from collective.planner.workload import TableWork, Workload, kind_of
+from collective.planner.workload import Placement, TableWork, Workload, kind_of
 from tests.unit.planner import other_searches
 from tests.unit.planner.problems import CLUSTERS, device, problem
 
@@ -136,6 +138,19 @@ def test_what_the_other_placement_costs_is_what_it_costs():
         assert choice.other_costs >= 0
         compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("small, large", itertools.product(("replicated", "rows"), repeat=2))
+def test_another_placement_changes_how_all_gradients_travel(small: Placement, large: Placement):
+    """The small tables' gradients are matrices, unless the large table is replicated as well."""
+    tables = tuple(TableWork(f"t{rows}", rows, 16) for rows in (100, 200, 20_000))
+    model = StepModel(Workload(tables, 4000), Machines(device(), 4))
+    placements: dict[str, Placement] = {"t100": small, "t200": "replicated", "t20000": large}
+    assert model.as_matrices(placements) is (large == "rows")
+    before = model.step(placements)
+    for choice in choices.explained(Costs(model), placements):
+        after = model.step({**placements, choice.table.name: choice.other})
+        assert choice.other_costs == pytest.approx(after.seconds - before.seconds, rel=1e-6)
 
 
 def test_what_can_not_be_chosen_says_why():
