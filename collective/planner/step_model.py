@@ -23,10 +23,12 @@ are the same ranks for each table, so all ranks are taken to be as busy with 'ro
 However tables are placed, the owner that answers most has more to send than any rank asks for,
 since N - 1 times its share are at least all others' shares: askers' wires needn't be counted.
 
-To these are added the network (6 operations per parameter and sample; its allreduce), a wait for
-each collective, and a start for each operation. Parts of a step follow each other: the model has no
-overlap. Of ids that repeat, only the first one's row is read from memory; the others' are in a
-cache, which is `CACHED` times as fast.
+To these are added the network (6 operations per parameter and sample; its allreduce), what passes
+between it and the tables, a wait for each collective, and a start for each operation. A table gives
+each sample a row, or its ids' rows pooled to one, and gets a gradient of that: `ACTIVATION_PASSES`
+times its bytes are read or written, wherever the table is. Parts of a step follow each other: the
+model has no overlap. Of ids that repeat, only the first one's row is read from memory; the others'
+are in a cache, which is `CACHED` times as fast.
 
 It describes the backend 'hb', rows in their own type on the wire, keys that are not prefetched.
 """
@@ -54,6 +56,10 @@ MATRIX_ELEMENTS = 1 << 18
 KEY_BYTES = 8
 NETWORK_BYTES = 4  # of a number of the network
 CACHED = 4.0
+# Pooled rows are written; copied next to other tables' (read, written); read by a product, and
+# again for the gradient of its weights. Their gradient is written; cut into the tables' parts
+# (read, written), which are read for the tables' gradients.
+ACTIVATION_PASSES = 9
 # A row that comes from all ranks is made unique, summed, and applied by an operation each; a slice
 # is made unique and summed before it travels; one that becomes a part of a matrix is added once.
 RECEIVED_WORK, SENT_WORK = 5, 2
@@ -103,6 +109,7 @@ class StepModel:
     def __init__(self, workload: Workload, machines: Machines):
         self.workload, self.machines = workload, machines
         self.samples = workload.batch / machines.ranks
+        self._pooled_bytes = self.samples * sum(t.weight_bytes for t in workload.tables)
         self._known: dict[tuple[str, str, bool], Parts] = {}
         self._answered: dict[str, tuple[Parts, Parts]] = {}
 
@@ -161,6 +168,7 @@ class StepModel:
             collectives += len(replicated_types)  # an allgather each
         return Parts(
             network=6.0 * parameters * self.samples / rate,
+            memory=self._memory(ACTIVATION_PASSES * self._pooled_bytes),
             dense=self._allreduce(parameters * NETWORK_BYTES),
             waits=collectives * machines.wait,
             starts=STEP_STARTS * device.start.value,

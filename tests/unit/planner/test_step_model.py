@@ -91,6 +91,15 @@ def test_the_busiest_owner_of_rows(rows, imbalance, share):
     assert by_rows.exchange == pytest.approx(share * whole.exchange)
 
 
+def test_pooled_rows_pass_memory_nine_times():
+    """Of 250 samples a rank, 16 and 4 numbers each: written, copied, read by a product and for its
+    weights' gradient; their gradient is written, cut, and read. Ids and placement don't matter."""
+    tables = TableWork("a", 10**6, 16, ids=20.0), TableWork("b", 10, 4)
+    model = StepModel(Workload(tables, 1000), Machines(device(), 4))
+    for placements in ({"a": "rows", "b": "replicated"}, {"a": "whole:1", "b": "rows"}):
+        assert model.shared(placements).memory == pytest.approx(9 * 250 * 20 * 4 / 1e9)
+
+
 def test_collectives_of_a_step():
     """The agreement; keys, rows, gradients; the dense gradients; an allgather a type."""
     tables = tuple(
