@@ -5,6 +5,9 @@
 // that is 127.0.1.1, which no other host reaches, and on others an address that anybody reaches. It
 // asks by gethostname(3), which the launcher has this library answer, by LD_PRELOAD: for Horovod
 // alone, with the address in COLLECTIVE_GLOO_ADDRESS.
+//
+// TensorFlow asks, too, in each call of a tf.function. To look up who asks takes
+// milliseconds, since a library's symbols are many, so the last other caller is remembered.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -15,12 +18,18 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#include <atomic>
+
 namespace {
 
 bool IsHorovod(void* caller) {
+  static std::atomic<void*> other{nullptr};
+  if (caller == other.load(std::memory_order_relaxed)) return false;
   Dl_info library;
-  return dladdr(caller, &library) != 0 && library.dli_fname != nullptr &&
-         strstr(library.dli_fname, "mpi_lib") != nullptr;
+  const bool is_horovod = dladdr(caller, &library) != 0 && library.dli_fname != nullptr &&
+                          strstr(library.dli_fname, "mpi_lib") != nullptr;
+  if (!is_horovod) other.store(caller, std::memory_order_relaxed);
+  return is_horovod;
 }
 
 }  // namespace
