@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections import defaultdict
 
 import pytest
@@ -58,6 +59,14 @@ def runs(item: pytest.Item, tier: str, left_to_matrix: set[pytest.Item]) -> bool
         return False
     if is_rank_case(item):
         return True  # which the tier has chosen
-    if item.get_closest_marker("matrix") is not None or item in left_to_matrix:
+    if item in left_to_matrix:
         return tier == "matrix"
+    marker = item.get_closest_marker("matrix")
+    if marker is not None:
+        return tier == "matrix" and (marker.kwargs.get("always", False) or has_turn(item))
     return tier == ("test" if item.get_closest_marker("slow") is None else "slow")
+
+
+def has_turn(item: pytest.Item) -> bool:
+    """Tells whether the matrix runs an item that is marked for it: every third one, by its name."""
+    return zlib.crc32(item.nodeid.encode()) % 3 == 0

@@ -17,7 +17,7 @@ BACKENDS = ("hb", "sok")
 # Of `make test`; then `make test-matrix` comes to every optimizer, every N and both backends.
 FEW = {(1, "ftrl", "hb"), (2, "adam", "sok"), (3, "adagrad", "hb")}
 SAMPLE = set(zip(itertools.cycle((3, 2, 4, 2, 1, 4, 3)), OPTIMIZERS, itertools.cycle(BACKENDS)))
-MATRIX = pytest.mark.matrix
+MATRIX = pytest.mark.matrix(always=True)
 LONG = pytest.mark.long
 ON_RANKS = pytest.mark.parametrize(
     "ranks, backend",

@@ -66,7 +66,7 @@ def trained(done: Any) -> set[str]:
     return set(re.findall("trained (.*)", done.stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_trainer_of_the_file_is_that_of_the_arguments(tmp_path, ranks):

@@ -72,7 +72,7 @@ def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(
         assert re.search(r"  test AUC +0\.91\d\d; PERSIA publishes 0\.8929 on these rows\n", seen)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_census_auc_is_reached_by_fit_which_goes_on_and_exports(bare_machine, tmp_path):
     """Two ranks train; one begins with their checkpoint, has nothing left to do, and exports."""
     options = ("--checkpoint-dir", tmp_path / "ckpt", "--export-dir", tmp_path / "served")

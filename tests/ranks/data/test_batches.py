@@ -112,7 +112,7 @@ def test_batches_are_fed(strategy, rank, size):
     close(values, trained(range(STEPS // size * size), joined=size))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_their_position_is_in_checkpoints(strategy, folder, size):
     """Each sample is used once, whenever the job stops."""
     for steps in (1, 3):

@@ -335,7 +335,7 @@ def test_elements_of_any_form(strategy, size, form, batched):
             taken(True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_numbers_that_each_rank_draws_with_the_records_are_warned_of(strategy, folder, rank, size):
     """Each record is used once, with the numbers of its rank."""
 
@@ -364,7 +364,7 @@ def test_numbers_that_each_rank_draws_with_the_records_are_warned_of(strategy, f
     assert len(told_of) == (size > 1 and rank == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_data_of_each_ranks_own_are_no_error(strategy, folder, rank):
     def own():
         return tf.data.Dataset.from_tensor_slices(RECORDS[rank:12] * 3 ** (rank % 2)).batch(2)

@@ -191,7 +191,7 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     assert warned == (rank == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_without_a_position(strategy, folder):
     """Of a job that hadn't a resumable dataset; the weights are restored, the data begin."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

@@ -57,7 +57,7 @@ def test_their_position_is_in_checkpoints(strategy, folder, loaders):
     close(values, trained())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trainer_trains_on_them(strategy, folder, loaders):
     """Batches of a stream are the global batches; validation begins at its start each time."""
 

@@ -113,7 +113,7 @@ def test_keras_metrics_and_combinations(strategy, folder):
     assert_equal(got, plain(folder, keras_metrics).evaluate(records(13)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_metric_of_several_values(strategy, folder):
     """TensorFlow takes any structure of tensors for a metric's value."""
 

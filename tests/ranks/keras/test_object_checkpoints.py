@@ -188,7 +188,7 @@ class Ends(keras.callbacks.Callback):
             raise KeyError("boom")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("save_freq", ["epoch", pytest.param(3, marks=pytest.mark.matrix)])
 def test_a_backup_goes_on_as_in_plain_keras(strategy, rank, size, folder, save_freq):
     def run(model, own, batch, where, *ends):

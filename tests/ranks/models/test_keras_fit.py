@@ -141,7 +141,7 @@ class Failing(tf2.keras.utils.Sequence):
         raise AssertionError(number)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_what_ranks_could_not_do_alike_is_refused(strategy, rank, size):
     if size == 1:

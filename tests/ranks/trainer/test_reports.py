@@ -89,7 +89,7 @@ def test_a_rate_is_that_of_all_ranks(strategy, folder):
         assert B / 0.05 / 4 < report["samples_per_s"] <= B / 0.05 * 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_training_that_continues_writes_no_step_twice(strategy, folder, rank):
     """The first job died after step 8, its last checkpoint is that of step 4."""
 

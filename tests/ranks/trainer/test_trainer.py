@@ -172,7 +172,7 @@ def test_another_id_takes_the_weights_only(strategy, folder, rank):
     assert int(position) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("smaller", [True, False])
 def test_the_best_checkpoint_is_kept(strategy, folder, smaller):
     """By the metric and its direction, while the latest one alone is kept otherwise."""
@@ -236,7 +236,7 @@ def test_a_validation_that_fails_on_one_rank_fails_on_all(strategy, folder, rank
     assert_close(weights_in(folder), plain_steps(folder, 4)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_in_on_validation_of_one_rank_is_one_on_all(strategy, folder, rank, size):
     def fail(step, metrics):
         if rank == size - 1:
@@ -326,7 +326,7 @@ def test_a_batch_is_needed_and_epochs_are_checked(strategy, folder):
         trainer_in(strategy, folder, records_per_epoch=49).fit(shuffled, max_length=Epoch(1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumable_dataset_of_the_scripts_own(strategy, folder):
     def own():
         return collective.data.resumable(shuffled().repeat(), 12, name="clicks")
@@ -352,7 +352,7 @@ def test_a_run_that_counts_other_steps_is_refused(strategy, folder):
         trainer.fit(shuffled, max_length=Batch(6), reporting_period=Batch(2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_profile_of_a_trainer_that_was_made_inside_a_scope(strategy, folder):
     """The scope's own options, which the Trainer keeps, have a profile, too: none."""
