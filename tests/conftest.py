@@ -57,16 +57,18 @@ def is_rank_case(item: pytest.Item) -> bool:
 def runs(item: pytest.Item, tier: str, left_to_matrix: set[pytest.Item]) -> bool:
     if item.get_closest_marker("long") is not None:
         return False
-    if is_rank_case(item):
-        return True  # which the tier has chosen
+    if is_rank_case(item):  # which the tier has chosen
+        return tier != "slow" or has_turn(item, 2)
     if item in left_to_matrix:
         return tier == "matrix"
-    marker = item.get_closest_marker("matrix")
-    if marker is not None:
-        return tier == "matrix" and (marker.kwargs.get("always", False) or has_turn(item))
-    return tier == ("test" if item.get_closest_marker("slow") is None else "slow")
+    for tier_of_mark, every in (("matrix", 4), ("slow", 2)):
+        marker = item.get_closest_marker(tier_of_mark)
+        if marker is not None:
+            has_one = marker.kwargs.get("always", False) or has_turn(item, every)
+            return tier == tier_of_mark and has_one
+    return tier == "test"
 
 
-def has_turn(item: pytest.Item) -> bool:
-    """Tells whether the matrix runs an item that is marked for it: every third one, by its name."""
-    return zlib.crc32(item.nodeid.encode()) % 3 == 0
+def has_turn(item: pytest.Item, every: int) -> bool:
+    """Tells whether an item is one of every `every`-th, which its name decides."""
+    return zlib.crc32(item.nodeid.encode()) % every == 0

@@ -109,7 +109,7 @@ def references(tmp_path_factory):
     return reference
 
 
-@pytest.mark.slow
+@pytest.mark.slow(always=True)
 @pytest.mark.parametrize(
     "ranks, optimizer, backend",
     [

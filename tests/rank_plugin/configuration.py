@@ -50,8 +50,9 @@ MARKERS = (
     "of its turns) or 'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` another one",
-    "slow: a test that takes three seconds or more: left to `make test-slow`, which CI runs, too; "
-    "the matrix runs every eighth slow rank case in one of its turns",
+    "slow(always=False): a test that takes three seconds or more: left to `make test-slow`, which "
+    "CI runs, too, and which has every other one, or those that it always has; the matrix runs "
+    "every eighth slow rank case in one of its turns",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",

@@ -121,6 +121,7 @@ def both(strategy, session, saver, folder):
     assert not tf.io.gfile.exists(f"{folder}/background.index")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 3)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", *sorted({*ALL_OPTIMIZERS} - {"adam"})])
@@ -173,6 +174,7 @@ def test_dynamic_tables(strategy, rank, folder, held, optimizer, policy):
         same(f"{folder}/blocking", f"{folder}/background")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_the_buffer_bounds_what_is_copied(strategy, folder, held, optimizer):
@@ -201,6 +203,7 @@ def test_the_buffer_bounds_what_is_copied(strategy, folder, held, optimizer):
         assert most // 2 <= room.peak <= most and room.waited > 0
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 3)
 def test_an_error_is_everyones_where_ranks_meet_next(
     strategy, rank, size, folder, monkeypatch, held

@@ -231,6 +231,7 @@ def test_a_folder_that_is_gone_is_known_among_others(strategy, rank, folder):
                 saver.save(session, f"{folder}/never/there/m")
 
 
+@pytest.mark.slow
 def test_a_job_does_not_begin_again_where_there_are_checkpoints(strategy, rank, folder):
     """TensorFlow takes a damaged file that names the latest checkpoint for none."""
     with strategy.scope(), tf.Graph().as_default():
@@ -306,6 +307,7 @@ def test_a_remote_file_system(strategy, rank, folder, stub, blocking):
     assert {name.partition(".")[0] for name in files} == {"m-1", "m-2", "checkpoint"}
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("what", ["save", "RenameFile", "merge", "CreateDir", "WritableFile"])
 def test_a_remote_file_system_that_fails(strategy, rank, folder, stub, blocking, what):

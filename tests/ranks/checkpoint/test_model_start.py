@@ -201,6 +201,7 @@ def test_ranks_must_name_the_same(strategy, size, tmp_path, rank):
             session()
 
 
+@pytest.mark.slow
 def test_a_state_of_increments_is_loaded_kept_and_started_from(strategy, rank, folder):
     job = f"{folder}/job"
     with strategy.scope(), tf.Graph().as_default():

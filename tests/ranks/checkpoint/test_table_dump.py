@@ -46,6 +46,7 @@ def assert_same(found, expected, names):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_tables_go_back_and_the_network_goes_on(strategy, folder, rank):
     with training(strategy) as (session, step, state):
         for _ in range(3):

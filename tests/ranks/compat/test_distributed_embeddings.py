@@ -140,6 +140,7 @@ def compare(layer, plain):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dp_input", [True, False])
 def test_a_tape(strategy, rank, size, de, dp_input):
     plain, sgd = Model(Plain()), keras.optimizers.Adagrad(0.1)

@@ -32,6 +32,7 @@ def trained(found, ts, p):
     return {"train": train, "a": ts[0], "b": ts[1]}, p
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])

@@ -406,6 +406,7 @@ def test_outputs_that_are_no_tensor(opens_scope):
         Two().predict(dataset(SEEN, 4))
 
 
+@pytest.mark.slow
 def test_weights_that_a_checkpoint_lacks(opens_scope, rank, size, folder):
     """Keep their initializers, or are an error if the script asks for it."""
     compiled(adagrad()).fit(mine(rank, size), checkpoint_dir=folder, verbose=0)

@@ -53,6 +53,7 @@ def evaluated(layers, history, every=2, steps=4):
         return session.run(variables)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`tf.layers")
 def test_an_evaluation_takes_layers_without_names(opens_scope):
     """Also layers in scopes without a name: counts of default names start again."""

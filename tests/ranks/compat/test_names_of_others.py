@@ -94,6 +94,7 @@ PRUNES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("theirs", PRUNES)
@@ -212,6 +213,7 @@ def test_files_are_read_and_trained_on(strategy, rank, size, folder, read):
     assert {len(share) for share in of_all} == {8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "theirs", ["tf.config.experimental.enable_distributed_strategy", "sok.Init"]
 )

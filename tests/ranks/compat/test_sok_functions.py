@@ -74,6 +74,7 @@ def difference(got, want):
     return np.sum((got - want) ** 2, dtype=np.float64) / np.sum(want**2, dtype=np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -180,6 +180,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_wrapped_optimizers(strategy, rank, size, name):

@@ -134,6 +134,7 @@ def compare(model, plain):
         assert int(count) == len(np.unique(first))
 
 
+@pytest.mark.slow
 def test_fit(strategy, rank, size, folder, capfd):
     """A checkpoint that its callback saved restores all."""
     plain = Plain()
@@ -172,6 +173,7 @@ def test_fit(strategy, rank, size, folder, capfd):
     assert said.count("there makes steps of the sum") <= (size > 1 and rank == 0)
 
 
+@pytest.mark.slow
 def test_a_tape(strategy, rank, size):
     plain = Plain()
 
@@ -209,6 +211,7 @@ def test_a_tape(strategy, rank, size):
         assert int(model.users.params.size()) == count
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1)
 def test_what_a_layer_takes(strategy):
     ragged = tf2.ragged.constant([[5, 7], [], [5]], dtype=tf2.int64)

@@ -113,6 +113,7 @@ def test_training_is_refused(strategy, way):
         assert v.numpy().tolist() != [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_what_trains_without_a_function(strategy, rank, size):
     """From rank 0's first values on, by the gradients of all ranks; on one rank by whatever."""
     for way in BY_KERAS.values():
@@ -181,6 +182,7 @@ def test_tables_and_sessions_are_refused(strategy):
             tf.train.MonitoredTrainingSession("")
 
 
+@pytest.mark.slow
 def test_a_graph_trains_next_to_eager_code(strategy, rank, size):
     """Also in a function that the graph calls, and with an eager error just before."""
     with strategy.scope():

@@ -28,6 +28,7 @@ def model(strategy, with_dynamic=False):
     return table, ids, rows, out, train
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("with_dynamic", [False, True])

@@ -26,6 +26,7 @@ def folder(tmp_path):
     return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("prefetch_keys", [False, True])
 @pytest.mark.parametrize("stop", ["leaves", "breaks", "in an except"])

@@ -141,6 +141,7 @@ def test_an_estimator_trains_on_them(strategy, size, folder):
     close(rows, trained(range(STEPS // size * size), joined=size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other, message",
     [

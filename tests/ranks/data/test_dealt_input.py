@@ -224,6 +224,7 @@ def loop(strategy, dataset, trains, monitored):
                     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNLIKE)
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("monitored", [True, False])

@@ -243,6 +243,7 @@ def test_an_evaluation_does_not_move_the_place(strategy, size, folder):
     assert sorted(sum(of_all_ranks(got.tolist()), [])) == sorted(records[2 * B : 3 * B])
 
 
+@pytest.mark.slow
 def test_a_batch_whose_step_failed_counts(strategy, rank, size, folder):
     """The iterator is beyond it."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

@@ -70,6 +70,7 @@ def clipped(loss, variables, norm=0.2):
     return tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], norm)[0]
 
 
+@pytest.mark.slow
 def test_clipping_by_a_norm_of_all(strategy, rank, size):
     """The norm of the mean isn't the mean of the norms."""
 
@@ -141,6 +142,7 @@ def test_the_gradient_tape_of_a_callable_loss(strategy, rank, size):
     compare(strategy, rank, size, train)
 
 
+@pytest.mark.slow
 def test_what_a_script_computes_itself_is_summed_up_too(strategy, rank, size):
     """Gradients that come from no tf.gradients, some that do, and one that is no tensor."""
 

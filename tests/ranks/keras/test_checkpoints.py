@@ -177,6 +177,7 @@ def test_a_saved_model_is_plain_keras_in_plain_tensorflow(strategy, rank, size, 
     np.testing.assert_allclose(answer, plain([users, words]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fits_of_a_script_are_told_apart(strategy, rank, size, folder):
     """A second one trains. In a script that starts again, both are over."""
     plain = compiled("Adam")
@@ -191,6 +192,7 @@ def test_fits_of_a_script_are_told_apart(strategy, rank, size, folder):
             check(model, plain, rank, size)
 
 
+@pytest.mark.slow
 def test_an_epoch_of_unknown_length_is_over_when_it_is_validated(strategy, rank, size, folder):
     """Its last step was saved, and the job ends in the validation."""
 

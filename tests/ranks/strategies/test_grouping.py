@@ -316,6 +316,7 @@ def sums(embedding_scope, factor):
     return {"train": tf.train.AdagradOptimizer(0.1).minimize(loss), "state": rows_of(t)}, p
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "lengths", [(3, 0, 5, 1), (0, 0, 4, 2), (0, 6, 0, 0), (0, 0, 0, 0), (7, 1, 2, 12)]

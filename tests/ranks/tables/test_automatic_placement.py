@@ -74,6 +74,7 @@ def trained(tables, parts):
     return train, every
 
 
+@pytest.mark.slow
 def test_training_and_restart_are_plain_tensorflows(strategy, rank, size, file, folder):
     """A first start without a file; the next ones, by files, have tables elsewhere."""
     uneven = Path(folder) / "uneven.yml"

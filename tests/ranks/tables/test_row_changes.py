@@ -256,6 +256,7 @@ class DynamicModel:
             assert announced <= set(at_most)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 def test_updates_inserts_and_removals_of_a_dynamic_table(strategy, optimizer):
