@@ -7,7 +7,7 @@ imports is built against, and Horovod's own variables (HOROVOD_WITH_GLOO, ...) a
 it imports nothing of this package, and set-up runs it where nothing else of the package is there.
 
 Horovod 0.28.1 was written for TensorFlow up to 2.15. `EDITS` are what later ones need, and for each
-what spares the build a third of its time.
+what spares the build needless work.
 """
 
 from __future__ import annotations

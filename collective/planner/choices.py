@@ -61,7 +61,8 @@ def reason(difference: Parts, other: Placement) -> str:
 def explained(costs: Costs, placements: Mapping[str, Placement]) -> tuple[Choice, ...]:
     """Describes the placements of all tables, in the order of the workload."""
     sums = costs.sums(costs.places(placements))
-    as_matrices = _as_matrices(costs, placements)
+    replicated = [table for table in costs.tables if placements[table.name] == "replicated"]
+    as_matrices = sum((_as_matrix(costs, table) for table in replicated), Parts())
     choices = []
     for number, table in enumerate(costs.tables):
         place = place_of(placements[table.name])
@@ -69,16 +70,6 @@ def explained(costs: Costs, placements: Mapping[str, Placement]) -> tuple[Choice
         choices.append(_choice(costs, sums, placements[table.name], number, as_matrices))
         sums.put(number, place)
     return tuple(choices)
-
-
-def _as_matrices(costs: Costs, placements: Mapping[str, Placement]) -> Parts:
-    """Returns how much longer the parts of all replicated tables take if gradients travel as
-    matrices."""
-    differences = Parts()
-    for table in costs.tables:
-        if placements[table.name] == "replicated":
-            differences += _as_matrix(costs, table)
-    return differences
 
 
 def _as_matrix(costs: Costs, table: TableWork) -> Parts:

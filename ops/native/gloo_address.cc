@@ -6,8 +6,8 @@
 // asks by gethostname(3), which the launcher has this library answer, by LD_PRELOAD: for Horovod
 // alone, with the address in COLLECTIVE_GLOO_ADDRESS.
 //
-// TensorFlow asks, too, in each call of a tf.function. To look up who asks takes
-// milliseconds, since a library's symbols are many, so the last other caller is remembered.
+// TensorFlow asks, too, in each call of a tf.function. To look up who asks takes milliseconds,
+// since a library's symbols are many, so the last other caller is remembered.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
