@@ -71,10 +71,10 @@ image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; w
 test: lint  ## lint, and the tests: 20 minutes on two cores
 	$(python) -m pytest $(ARGS)
 
-test-slow: ready  ## Half of the tests that take three seconds and more, which CI runs, too: 15 minutes
+test-slow: ready  ## A third of the tests that take three seconds and more, which CI runs, too: 10 minutes
 	$(python) -m pytest --tier slow $(ARGS)
 
-test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 20 minutes
+test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 15 minutes
 	$(python) -m pytest --tier matrix $(ARGS)
 
 test-all: lint  ## lint, and every test in every configuration, with more examples: hours

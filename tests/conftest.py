@@ -61,7 +61,7 @@ def runs(item: pytest.Item, tier: str, left_to_matrix: set[pytest.Item]) -> bool
         return True  # which the tier has chosen
     if item in left_to_matrix:
         return tier == "matrix"
-    for tier_of_mark, every in (("matrix", 4), ("slow", 2)):
+    for tier_of_mark, every in (("matrix", 8), ("slow", 3)):
         marker = item.get_closest_marker(tier_of_mark)
         if marker is not None:
             has_one = marker.kwargs.get("always", False) or has_turn(item, every)

@@ -35,7 +35,7 @@ _OF_IDLE_HOROVOD = {"HOROVOD_CYCLE_TIME": "20"}
 
 MARKERS = (
     "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs every "
-    "fourth one, half of these at the largest, the others in a turn, to which these belong",
+    "eighth one, half of these at the largest, the others in a turn, to which these belong",
     "backends(name, ...): a rank case that depends on the backend: its parameters take turns over "
     "these in `make test`, and `make test-matrix` runs the others",
     "either_backend: a rank case that has nothing to do with the backend, which is none of its "
@@ -51,8 +51,8 @@ MARKERS = (
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` another one",
     "slow(always=False): a test that takes three seconds or more: left to `make test-slow`, which "
-    "CI runs, too, and which has every other one, or those that it always has; the matrix runs "
-    "every eighth slow rank case in one of its turns",
+    "CI runs, too, and which has every third one, or those that it always has; the matrix runs "
+    "every sixteenth slow rank case in one of its turns",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -265,8 +265,8 @@ def _by_default(marks: Marks) -> list[Configuration]:
 
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """One that `make test` doesn't have, for every fourth case that depends on the number of ranks
-    and every eighth of the rest and of slow ones. Of the others every fourth one has those of
+    """One that `make test` doesn't have, for every eighth case that depends on the number of ranks
+    and every sixteenth of the rest and of slow ones. Of the others every eighth one has those of
     `make test`, for a parameter that it leaves out.
     """
     by_default = _by_default(marks)
@@ -283,8 +283,8 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     if marks.double == "matrix":
         turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
     turns = [c for c in turns if c not in by_default]
-    has_turn = (marks.turn >> 8) % (8 if marks.slow or not marks.ranks else 4) == 0
-    has_largest, has_parameter = (marks.turn >> 11) % 2 == 0, (marks.turn >> 12) % 4 == 0
+    has_turn = (marks.turn >> 8) % (16 if marks.slow or not marks.ranks else 8) == 0
+    has_largest, has_parameter = (marks.turn >> 12) % 2 == 0, (marks.turn >> 13) % 8 == 0
     if not turns or not has_turn:
         return by_default if has_parameter or marks.matrix else []
     if marks.ranks and has_largest:

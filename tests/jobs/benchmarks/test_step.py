@@ -244,6 +244,7 @@ def test_batches_are_those_of_the_seed_and_within_their_tables():
         assert counts.min() >= 2 and counts.max() <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feed", "dataset"])
 @pytest.mark.parametrize("tables, ids", [(30, (1, 1)), (3, (1, 4))])
 def test_the_model_computes_what_numpy_does(

@@ -81,6 +81,7 @@ def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
     )  # whatever the number of ranks
 
 
+@pytest.mark.slow
 def test_without_an_exported_model_there_is_one_line():
     with pytest.raises(AssertionError, match="serve.py: error: no SavedModel in /nowhere"):
         alone(MOVIELENS / "serve.py", "/nowhere", "--user", 7, "--movies", 1)

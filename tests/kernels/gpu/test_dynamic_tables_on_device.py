@@ -385,6 +385,7 @@ def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
         return found, kinds_of(graph)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=[type(one).__name__ for one in OPTIMIZERS])
 def test_trained_as_in_the_hosts_memory(optimizer: Any, monkeypatch: pytest.MonkeyPatch):

@@ -244,6 +244,7 @@ def program(policy: TablePolicy, optimizer: str, grouping: bool, folder: Path) -
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "policy, optimizer, grouping",

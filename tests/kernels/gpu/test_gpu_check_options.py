@@ -62,6 +62,7 @@ def test_options_that_make_no_sense(
     assert error.value.code == 2 and complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "family, number",

@@ -24,6 +24,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("seed", [0, 5])
 @pytest.mark.parametrize("check", CHECKS)

@@ -43,6 +43,7 @@ def resident_warps(registers: int) -> int:
     return REGISTERS // (of_warp * WARPS) * WARPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source, kernel, rows, warps",
     [

@@ -51,6 +51,7 @@ def sparse(table: Any, ids: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # TensorFlow's dense proximal gradient descent is of float32 only.
     "is_dense, dtype",
@@ -110,6 +111,7 @@ WRITERS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("name", WRITERS)
 def test_rows_are_written_in_place(strategy: Any, name: str, deterministic: bool):

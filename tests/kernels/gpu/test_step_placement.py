@@ -120,6 +120,7 @@ def test_the_host_checks_what_it_has(backend: str, monkeypatch: pytest.MonkeyPat
     assert not [str(copy) for copy in copies(operations)]
 
 
+@pytest.mark.slow
 def test_the_host_prepares_what_it_has():
     assert {(copy.up, copy.tensor.op.type) for copy in copies(step(prepared))} == {
         (False, "ArgMax"),  # keys that come of rows

@@ -142,6 +142,7 @@ def test_static_tables(strategy, rank, folder, held, optimizer):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, 3)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(

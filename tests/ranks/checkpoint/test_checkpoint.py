@@ -214,6 +214,7 @@ def test_a_monitored_session_goes_on(strategy, rank, folder):
     ]
 
 
+@pytest.mark.slow
 def test_init_from_checkpoint(strategy, rank, folder):
     want = saved(strategy, rank, f"{folder}/m", name="old/t")
     forms = {

@@ -62,6 +62,7 @@ def restored(strategy, path, initialize):
             return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("initialize, slices", [(False, bundles.SLICE_BYTES), (True, 16)])
 def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkeypatch):
     monkeypatch.setattr(bundles, "SLICE_BYTES", slices)
@@ -70,6 +71,7 @@ def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkey
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize), want)
 
 
+@pytest.mark.slow
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):
     monkeypatch.setattr(bundles, "SLICE_BYTES", 16)
     want = saved(strategy, rank, size, f"{folder}/m")
@@ -124,6 +126,7 @@ def test_it_starts_from_a_checkpoint(strategy, rank, size, folder):
             np.testing.assert_array_equal(session.run(rows, {ids: KEYS}), want)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit(strategy, rank, size, folder):
     saved(strategy, rank, size, f"{folder}/m")
     with strategy.scope(), tf.Graph().as_default():

@@ -84,6 +84,7 @@ def damage(folder, how, size):
             file.write(b"\xff\xff")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "how, spare", [("missing", 1 << 30), ("short", 0), ("flipped", 1 << 30), ("flipped", 0)]

@@ -22,6 +22,7 @@ def on_rank_0(rank, function):
     barrier.run_on_all_ranks(None, "importing", lambda: None if rank else function())
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_embedding_variables(strategy, rank, size, folder, monkeypatch):
     monkeypatch.setattr(key_buckets, "BUCKET_BYTES", 400)  # 12 or more parts
     random = np.random.default_rng(3)

@@ -46,6 +46,7 @@ def files(folder):
     }
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_the_next_save_tries_again(
     strategy, rank, size, folder, monkeypatch, blocking
 ):
@@ -339,6 +340,7 @@ def test_a_remote_file_system_that_fails(strategy, rank, folder, stub, blocking,
             assert not any("_temp_" in name for name in left) and before < left
 
 
+@pytest.mark.slow
 def test_a_remote_file_system_that_loses_what_is_moved(strategy, rank, folder, stub, monkeypatch):
     """Of each file in turn: the error says so, and the latest checkpoint is one that is there."""
     monkeypatch.setattr(commit, "VISIBILITY_TIMEOUT", 0.2)

@@ -72,6 +72,7 @@ def test_rank_0s_folder_is_everyones(strategy, rank, size, folder, others):
             np.testing.assert_array_equal(session.run(m["rows"]), rows)
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_rank_0s_checkpoint(strategy, rank, size, folder):
     """Also where a script names its folder by the time, which is another second on each rank."""
     mine = f"{folder}/{rank}"
@@ -103,6 +104,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_all_ranks(strategy, rank, s
         trained(strategy, rank, name, 2)
 
 
+@pytest.mark.slow
 def test_one_folder_for_all_is_no_matter(strategy, rank, folder):
     assert not caught(trained, strategy, rank, f"{folder}/saved", 2)[1]
     assert not caught(trained, strategy, rank, None, 2)[1]
@@ -120,6 +122,7 @@ def test_a_folder_of_another_rank_alone_is_refused(strategy, rank, size, folder)
     assert os.listdir(folder) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_another_ranks_folder_alone_is_not_passed_over(
     strategy, rank, size, folder
 ):
@@ -155,6 +158,7 @@ def test_an_estimators_model_dir(strategy, rank, size, folder, where):
     assert os.listdir(folder) == ["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["argument", "config"])
 def test_a_canned_estimators_model_dir(strategy, rank, size, folder, where):
     """Of TensorFlow's ready-made ones, given by rank 0 alone: it goes where its config goes."""

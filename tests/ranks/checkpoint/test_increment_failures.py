@@ -15,6 +15,7 @@ from tests.ranks.stub_storage import Disk, warnings_noted
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "background"])
 def test_increments_go_on_after_a_whole_save_that_failed(
@@ -128,6 +129,7 @@ class Trainer:
         return checkpoint.save_increment(self.session, self.folder)
 
 
+@pytest.mark.slow
 def test_a_base_that_was_replaced_before_its_first_increment(strategy, folder):
     """Another session saves under the same name: what changed since ours belongs to nothing."""
     with strategy.scope(plan="quiet"):
@@ -154,6 +156,7 @@ def test_a_base_that_was_replaced_before_its_first_increment(strategy, folder):
     np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5))
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_that_is_not_the_latest_begins_no_chain(strategy, folder):
     """No restart would find its increments: they follow the latest one, and miss nothing."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

@@ -321,6 +321,7 @@ def test_an_increment_of_another_base_is_refused(strategy, rank, folder):
     np.testing.assert_array_equal(restored_row(strategy, none), rows[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_its_increments_with_it(strategy, rank, folder):
     """max_to_keep counts chains; a checkpoint of the same name begins a new one."""
 

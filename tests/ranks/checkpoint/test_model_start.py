@@ -120,6 +120,7 @@ def test_a_session_starts_from_several(strategy, rank, folder, capfd, slots):
         assert ("slots of optimizers: e/Adagrad, new/t/Adagrad" in output) == (not slots)
 
 
+@pytest.mark.slow
 def test_an_estimator_starts_from_another(strategy, folder, rank):
     start = f"{folder}/first"
 
@@ -147,6 +148,7 @@ def test_an_estimator_starts_from_another(strategy, folder, rank):
     np.testing.assert_array_equal(estimator.get_variable_value("t"), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "source, error, words",

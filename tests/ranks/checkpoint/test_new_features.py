@@ -82,6 +82,7 @@ def test_a_model_with_more_than_its_checkpoint(strategy, folder, case):
     train(strategy, f"{folder}/new", tables, dynamic, dense)  # it goes on in its own folder
 
 
+@pytest.mark.slow
 def test_another_optimizer_is_no_new_feature(strategy, folder):
     """And a checkpoint that has nothing of the model is no start for it."""
     train(strategy, folder, ["user"], [], ["bias"])

@@ -77,6 +77,7 @@ class Job:
             np.testing.assert_array_equal(row, wanted[key])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["RenameFile", "WritableFile", "merge", "save", "CreateDir"])
 def test_an_increment_that_fails(strategy, rank, size, folder, stub, what):
@@ -103,6 +104,7 @@ def test_an_increment_that_fails(strategy, rank, size, folder, stub, what):
             job.session.close()
 
 
+@pytest.mark.slow
 def test_an_increment_of_which_files_are_lost(strategy, rank, size, folder, stub):
     """Of each file in turn: what is there can be restored, and what follows is complete."""
     with strategy.scope(plan="quiet"):

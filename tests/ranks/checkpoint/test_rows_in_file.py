@@ -79,6 +79,7 @@ def stored(path):
     return {name: reader.get_tensor(name) for name in names if name.startswith("t")}
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_table_with_a_file_equals_one_in_memory(strategy, folder, rank, optimizer):

@@ -59,6 +59,7 @@ def test_a_savers_hooks_stop_where_it_says_so(strategy, rank, size, folder, monk
             raise AssertionError("training went on")
 
 
+@pytest.mark.slow
 def test_an_estimator_has_options_of_its_own(strategy, size, folder):
     seen = []
 
@@ -84,6 +85,7 @@ def test_an_estimator_has_options_of_its_own(strategy, size, folder):
         strategy.estimator(model_fn(strategy.embedding_scope), folder, checkpoint_buffer=0)
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_in_after_save_during_training(strategy, rank, folder):
     """A listener looks at the checkpoint, so this save is there when it is called."""
 

@@ -98,6 +98,7 @@ def test_slots_are_those_of_the_dump(strategy, folder):
                 assert not np.array_equal(state()["static"], expected["static"])
 
 
+@pytest.mark.slow
 def test_one_table_of_a_whole_checkpoint(strategy, folder):
     with training(strategy) as (session, step, state):
         step()
@@ -112,6 +113,7 @@ def test_one_table_of_a_whole_checkpoint(strategy, folder):
         assert_same(state(), later, ["dynamic", "w", "step"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_dump_is_replaced_and_is_no_checkpoint_of_the_job(strategy, folder, blocking):
     with training(strategy, checkpoint_blocking=blocking) as (session, step, state):
@@ -131,6 +133,7 @@ def test_a_dump_is_replaced_and_is_no_checkpoint_of_the_job(strategy, folder, bl
     assert not glob.glob(f"{folder}/*temp*")
 
 
+@pytest.mark.slow
 def test_what_is_refused(strategy, folder):
     with training(strategy) as (session, step, _):
         step()

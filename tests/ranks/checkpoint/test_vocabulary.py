@@ -127,6 +127,7 @@ def test_rows_go_where_their_words_are(strategy, folder, files, initializer):
                 np.testing.assert_array_equal(value, wanted, err_msg=words)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 def test_slots_move_with_their_words(strategy, folder, files):
     save(strategy, f"{folder}/m")

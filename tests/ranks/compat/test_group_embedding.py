@@ -64,6 +64,7 @@ def test_pooled(strategy, rank, size, ragged, weighted):
     compare(strategy, rank, size, build)
 
 
+@pytest.mark.slow
 def test_sequences_and_dense_ids(strategy, rank, size):
     def build(embedding_scope, together):
         ts, p = tables(embedding_scope)

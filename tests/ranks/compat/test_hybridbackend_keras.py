@@ -204,6 +204,7 @@ def test_training_goes_on_from_a_checkpoint(strategy, rank, size, folder):
         assert loss == pytest.approx(plain.evaluated()["loss"], rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_of_a_part(opens_scope, rank, size, folder):
     """`scope` takes some variables; others keep their initializers."""
     first = compiled(adagrad())

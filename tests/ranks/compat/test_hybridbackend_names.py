@@ -74,6 +74,7 @@ def test_an_evaluation_takes_layers_without_names(opens_scope):
         assert tf.layers.Dense(1).name == name  # The script's counts go on.
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_makes_variables_is_an_error(opens_scope):
     """Nobody would train them. Keras's layers have variables of their own each time."""
     with pytest.raises(

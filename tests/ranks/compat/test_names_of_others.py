@@ -54,6 +54,7 @@ def compare(strategy, rank, size, build, theirs):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "theirs",
     [

@@ -84,6 +84,7 @@ def test_no_false_alarm(strategy, rank, size, optimizer, local_steps):
             session.run(train)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "every, at, found, local_steps", [(1, 3, 3, 1), (2, 3, 4, 1), (2, 4, 4, 1), (2, 3, 4, 3)]

@@ -74,6 +74,7 @@ def test_the_file_and_tensorboard_have_the_reports_and_validations(strategy, fol
     assert all(each["reports"] == everyone[0]["reports"] for each in everyone)
 
 
+@pytest.mark.slow
 def test_a_rate_is_that_of_all_ranks(strategy, folder):
     """A step that takes 50 ms on one rank takes as long on all."""
 
