@@ -216,11 +216,21 @@ def _shard_gradient(gradient: Any) -> tf.IndexedSlices:
 def deduplicated(
     original: Any, values: tf.Tensor, indices: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Stands in for `optimizer._deduplicate_indexed_slices`.
+    """Stands in for `_deduplicate_indexed_slices` of TensorFlow's and Keras's legacy optimizers.
 
     The gradient of an exchange already has each row only once.
     """
     return (values, indices) if shard_gradients.is_distinct(indices) else original(values, indices)
+
+
+def deduplicate_each(original: Any, optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Replaces `_deduplicate_sparse_grad` of Keras's new optimizers, in the same way."""
+    return [
+        gradient
+        if isinstance(gradient, tf.IndexedSlices) and shard_gradients.is_distinct(gradient.indices)
+        else original(optimizer, [gradient])[0]
+        for gradient in gradients
+    ]
 
 
 def apply_to_shards(

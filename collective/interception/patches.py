@@ -55,6 +55,7 @@ from collective.tensorflow_internals.keras import (
     Model,
     OptimizerV2,
     backend,
+    legacy_optimizer,
     loss_scale_optimizer,
 )
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
@@ -286,7 +287,16 @@ OPTIMIZERS = (
         slot_creator, "slot_creator._create_slot_var", optimizer_slots.create_slot_var, FIXED_SLOTS
     ),
     Patch(optimizer, "optimizer._get_processor", optimizer_slots.get_processor, ALL_ROWS),
-    Patch(optimizer, "optimizer._deduplicate_indexed_slices", reduction.deduplicated, TWICE_UNIQUE),
+    *(
+        Patch(owner, "optimizer._deduplicate_indexed_slices", reduction.deduplicated, TWICE_UNIQUE)
+        for owner in (optimizer, legacy_optimizer)
+    ),
+    Patch(
+        keras_optimizer.Optimizer,
+        "tf.keras.optimizers.Optimizer._deduplicate_sparse_grad",
+        reduction.deduplicate_each,
+        TWICE_UNIQUE,
+    ),
     *(
         Patch(owner, f"tf.train.{owner.__name__}.{method}", update, MANY_UPDATES)
         for owner, method, update in (

@@ -57,4 +57,5 @@ legacy_nadam = _module("optimizers.legacy.nadam")
 rmsprop = _module("optimizers.legacy.rmsprop")
 Adam = legacy_adam.Adam
 WorkerTrainingState: Any = _module("distribute.worker_training_state").WorkerTrainingState
-OptimizerV2 = _module("optimizers.legacy.optimizer_v2").OptimizerV2
+legacy_optimizer = _module("optimizers.legacy.optimizer_v2")
+OptimizerV2 = legacy_optimizer.OptimizerV2

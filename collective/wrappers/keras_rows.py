@@ -1,19 +1,26 @@
-"""Lets Keras's optimizers update dynamic tables in a `tf.function` that eager code calls.
+"""Lets Keras's optimizers update rows of tables in a `tf.function` that eager code calls.
 
-Where the optimizer computes with whole variables, these are a table's rows in use
+Where the optimizer computes with whole variables, these are a dynamic table's rows in use
 (`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
 hasn't looked up before: moments are 0.
+
+Adagrad's ten operations for each static table in host memory are a single one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import kernel_device
+from collective.ops.exchange import shard_gradients
+from collective.ops.updates import sparse_updates
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.table import Table
 from collective.tables.updates import row_views
 from collective.tensorflow_internals.keras import (
     adadelta,
@@ -81,10 +88,25 @@ def _moves_all_rows(optimizer: Any) -> bool:
 
 @contextlib.contextmanager
 def updating(optimizer: Any) -> Iterator[None]:
-    """Inside, a new optimizer updates the rows of dynamic tables."""
+    """Inside, a new optimizer updates the rows of tables."""
     step, decay = optimizer.update_step, optimizer._apply_weight_decay
 
+    @functools.cache
+    def numbers() -> tuple[tf.Tensor, tf.Tensor]:  # of Adagrad, once for all tables
+        return tf.cast(optimizer.learning_rate, tf.float32), tf.cast(optimizer.epsilon, tf.float32)
+
     def update_step(gradient: Any, variable: Any) -> Any:
+        if _is_compiled(optimizer, gradient, variable):
+            number = optimizer._index_dict[optimizer._var_key(variable)]
+            rate, epsilon = numbers()
+            return sparse_updates.keras_adagrad(
+                variable,
+                optimizer._accumulators[number],
+                rate,
+                epsilon,
+                gradient.values,
+                tf.cast(gradient.indices, tf.int64),
+            )
         if not isinstance(variable, DynamicTable):
             return step(gradient, variable)
 
@@ -99,6 +121,19 @@ def updating(optimizer: Any) -> Iterator[None]:
 
     with _replacing(optimizer, update_step=update_step, _apply_weight_decay=apply_weight_decay):
         yield
+
+
+def _is_compiled(optimizer: Any, gradient: Any, variable: Any) -> bool:
+    """Tells whether one compiled operation updates a static table as a new optimizer does."""
+    return (
+        type(optimizer) is package.optimizers.Adagrad
+        and isinstance(variable, Table)
+        and not isinstance(variable, DynamicTable)
+        and isinstance(gradient, tf.IndexedSlices)
+        and shard_gradients.is_distinct(gradient.indices)
+        and sparse_updates.is_compiled(variable.dtype, gradient.dtype)
+        and not kernel_device.on_device(False)
+    )
 
 
 def is_possible(optimizer: Any) -> bool:

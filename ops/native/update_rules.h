@@ -40,6 +40,23 @@ struct Adagrad : UpdateRule {
   }
 };
 
+// a += g * g; w -= rate * g / sqrt(a + epsilon), as Keras computes it.
+struct KerasAdagrad : UpdateRule {
+  static constexpr int kNumbers = 2, kSlots = 1;
+  float rate, epsilon;
+
+  explicit KerasAdagrad(const float* numbers) : rate(numbers[0]), epsilon(numbers[1]) {}
+
+  INLINE void operator()(int64_t dim, const float* __restrict g, float* __restrict w,
+                         float* __restrict a) const {
+    for (int64_t c = 0; c < dim; ++c) {
+      const float sum = a[c] + g[c] * g[c];
+      a[c] = sum;
+      w[c] -= rate * g[c] / std::sqrt(sum + epsilon);
+    }
+  }
+};
+
 // a += mean(g * g), one number; w -= rate * g / (sqrt(a) + epsilon).
 struct RowWiseAdagrad : UpdateRule {
   static constexpr int kNumbers = 2, kSlots = 1;
@@ -155,6 +172,7 @@ struct Ftrl : UpdateRule {
 // All rules, by the names that operations have as `rule`.
 #define FOR_EACH_UPDATE_RULE(RULE) \
   RULE(Adagrad)                    \
+  RULE(KerasAdagrad)               \
   RULE(RowWiseAdagrad)             \
   RULE(Momentum)                   \
   RULE(NesterovMomentum)           \

@@ -78,6 +78,27 @@ def adagrad(
     return update("Adagrad", table, [accumulator], [rate], gradient, rows)
 
 
+def keras_adagrad(
+    table: Any,
+    accumulator: Any,
+    rate: tf.Tensor,
+    epsilon: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+) -> tf.Operation:
+    """Updates rows by Adagrad, as `tf.keras.optimizers.Adagrad` does; not on a GPU.
+
+        accumulator[rows] += gradient ** 2
+        table[rows] -= rate * gradient / sqrt(accumulator[rows] + epsilon)
+
+    Args:
+        table, accumulator: variables of a shard, float32 [R, D].
+        rate, epsilon: float32 scalars.
+        gradient, rows: as for `adagrad`.
+    """
+    return update("KerasAdagrad", table, [accumulator], [rate, epsilon], gradient, rows)
+
+
 def row_wise_adagrad(
     table: Any,
     accumulator: Any,

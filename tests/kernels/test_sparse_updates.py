@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from collective import train
 from collective.ops import native_library
 from collective.ops.updates import sparse_updates
+from collective.tensorflow_internals.keras import package
 
 ROWS = 50
 
@@ -21,6 +22,11 @@ ROWS = 50
 def adagrad(w, g, a, rate):
     a = a + g**2
     return w - rate * g / np.sqrt(a), a
+
+
+def keras_adagrad(w, g, a, rate, epsilon):
+    a = a + g**2
+    return w - rate * g / np.sqrt(a + epsilon), a
 
 
 def row_wise_adagrad(w, g, a, rate, epsilon):
@@ -59,7 +65,7 @@ class Case:
         rule: returns (rows, rows of the slots) from them, a gradient and the numbers.
         numbers: what the rule depends on.
         slots: the names of the slots, and the range that they start from.
-        optimizer: makes the same in plain TensorFlow.
+        optimizer: makes the same in plain TensorFlow, if a graph can have it.
         all_rows: rows without a gradient change, too.
         row_wise: slots have one number a row.
     """
@@ -68,7 +74,7 @@ class Case:
     rule: Callable[..., tuple[np.ndarray, ...]]
     numbers: Sequence[float]
     slots: dict[str, tuple[float, float]]
-    optimizer: Callable[[], tf.train.Optimizer]
+    optimizer: Callable[[], tf.train.Optimizer] | None
     all_rows: bool = False
     row_wise: bool = False
 
@@ -104,6 +110,9 @@ CASES = {
         (0.3,),
         {"accumulator": (0.1, 1.0)},
         lambda: tf.train.AdagradOptimizer(0.3),
+    ),
+    "keras_adagrad": Case(
+        sparse_updates.keras_adagrad, keras_adagrad, (0.3, 1e-2), {"accumulator": (0.1, 1.0)}, None
     ),
     "row_wise_adagrad": Case(
         sparse_updates.row_wise_adagrad,
@@ -228,6 +237,8 @@ def assert_like_tensorflow(make_case, names, rtol, atol):
     with tf.Graph().as_default(), tf.Session() as session:
         for name in names:
             case = CASES[name]
+            if case.optimizer is None:
+                continue
             arrays, gradients, rows = make_case(case)
             one, other = (matrices(f"{name}/{kind}", arrays) for kind in ("compiled", "plain"))
             gradient, at = tf.constant(gradients, tf.float32), tf.constant(rows, tf.int64)
@@ -267,6 +278,19 @@ def test_special_values_are_those_of_tensorflow(shape, weight):
         return arrays, gradients, np.arange(shape[0])
 
     assert_like_tensorflow(make_case, sorted(CASES.keys() - {"row_wise_adagrad"}), 1e-6, 0)
+
+
+def test_adagrad_has_the_bits_of_keras():
+    case, rng = CASES["keras_adagrad"], np.random.default_rng(3)
+    arrays, (gradients, rows) = start(case, ROWS, 16, rng), draw(20, 16, rng)
+    one, other = [tf.Variable(array) for array in arrays], tf.Variable(arrays[0])
+    optimizer = package.optimizers.Adagrad(0.3, epsilon=1e-2)
+    optimizer.build([other])
+    optimizer._accumulators[0].assign(arrays[1])
+    optimizer.apply_gradients([(tf.IndexedSlices(gradients, rows), other)])
+    compiled(case, one, tf.constant(gradients), tf.constant(rows))
+    assert one[0].numpy().tobytes() == other.numpy().tobytes()
+    assert one[1].numpy().tobytes() == optimizer._accumulators[0].numpy().tobytes()
 
 
 @pytest.mark.slow
