@@ -3,6 +3,7 @@
 // These define functions that the others use.
 #include "admission.cc"
 #include "mailbox.cc"
+#include "arena.cc"  // It follows mailbox.cc.
 #include "gpu/nccl_communicator.cc"
 #include "row_generator.cc"
 #include "row_file.cc"

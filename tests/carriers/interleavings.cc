@@ -46,6 +46,7 @@ struct watched_atomic : atomic<T> {
 #define atomic watched_atomic
 #define private public
 #include "ops/native/mailbox.cc"
+#include "ops/native/arena.cc"
 
 using namespace collective::mailbox;
 

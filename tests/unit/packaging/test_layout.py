@@ -219,6 +219,16 @@ def test_no_module_is_long(folder: str):
     assert not {file: count for file, count in lines.items() if count > MOST_LINES}
 
 
+def test_no_file_of_cpp_is_long():
+    lines = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
+        for kind in ("*.cc", "*.h", "*.cu", "*.cuh")
+        for file in (ROOT / "ops").rglob(kind)
+    }
+    assert len(lines) > 50
+    assert not {file: count for file, count in lines.items() if count > MOST_LINES}
+
+
 def test_no_folder_is_full():
     counts = collections.Counter(
         str(file.parent.relative_to(ROOT)) for file in package_modules().values()
