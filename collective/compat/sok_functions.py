@@ -20,6 +20,8 @@ from collective.compat import script_modules
 from collective.compat.sok_rows import exported, imported
 from collective.compat.sok_variables import DynamicVariable
 from collective.gradients import eager_gradients
+from collective.ops.communication import collectives
+from collective.ops.counting import counted
 from collective.strategy import CollectiveStrategy
 from collective.tables import lookups
 from collective.tables.table import Table
@@ -55,15 +57,21 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """Opens scope(embedding_gradients='sum') until the process ends.
 
     Args:
-        comm_tool: 'horovod'.
+        comm_tool: 'horovod'; on one rank also 'single', by which SparseOperationKit's tests for
+            one process say that they exchange nothing.
         use_legacy_optimizer: whether `tf.keras.optimizers` and `tf.optimizers` name Keras's legacy
             optimizers from now on, in a script of TensorFlow 2.
 
     Raises:
-        ValueError: comm_tool isn't 'horovod'.
+        ValueError: comm_tool is neither of them, or is 'single' on several ranks.
     """
-    if comm_tool != "horovod":
-        raise ValueError(f"sok.init(comm_tool={comm_tool!r}): ranks exchange by 'horovod' here.")
+    collectives.init()
+    ranks = collectives.size()
+    if comm_tool != "horovod" and (comm_tool != "single" or ranks > 1):
+        raise ValueError(
+            f"sok.init(comm_tool={comm_tool!r}): {counted(ranks, 'rank')} here exchange by "
+            "'horovod'."
+        )
     if use_legacy_optimizer and tf.executing_eagerly_outside_functions():
         _use_legacy_optimizers()
     open_scope()
@@ -112,8 +120,8 @@ def lookup_sparse(
     """
     if use_low_frequency_filter:
         raise NotImplementedError(
-            "sok.lookup_sparse(use_low_frequency_filter=True) is not supported: every "
-            "key is admitted."
+            "sok.lookup_sparse(use_low_frequency_filter=True) is not supported: every key is "
+            "admitted. Leave it out."
         )
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     tables = list(params) if isinstance(params, (list, tuple)) else [params]

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.compat.horovod_stand_in import process, reductions, training
+from collective.compat.horovod_stand_in.compression import Compression
 from collective.scope import SCOPES
 from collective.tensorflow_internals.keras import package
 
@@ -17,7 +18,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     **options: Any,
 ) -> Any:
@@ -51,7 +52,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
 ) -> Any:
     """Returns numbers that are reduced over ranks, eagerly as an array."""
     reduced = reductions.allreduce(
@@ -98,7 +99,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Any = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Loads a model of Keras, with its optimizer; all ranks call it.

@@ -21,23 +21,26 @@ from collective.compat.horovod_stand_in import process
 # The modules here that have the names of one of Horovod's.
 _MODULES = {
     "horovod": (),
-    "horovod.tensorflow": ("process", "reductions", "training"),
+    "horovod.tensorflow": ("process", "compression", "reductions", "training"),
+    "horovod.tensorflow.compression": ("compression",),
+    "horovod.tensorflow.mpi_ops": ("process", "reductions"),
 }
 _MODULES_IN_VERSION_2 = {
-    "horovod.keras": ("process", "keras"),
+    "horovod.keras": ("process", "compression", "keras"),
     "horovod.keras.callbacks": ("keras_callbacks",),
-    "horovod.tensorflow.keras": ("process", "keras"),
+    "horovod.tensorflow.keras": ("process", "compression", "keras"),
     "horovod.tensorflow.keras.callbacks": ("keras_callbacks",),
 }
 # What they have for others, or import.
 _NAMES = {
     "process": (
         *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size"),
-        *("cross_rank", "cross_size", "is_homogeneous", "global_process_set", "Compression"),
+        *("cross_rank", "cross_size", "is_homogeneous", "global_process_set"),
         *("nccl_built", "mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built"),
-        *("gloo_enabled", "cuda_built", "rocm_built", "ccl_built", "ddl_built"),
+        *("gloo_enabled", "cuda_built", "rocm_built", "sycl_built", "ccl_built", "ddl_built"),
         *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
     ),
+    "compression": ("Compression", "NoneCompressor", "FP16Compressor"),
     "reductions": ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast"),
     "training": (
         *("DistributedOptimizer", "broadcast_variables", "broadcast_global_variables"),

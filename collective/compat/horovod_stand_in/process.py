@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow.compat.v1 as tf
-
 from collective.job import training_apart
 from collective.ops.communication import carrier_choice, collectives, horovod_library, membership
 from collective.wrappers import keras_saving
@@ -112,7 +110,7 @@ def not_built() -> bool:
 
 
 mpi_built = mpi_enabled = mpi_threads_supported = not_built
-gloo_built = gloo_enabled = cuda_built = rocm_built = ccl_built = ddl_built = not_built
+gloo_built = gloo_enabled = cuda_built = rocm_built = sycl_built = ccl_built = ddl_built = not_built
 
 
 class GlobalProcessSet:
@@ -147,41 +145,6 @@ def check_root(root_rank: int) -> None:
     """
     if not 0 <= root_rank < size():
         raise ValueError(f"hvd.broadcast(root_rank={root_rank}): ranks are 0 to {size() - 1}")
-
-
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the tensor, and what `decompress` needs."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Returns the tensor."""
-        return tensor
-
-
-class FP16Compressor:
-    """Sends tensors of floating-point numbers as float16."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the tensor as it is sent, and its type."""
-        is_floating = tensor.dtype.is_floating
-        return (tf.cast(tensor, tf.float16) if is_floating else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Returns the tensor in the type that it had."""
-        return tf.cast(tensor, context) if context.is_floating else tensor
-
-
-class Compression:
-    """Names how tensors are sent."""
-
-    none, fp16 = NoneCompressor, FP16Compressor
 
 
 def missing_horovod() -> str:

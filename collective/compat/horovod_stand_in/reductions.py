@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.compat.horovod_stand_in import eager, process
+from collective.compat.horovod_stand_in.compression import Compression
 from collective.compat.horovod_stand_in.process import Average, Max, Min, Product, Sum
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
@@ -46,7 +47,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -79,7 +80,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

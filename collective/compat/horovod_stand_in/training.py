@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.compat.horovod_stand_in import eager, process, reductions
+from collective.compat.horovod_stand_in.compression import Compression
 from collective.coordination import barrier
 from collective.ops.graph import graphs
 from collective.scope import SCOPES
@@ -33,7 +34,7 @@ class GradientReduction:
     def __init__(self, **options: Any):
         self._op = options.pop("op", process.Average)
         self._divisor = options.pop("gradient_predivide_factor", 1.0)
-        self._compression = options.pop("compression", process.Compression.none)
+        self._compression = options.pop("compression", Compression.none)
         self._is_dense = options.pop("sparse_as_dense", False)
         self._devices = [options.pop(f"device_{kind}", "") for kind in ("dense", "sparse")]
         process.check_process_set(options.pop("process_set", process.global_process_set))
@@ -101,7 +102,7 @@ class GradientReduction:
             return
         if self._op != process.Average:
             horovod.refuse_sums()
-        if self._compression is not process.Compression.none:
+        if self._compression is not Compression.none:
             warnings.warn(horovod.NO_COMPRESSION, stacklevel=2)
 
 
@@ -163,7 +164,7 @@ def DistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = process.Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     **options: Any,
 ) -> Any:

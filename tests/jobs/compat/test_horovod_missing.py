@@ -47,7 +47,7 @@ loss = tf.reduce_mean(tf.square(tf.reduce_sum(hidden * rows, 1) - 1))
 step = tf.train.get_or_create_global_step()
 optimizer = hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1 * hvd.size()))
 train = optimizer.minimize(loss, global_step=step)
-mean = hvd.allreduce(loss)
+mean = hvd.allreduce(loss, op=hvd.mpi_ops.Average, compression=hvd.compression.NoneCompressor)
 hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=5)]
 drawn = np.random.RandomState(hvd.rank())
 with tf.train.MonitoredTrainingSession(hooks=hooks) as session:

@@ -3,6 +3,7 @@
 As there, gradients of variables are the sum over ranks, and a script reduces dense ones itself.
 """
 
+import contextlib
 from datetime import datetime, timezone
 
 import numpy as np
@@ -183,7 +184,7 @@ def test_a_function_trains_the_tables_that_it_gets(strategy, rank, size):
 
 @pytest.mark.either_backend
 @pytest.mark.ranks(1)
-def test_init_gives_scripts_legacy_optimizers(monkeypatch):
+def test_init_gives_scripts_legacy_optimizers(monkeypatch, size):
     """As there, unless the script says no; what they lack is that of the new ones."""
     new = tf2.keras.optimizers
     for module in (tf2, tf2.keras):
@@ -191,6 +192,10 @@ def test_init_gives_scripts_legacy_optimizers(monkeypatch):
     monkeypatch.setattr("collective.compat.sok_functions.open_scope", lambda: None)
     sok("init", use_legacy_optimizer=False)
     assert tf2.keras.optimizers is new and tf2.keras.optimizers.Adam is not LEGACY.Adam
+    with contextlib.ExitStack() as stack:
+        if size > 1:  # each would train by itself
+            stack.enter_context(pytest.raises(ValueError, match=f"{size} ranks here exchange"))
+        sok("init", "single")
     for _ in range(2):
         sok("init")
         for optimizers in (tf2.optimizers, tf2.keras.optimizers):

@@ -68,6 +68,7 @@ import tensorflow as tf
 assert tf.executing_eagerly() and tf.__version__ != "1.15.5"
 assert hvd is not real.tensorflow and hvd.DistributedGradientTape
 assert of_keras.callbacks is callbacks and callbacks.MetricAverageCallback is MetricAverageCallback
+assert hvd.mpi_ops.Sum == hvd.Sum and hvd.compression.NoneCompressor is hvd.Compression.none
 library = {"__name__": "tensorflow.library"}
 exec("import horovod.tensorflow as hvd", library)
 assert library["hvd"] is real.tensorflow
