@@ -234,6 +234,9 @@ def probes():
         ],
     )
     yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay", "_learning_rate"]
+    adagrad = keras.package.optimizers.Adagrad(0.1)
+    adagrad.build([variable])
+    yield adagrad, ["_accumulators", "_index_dict", "_var_key"]
     yield (
         tf2.function(lambda: 0),
         ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
