@@ -283,6 +283,12 @@ def _reduced(
                 "is taken after an optimizer has updated the table, and depends on the rows that "
                 "were there before. Take it before the update."
             )
+        if w.is_counted:
+            raise NotImplementedError(
+                f"A second gradient of a lookup in table '{w.table.op.name}' is taken, and the "
+                "first one has counted its keys for filter_freq. Take all gradients of the lookup "
+                "in one call of tape.gradient, or in a tf.function."
+            )
     first_values.check([x for x, _ in by_variable])
     gradients = [_of_rows(gradient) for _, gradient in by_lookup]
     gradients += [_packed(gradient) for _, gradient in by_variable]
@@ -312,6 +318,8 @@ def _reduced(
     others = f" and {counted(len(sources) - 1, 'other')}" if sources[1:] else ""
     name = f"gradients of {str(sources[0].name).partition(':')[0]}{others}"
     results = _called(_functions_of(sources[0]), tuple(keys), name, work, parcels)
+    for w, _ in by_lookup:
+        w.is_counted = w.table.counts_keys
     return {id(x): gradient for x, gradient in zip(sources, results)}
 
 

@@ -65,7 +65,7 @@ def weights_of(model: Any) -> list[Entry]:
     return entries
 
 
-def signatures_of(model: Any, embedding_scope: Callable[[], Any]) -> Callable[[], Any]:
+def signatures_of(model: Any, embedding_scope: Callable[..., Any]) -> Callable[[], Any]:
     """Returns a function that copies a model into a graph, and returns what it answers.
 
     Inputs and outputs have the names of those of the model.
@@ -88,11 +88,12 @@ def signatures_of(model: Any, embedding_scope: Callable[[], Any]) -> Callable[[]
     def copied(layer: Any) -> Any:
         """Makes a layer again; in embedding_scope() if its weights are tables."""
         made = type(layer).from_config(layer.get_config())
-        if any(isinstance(v, Table) for v in layer.variables):
+        tables = [v for v in layer.variables if isinstance(v, Table)]
+        if tables:
             build = made.build
 
             def build_tables(shape: Any) -> None:
-                with embedding_scope():
+                with embedding_scope(policy=tables[0].policy):
                     build(shape)
 
             made.build = build_tables

@@ -147,11 +147,15 @@ class DynamicTable(ReservedVariable, Table):
             if self.policy.storage is None
             else rows_in_file.StoreWithFile(*shape, self.policy)
         )
+        self.follow_policy(store)
+        return store
+
+    def follow_policy(self, store: Any) -> None:
+        """Lets a new store in the host's memory treat unknown keys as the policy says."""
         if unknown := self.policy.default_value_no_permission:
             store.values.write(slice(0, 1), np.full(self.dim, unknown, self._numpy))
         if self.admission is not None:
             self.admission.begin(store)
-        return store
 
     @property
     def counts_keys(self) -> bool:

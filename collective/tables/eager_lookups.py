@@ -40,6 +40,7 @@ class TapedLookup:
         inputs: its arguments, ids and weights.
         out: what it has returned.
         is_stale: whether an optimizer has updated the table since.
+        is_counted: whether its gradient was taken, of a table that counts keys then.
     """
 
     table: Sharded
@@ -48,6 +49,7 @@ class TapedLookup:
     inputs: Sequence[Any]
     out: tf.Tensor
     is_stale: bool = False
+    is_counted: bool = False
 
 
 _numbers = itertools.count()
@@ -123,7 +125,15 @@ def _called(
         tape.variable_accessed(table)
     is_taped = bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes([table.handle]))
     # Training gives new keys of a dynamic table their rows, of one that isn't trainable, too.
-    adds_rows = table.rows is None and not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+    is_recorded = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+    if table.counts_keys and is_recorded and not is_taped:
+        raise NotImplementedError(
+            f"table '{table.op.name}' is looked up eagerly, and counts its keys when a gradient "
+            "of the lookup is taken, but the tf.GradientTape doesn't watch it. Take its gradient, "
+            "train in a tf.function, or leave filter_freq out of its policy."
+        )
+    # A table that counts keys reads what it had before; its gradient counts them.
+    adds_rows = table.rows is None and is_recorded and not table.counts_keys
     functions = table.__dict__.setdefault("_eager_lookups", {})
     kind = key, adds_rows, options_in_force()
     if kind not in functions:

@@ -219,10 +219,11 @@ def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
     """Returns a number for each lookup; on one rank, lookups that read the same data share it.
 
     One rank may run a graph outside of scope(), where nothing feeds the lookups that a run doesn't
-    need: a lookup must then need only its own data. With more ranks each number is 0.
+    need: a lookup must then need only its own data. With more ranks each number is 0, and in a
+    traced function, whose calls need all lookups.
     """
     lookups = list(lookups)
-    if collectives.size() > 1:
+    if collectives.size() > 1 or graphs.is_traced(tf.get_default_graph()):
         return [0] * len(lookups)
     inputs = [[x.op for x in written.lookup.inputs] for written in lookups]
     found = upstream(op for operations in inputs for op in operations)

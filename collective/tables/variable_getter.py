@@ -71,6 +71,14 @@ def is_embedding(name: str, partitioner: Any) -> bool:
 
 # Names of the matrices of TensorFlow's layers.
 LAYER_WEIGHTS = ("kernel", "recurrent_kernel", "depthwise_kernel", "weights")
+# The options of a policy that lookups carry out themselves.
+_EAGER_OPTIONS = (
+    "filter_freq",
+    "max_element_size",
+    "false_positive_probability",
+    "counter_type",
+    "default_value_no_permission",
+)
 # Of a dynamic table that is made outside of embedding_scope().
 OUTSIDE = EmbeddingOptions()
 
@@ -178,6 +186,8 @@ def table_getter(
             rows_in_file.prepare(table)
             admission.prepare(table, arguments.get("collections"))
             eviction.prepare(table, arguments.get("collections"))
+            if table.is_eager:
+                table.follow_policy(table.store(None))  # It was made with the table.
         made.append(table)
         return table
 
@@ -339,16 +349,19 @@ def _refuse_in_function(name: str) -> None:
 
 
 def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
-    """Refuses a policy whose work is done between the runs of a session.
+    """Refuses options of a policy whose work is done between the runs of a session.
 
     Raises:
-        NotImplementedError: the table has one.
+        NotImplementedError: the table has some.
     """
-    if policy != TablePolicy():
+    refused = [option for option in policy.options() if option not in _EAGER_OPTIONS]
+    if refused:
+        given = " and ".join(f"{option}={getattr(policy, option)}" for option in refused)
         raise NotImplementedError(
-            f"embedding_scope(): '{name}' is a table with {policy}, and is made eagerly, where "
-            "tables have no policy but an initializer. Build the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`, or leave the policy out."
+            f"embedding_scope(): table '{name}' has {given} in its policy, and is made eagerly, "
+            "where policies have initializer, filter_freq, max_element_size, "
+            "false_positive_probability, counter_type and default_value_no_permission. Build the "
+            "model inside `with strategy.scope(), tf.Graph().as_default():`, or leave it out."
         )
 
 

@@ -3,6 +3,7 @@
 | variable | name | also read |
 |---|---|---|
 | a weight | `dense/kernel`, the variable's own | |
+| how often the keys of a table came | `users/embeddings/frequency` | |
 | a slot, of new and legacy optimizers | `Adam/dense/kernel/m` | `training/Adam/dense/kernel/m`, \
 `dense/kernel/Adam` |
 | the steps of an optimizer | `Adam/iter` | `training/Adam/iter`, `global_step` |
@@ -116,6 +117,11 @@ def entries_of(model: Any) -> list[Entry]:
     """Returns a model's variables, with their names in checkpoints: metrics aren't among them."""
     weights = _weights_of(model)
     entries = [Entry(_name(v), v) for v in weights]
+    entries += [
+        Entry(f"{_name(v)}/frequency", v.admission.frequencies, is_optional=True)
+        for v in weights
+        if isinstance(v, DynamicTable) and v.counts_keys
+    ]
     for prefix, each in optimizers_of(model).items():
         inside = f"{prefix}/" if prefix else ""
         entries += entries_of_optimizer(each, weights, inside)

@@ -18,7 +18,7 @@ from collective.checkpoint.files import chain, storage
 from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.functions.entries import Entry, is_counter, shards_of
 from collective.checkpoint.reading import compatibility, merged_reader
-from collective.checkpoint.rows import increment_io, table_io
+from collective.checkpoint.rows import increment_io, key_counts, table_io
 from collective.checkpoint.rows.shards import Shard, by_table
 from collective.checkpoint.saving.saver import latest_state, note_last_checkpoint
 from collective.coordination import barrier, common_folder
@@ -153,8 +153,11 @@ class _Restore:
             )
         for shard, stored in self._static():
             self._read_rows(shard, stored, lambda *_: None)
-        for _, stored_tables in self._dynamic():
+        for group, stored_tables in self._dynamic():
             self._read_keys(stored_tables, lambda *_: None, lambda *_: None)
+            table: Any = group[0].table
+            if table.counts_keys:
+                self._read_counts(group[0], stored_tables[0], table.new_store())
 
     def assign(self) -> None:
         """Puts everything into effect."""
@@ -163,6 +166,7 @@ class _Restore:
         for group, stored_tables in self._dynamic():
             rows = _RowsInPlace(group)
             self._read_keys(stored_tables, rows.add, rows.remove)
+            self._read_counts(group[0], stored_tables[0], rows.store)
         for name, variable in self._replicated:
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
 
@@ -190,6 +194,9 @@ class _Restore:
         table_io.read_dynamic(self.links.base, stored_tables, receive)
         increment_io.read_dynamic(self.links, stored_tables, receive, remove)
 
+    def _read_counts(self, shard: Shard, stored: StoredTable, store: Any) -> None:
+        key_counts.read(self.links.last, shard, stored.name, store)
+
     def _read_rows(
         self, shard: Shard, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
     ) -> None:
@@ -205,24 +212,29 @@ class _RowsInPlace:
 
     Args:
         group: the table and its slots.
+
+    Attributes:
+        store: the table's.
     """
 
     def __init__(self, group: Sequence[Shard]):
         table: Any = group[0].table
-        self._store, self._all_slots = table.store(None), table.columns_of_slots(None)
+        self.store, self._all_slots = table.store(None), table.columns_of_slots(None)
         self._slots = [shard.variable.column(None) for shard in group[1:]]
-        self._store.clear(self._all_slots)
+        self.store.clear(self._all_slots)
+        if table.counts_keys:
+            self.store.keys.forget(None)
 
     def add(self, keys: np.ndarray, values: list[np.ndarray]) -> None:
-        local = self._store.put(keys, values[0])
-        count = self._store.count_in_memory
+        local = self.store.put(keys, values[0])
+        count = self.store.count_in_memory
         for column, rows in zip(self._slots, values[1:]):
             column.ensure_capacity(count)
             column.write(local, rows)
             column.filled = count
 
     def remove(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._store.remove_keys(choose(self._store.all_keys().copy()), self._all_slots)
+        self.store.remove_keys(choose(self.store.all_keys().copy()), self._all_slots)
 
 
 def _writer(shard: Shard) -> Callable[[np.ndarray, np.ndarray], None]:

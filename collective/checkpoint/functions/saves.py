@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files import commit, tensor_bundle
 from collective.checkpoint.functions.entries import Entry, shards_of
-from collective.checkpoint.rows import table_io
+from collective.checkpoint.rows import key_counts, table_io
 from collective.checkpoint.rows.shards import RowRequest, Shard
 from collective.checkpoint.saving.retention import Retention
 from collective.checkpoint.saving.saver import SaverState, common_prefix
@@ -162,8 +162,8 @@ class EagerRows:
         columns = [store.values if s.slot_of is None else s.variable.column(None) for s in group]
         return lambda keys, rows: store.read(columns, keys, rows)
 
-    def key_counts(self, shard: Shard) -> None:
-        return None
+    def key_counts(self, shard: Shard) -> key_counts.KeyCounts | None:
+        return key_counts.in_session(None, shard)
 
 
 class EagerReads:

@@ -51,7 +51,7 @@ class Frequencies(Slot):
         with device_scopes.on_host():
             # After an IdentityN a write doesn't make a run training
             # (`collective.ops.graph.graph_analysis.holder`); a branch takes it from outside.
-            with tf.init_scope():
+            with graphs.outside():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]
             counted: tf.Operation = tf.raw_ops.ResourceScatterAdd(
                 resource=column, indices=rows, updates=added[:, None]

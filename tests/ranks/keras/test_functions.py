@@ -171,7 +171,7 @@ REFUSED = {
     "whole rows": "Adafactor may compute something of all rows",
     "levels": "Ids of a lookup depend on the rows of another lookup",
     "in a function": "is made inside a tf.function",
-    "policy": "is a table with .*, and is made eagerly",
+    "policy": "has steps_to_live=2 in its policy, and is made eagerly",
     "zeros": "leave the argument out",
 }
 
@@ -214,7 +214,7 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
                 return tf2.compat.v1.get_variable("inside", [3, 2])
 
         def make_with_policy():
-            with strategy.embedding_scope(policy=TablePolicy(filter_freq=2)):
+            with strategy.embedding_scope(policy=TablePolicy(steps_to_live=2)):
                 return tf2.compat.v1.get_variable("dynamic", [None, 2])
 
         adafactor = new.Adafactor(0.1)
