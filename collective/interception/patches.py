@@ -57,6 +57,7 @@ from collective.tensorflow_internals.keras import (
     backend,
     legacy_optimizer,
     loss_scale_optimizer,
+    savers,
 )
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
 from collective.tensorflow_internals.metrics import metrics_impl
@@ -124,6 +125,7 @@ WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the sha
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
+OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
@@ -215,6 +217,10 @@ GRADIENTS = (
             ("get_metrics_result", keras_loops.metrics_result),
             ("_validate_and_get_metrics_result", keras_loops.epoch_logs),
         )
+    ),
+    *(
+        Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)
+        for saver in savers
     ),
     *(
         Patch(GraphModel, f"tf.keras.Model.{method}", replacement, OWN_LOOP)

@@ -36,6 +36,8 @@ base_layer_utils = _module("engine.base_layer_utils")
 Callback: Any = _module("callbacks").Callback
 Layer: Any = package.layers.Layer
 Model = _module("engine.training").Model
+# By these `Model.save` and `tf.keras.models.save_model` write files.
+savers = [_module("saving.saving_lib"), _module("saving.legacy.save")]
 tf_utils = _module("utils.tf_utils")
 print_message = _module("utils.io_utils").print_msg
 # Models in a graph are of this class.

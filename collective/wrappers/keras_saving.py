@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,12 @@ from collective.coordination import barrier
 from collective.errors import TableError
 from collective.ops.communication import collectives
 from collective.tables.table import Sharded
+from collective.tensorflow_internals.keras import Model
 
 # Not empty if ranks save models without tables by themselves, as scripts of Horovod do on rank 0.
 _by_themselves: list[bool] = []
+# Not empty while `Model.save` runs.
+_saves: list[bool] = []
 
 
 def by_themselves() -> None:
@@ -34,19 +38,37 @@ def save(
         TableError: it would make a SavedModel of a model with tables.
         RankError: it failed on another rank, or another rank does something else.
     """
+
+    def write(path: Any) -> Any:
+        _saves.append(True)
+        try:
+            return original(model, path, *args, **kwargs)
+        finally:
+            _saves.pop()
+
     if collectives.size() == 1 or not tf.executing_eagerly():
-        return original(model, filepath, *args, **kwargs)
+        return write(filepath)
     if _by_themselves and not any(isinstance(v, Sharded) for v in model.weights):
-        return original(model, filepath, *args, **kwargs)
+        return write(filepath)
     if original.__name__ == "save":
         _refuse_saved_model(model, filepath, *args, **kwargs)
 
     whole_files.write(
         f"saving the Keras model '{model.name}'",
         os.fspath(filepath),
-        lambda path: original(model, path, *args, **kwargs),
+        write,
     )
     return None
+
+
+def save_model(
+    original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces what `tf.keras.models.save_model` writes files by: it saves as `Model.save` does."""
+    is_model = isinstance(model, Model) and not _saves
+    return (model.save if is_model else functools.partial(original, model))(
+        filepath, *args, **kwargs
+    )
 
 
 def back_up(original: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_training_goes_on_with_the_slots(strategy, rank, size, folder, optimizer
         model.compile(made, "mse")
         trained(model, made, own[:4])
         if file == "model.keras":
-            model.save(path)
+            keras.models.save_model(model, path)  # It is model.save(path).
             with strategy.embedding_scope():
                 other = keras.models.load_model(path)
         else:
@@ -102,8 +103,9 @@ def test_a_model_checkpoint_and_what_is_refused(strategy, rank, size, folder):
                 module = tf2.Module()
                 module.table = model.trainable_variables[0]
                 tf2.saved_model.save(module, os.path.join(folder, f"saved{rank}"))
-            with pytest.raises(TableError, match="A SavedModel of the Keras model 'model"):
-                model.save(os.path.join(folder, "saved"), save_format="tf")
+            for save in (model.save, functools.partial(keras.models.save_model, model)):
+                with pytest.raises(TableError, match="A SavedModel of the Keras model 'model"):
+                    save(os.path.join(folder, "saved"), save_format="tf")
     plain = make_model()
     plain.load_weights(path)
     compare(model, plain, rank, size, 0)
