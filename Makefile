@@ -74,7 +74,7 @@ test: lint  ## lint, and the tests: 20 minutes on two cores
 test-slow: ready  ## A third of the tests that take three seconds and more, which CI runs, too: 10 minutes
 	$(python) -m pytest --tier slow $(ARGS)
 
-test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 15 minutes
+test-matrix: ready  ## What CI runs in addition: other numbers of ranks, the other backend, ...: 20 minutes
 	$(python) -m pytest --tier matrix $(ARGS)
 
 test-all: lint  ## lint, and every test in every configuration, with more examples: hours

@@ -359,9 +359,8 @@ def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
         given = " and ".join(f"{option}={getattr(policy, option)}" for option in refused)
         raise NotImplementedError(
             f"embedding_scope(): table '{name}' has {given} in its policy, and is made eagerly, "
-            "where policies have initializer, filter_freq, max_element_size, "
-            "false_positive_probability, counter_type and default_value_no_permission. Build the "
-            "model inside `with strategy.scope(), tf.Graph().as_default():`, or leave it out."
+            f"where policies have initializer, {', '.join(_EAGER_OPTIONS)}. Build the model inside "
+            "`with strategy.scope(), tf.Graph().as_default():`, or leave it out."
         )
 
 

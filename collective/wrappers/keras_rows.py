@@ -4,7 +4,7 @@ Where the optimizer computes with whole variables, these are a dynamic table's r
 (`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
 hasn't looked up before: moments are 0.
 
-Adagrad's ten operations for each static table in host memory are a single one.
+Adagrad updates a static table in the host's memory by one operation, where Keras takes nine.
 """
 
 from __future__ import annotations

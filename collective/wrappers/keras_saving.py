@@ -18,7 +18,7 @@ from collective.tensorflow_internals.keras import Model
 
 # Not empty if ranks save models without tables by themselves, as scripts of Horovod do on rank 0.
 _by_themselves: list[bool] = []
-# Not empty while `Model.save` runs.
+# Not empty while `Model.save` or `save_weights` writes.
 _saves: list[bool] = []
 
 

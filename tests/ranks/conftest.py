@@ -21,6 +21,7 @@ from collective import CollectiveStrategy  # noqa: E402
 from collective.coordination.agreement import SideChannel  # noqa: E402
 from collective.options import ScopeOptions  # noqa: E402
 from collective.scope import SCOPES  # noqa: E402
+from collective.tables.policies import bloom_filter  # noqa: E402
 from tests import gpu_double, nccl_double  # noqa: E402
 from tests.rank_plugin import inside_a_rank  # noqa: E402
 from tests.rank_plugin.configuration import Configuration  # noqa: E402
@@ -139,3 +140,12 @@ def pytest_pyfunc_call(pyfuncitem):
     elsewhere = [f"rank {r}: {text['failed']}" for r, text in enumerate(texts) if text["failed"]]
     if elsewhere and not failure:
         outcome.force_exception(AssertionError(ELSEWHERE + "\n" + "\n".join(elsewhere)))
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """Makes Bloom filters so small that keys share counters, alike on 1, 2 and 3 ranks."""
+    monkeypatch.setattr(bloom_filter, "PARTITIONS", 6)
+    bloom_filter.size.cache_clear()
+    yield
+    bloom_filter.size.cache_clear()

@@ -9,7 +9,6 @@ import tensorflow as tf2
 import collective
 from collective import TablePolicy
 from collective import keras as collective_keras
-from collective.tables.policies import bloom_filter
 from tests.ranks import admitted_keys
 from tests.ranks.admitted_keys import KEYS, RATE, Truth, batches
 from tests.ranks.dynamic_tables import D, normal
@@ -19,15 +18,6 @@ pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 COUNT = TablePolicy(filter_freq=3, default_value_no_permission=-0.5)
 BLOOM = TablePolicy(filter_freq=3, max_element_size=30, false_positive_probability=0.3)
-
-
-@pytest.fixture
-def crowded(monkeypatch):
-    """Makes Bloom filters so small that keys share counters, alike on 1, 2 and 3 ranks."""
-    monkeypatch.setattr(bloom_filter, "PARTITIONS", 6)
-    bloom_filter.size.cache_clear()
-    yield
-    bloom_filter.size.cache_clear()
 
 
 class Model(keras.Model):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import CBFFilter, CounterFilter, EmbeddingVariableOption, TableError, TablePolicy
 from collective.plan import builder
-from collective.tables.policies import admission, bloom_filter
+from collective.tables.policies import admission
 from tests.ranks.admitted_keys import KEYS, RATE, Model, Truth, batches, compare
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, drawn
 from tests.ranks.exports import served, signature
@@ -30,15 +30,6 @@ POLICIES = {
         **BLOOM,
     ),
 }
-
-
-@pytest.fixture
-def crowded(monkeypatch):
-    """Makes Bloom filters so small that keys share counters, alike on 1, 2 and 3 ranks."""
-    monkeypatch.setattr(bloom_filter, "PARTITIONS", 6)
-    bloom_filter.size.cache_clear()
-    yield
-    bloom_filter.size.cache_clear()
 
 
 @pytest.mark.slow
