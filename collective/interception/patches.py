@@ -50,6 +50,7 @@ from collective.tensorflow_internals.keras import (
     DenseFeatures,
     Embedding,
     GraphModel,
+    LossesContainer,
     LossScaleOptimizer,
     Metric,
     Model,
@@ -83,6 +84,7 @@ from collective.wrappers import (
     keras_fit,
     keras_functions,
     keras_loops,
+    keras_losses,
     keras_saving,
     keras_updates,
 )
@@ -125,6 +127,7 @@ WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the sha
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
+PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
@@ -217,6 +220,18 @@ GRADIENTS = (
             ("get_metrics_result", keras_loops.metrics_result),
             ("_validate_and_get_metrics_result", keras_loops.epoch_logs),
         )
+    ),
+    Patch(
+        LossesContainer,
+        "keras.LossesContainer._get_loss_object",
+        keras_losses.loss_object,
+        PART_OF_SUM,
+    ),
+    Patch(
+        GraphModel,
+        "tf.keras.Model._prepare_total_loss",
+        keras_losses.prepare_total_loss,
+        PART_OF_SUM,
     ),
     *(
         Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)

@@ -8,6 +8,7 @@ cost as much as moving the whole table.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
-from collective.ops.graph import control_flow, device_scopes
+from collective.ops.graph import control_flow, device_scopes, graph_state
 from collective.ops.placement import RowPlacement
 from collective.tensorflow_internals.graphs import pywrap_tfe
 
@@ -56,6 +57,17 @@ class ShardedRows(Protocol):
 
     @property
     def row_placement(self) -> RowPlacement: ...
+
+
+@dataclasses.dataclass
+class SquaredTables:
+    """Records the tables of which a graph computes `l2_loss`, one for each time.
+
+    Attributes:
+        tables: in the order in which it does.
+    """
+
+    tables: list[ShardedRows] = dataclasses.field(default_factory=list)
 
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
@@ -134,6 +146,7 @@ def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
     # A tape knows the gradient of lookups only.
     if tf.executing_eagerly() or not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return tf.nn.l2_loss(read(table), name)
+    graph_state.of(tf.get_default_graph(), SquaredTables).tables.append(table)
     with tf.name_scope(name, "L2Loss"):
         shard = _with_scaled_gradient(
             tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype)

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import kernel_device
@@ -41,14 +42,15 @@ ALL_ROWS = (legacy_adam.Adam, legacy_nadam.Nadam)
 
 
 def check(optimizer: Any, tables: Sequence[Any]) -> None:
-    """Checks that a new optimizer can update dynamic tables.
+    """Checks that a new optimizer can update tables.
 
     Args:
         optimizer: one of `collective.wrappers.keras_updates.BY_ROW`.
         tables: those that it updates, of any kind.
 
     Raises:
-        NotImplementedError: it keeps averages of the weights, or a table has a constraint.
+        NotImplementedError: it keeps averages of a dynamic table's weights; or a dynamic table has
+            a constraint; or a static one has a constraint that treats rows together.
     """
     dynamic = [table for table in tables if isinstance(table, DynamicTable)]
     if dynamic and optimizer.use_ema:
@@ -57,12 +59,47 @@ def check(optimizer: Any, tables: Sequence[Any]) -> None:
             f"'{dynamic[0].op.name}', also those to come. Leave use_ema out, or give the table its "
             "number of rows."
         )
+    for table in tables:
+        if table.constraint is not None and not isinstance(table, DynamicTable):
+            _check_constraint(table)
     for table in dynamic:
         if table.constraint is not None:
             raise NotImplementedError(
                 f"The dynamic table '{table.op.name}' has a constraint, which is one of all rows, "
                 "also those to come. Leave it out, or give the table its number of rows."
             )
+
+
+def _check_constraint(table: Table) -> None:
+    """Refuses a constraint for which a rank needs rows of other ranks."""
+    holds_all_rows = table.row_placement.ranks == 1 or table.row_placement.holder is not None
+    if holds_all_rows or _is_by_row(table.constraint, table.shape[1], table.dtype):
+        return
+    raise NotImplementedError(
+        f"The constraint {type(table.constraint).__name__} of the table '{table.op.name}' treats "
+        "rows together, and a rank has its own only. Give it axis=1, for the norm of each row "
+        "(Keras's axis=0 is that of a column of all rows), or make the table in "
+        "embedding_scope(placement='whole')."
+    )
+
+
+def _is_by_row(constraint: Callable[[tf.Tensor], tf.Tensor], dim: int, dtype: tf.DType) -> bool:
+    """Tells whether a constraint makes of each row what it makes of the row alone.
+
+    It is tried on random rows of very different lengths, so that bounds of any size apply.
+    """
+    rows = np.random.default_rng(0).standard_normal((4, dim))
+    with tf.init_scope():
+        for scale in 10.0 ** np.arange(-6, 7):
+            scaled = tf.constant(rows * scale, dtype)
+            try:
+                together = constraint(scaled).numpy()
+                alone = [constraint(scaled[i : i + 1]).numpy() for i in range(len(rows))]
+            except (ValueError, tf.errors.InvalidArgumentError):
+                return False  # It needs all rows.
+            if not np.allclose(together, np.concatenate(alone), 1e-4, 1e-4 * scale):
+                return False
+    return True
 
 
 def leave_other_rows(optimizer: Any) -> None:

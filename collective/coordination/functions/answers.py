@@ -1,7 +1,8 @@
 """Lets a rank that is out of data answer its peers' evaluation by a `tf.function`.
 
 It calls another function, with the same exchanges and no ids: the peers' rows come from its shards,
-and metrics count nothing.
+and so do their sums of a table's squares (`tf.nn.l2_loss`, by which Keras regularizes); metrics
+count nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collective import strategies
 from collective.coordination import run_analysis
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
+from collective.ops.graph import graph_state
 from collective.strategies.grouped_exchange import groups_of
-from collective.tables import traced_lookups
+from collective.tables import dense_view, traced_lookups
 
 
 def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
@@ -28,6 +30,7 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
         shared: the names of everything that all ranks run in a call.
     """
     groups = list(groups_of(graph))
+    squared = list(graph_state.of(graph, dense_view.SquaredTables).tables)
     made: list[tf.Graph] = []
 
     @tf2.function(autograph=False)
@@ -43,7 +46,7 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
                 for member in group.members
             ]
             traced_lookups.group(inner)
-        return outs
+        return outs + [dense_view.l2_loss(table) for table in squared]
 
     function = answer.get_concrete_function(tf2.TensorSpec([], tf.int32))
     answered = run_analysis.shared_names(made[-1], set(made[-1].get_operations()), ())

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
-from collective.errors import RankError
 from tests.ranks.keras.models import (
     BATCH,
     STEPS,
+    USER_ROWS,
+    USERS,
     WORD_ROWS,
     WORDS,
     compare,
@@ -208,14 +209,101 @@ def test_every_kind_of_lookup_and_averages_of_layers(strategy, rank, size):
         model.compile("adagrad", "mse")
         own = dataset(part(all_data, rank, size), BATCH // size)
         got = model.fit(own, epochs=2, verbose=0)
-        if size > 1:
-            with pytest.raises(RankError, match="evaluates a table's embeddings_regularizer"):
-                model.evaluate(own.take(1 + rank), verbose=0)
+        # Ranks that are out of data answer the others, also of the regularizer's squares.
+        evaluated = model.evaluate(own.take(1 + rank), verbose=0)
     compare(model, plain, rank, size)
     same_logs(got.history, want.history)
+    parts = [
+        tf2.nest.map_structure(
+            lambda x, r=r: x[: (1 + r) * (BATCH // size)], part(all_data, r, size)
+        )
+        for r in range(size)
+    ]
+    of_all = tf2.nest.map_structure(lambda *x: np.concatenate(x), *parts)
+    np.testing.assert_allclose(
+        evaluated, plain.evaluate(dataset(of_all, BATCH), verbose=0), rtol=0, atol=1e-6
+    )
     np.testing.assert_allclose(
         model.norm.moving_mean.numpy(), plain.norm.moving_mean.numpy(), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_adds_up_samples(strategy, rank, size, reduction):
+    """Each sample counts as much as in one process, next to a mean and a regularizer."""
+
+    (users, words), labels = data()
+    all_data = ((users, words), labels, labels + 0.5)
+    if reduction == "sum":  # Keras adds a loss of each sample to no others.
+        all_data = ((users, words), (labels, labels), (labels + 0.5, labels + 1))
+
+    def made(embedding_scope=contextlib.nullcontext):
+        inner = make_model(embedding_scope)
+        start = keras.initializers.Constant(0.3)
+        added_up = keras.layers.Activation("linear", name="added_up")(inner.output)
+        mean = keras.layers.Dense(1, None, True, start, kernel_regularizer="l2", name="mean")
+        loss = keras.losses.BinaryCrossentropy(from_logits=True, reduction=reduction)
+        outputs, losses = added_up, loss
+        if reduction == "sum":
+            outputs, losses = [added_up, mean(inner.output)], [loss, "mse"]
+        model = keras.Model(inner.inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.01), losses)
+        return model
+
+    plain = made()
+    want = plain.fit(dataset(all_data, BATCH), verbose=0, validation_data=dataset(all_data, BATCH))
+    with strategy.scope():
+        model = made(strategy.embedding_scope)
+        own = dataset(part(all_data, rank, size), BATCH // size)
+        got = model.fit(own, verbose=0, validation_data=own)
+    compare(model, plain, rank, size)
+    assert got.history.keys() == want.history.keys()
+    for name, values in want.history.items():
+        np.testing.assert_allclose(got.history[name], values, rtol=1e-6, err_msg=name)
+
+
+class Sorted(keras.constraints.Constraint):
+    """Sorts each row, which is a constraint of single rows that Keras doesn't have."""
+
+    def __call__(self, w):
+        return tf2.sort(w, axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["NonNeg", "MaxNorm", "UnitNorm", "MinMaxNorm", "Sorted", "axis 0"]
+)
+def test_constraints_of_tables(strategy, rank, size, name):
+    """They hold if they are of single rows; others, as Keras's norms of columns, are refused."""
+
+    def constraint():
+        by_name = {"Sorted": Sorted(), "axis 0": keras.constraints.MaxNorm(0.9)}
+        options = {} if name == "NonNeg" else {"axis": 1}
+        return by_name.get(name) or getattr(keras.constraints, name)(**options)
+
+    def made(embedding_scope=contextlib.nullcontext, **placement):
+        with embedding_scope(**placement):
+            start = keras.initializers.Constant(3 * USER_ROWS)
+            users = keras.layers.Embedding(USERS, 8, start, embeddings_constraint=constraint())
+            model = keras.Sequential([users])
+            model.build([None])
+        model.compile("adam", "mse")
+        return model
+
+    (users, _), labels = data()
+    all_data = (users, np.repeat(labels[:, None], 8, 1))
+    plain = made()
+    plain.fit(dataset(all_data, BATCH), verbose=0)
+    with strategy.scope():
+        own = dataset(part(all_data, rank, size), BATCH // size)
+        if name == "axis 0" and size > 1:
+            with pytest.raises(NotImplementedError, match="MaxNorm .* treats rows together"):
+                made(strategy.embedding_scope).fit(own, verbose=0)
+            return
+        model = made(strategy.embedding_scope)
+        model.fit(own, verbose=0)
+    compare(model, plain, rank, size)
 
 
 @pytest.mark.slow

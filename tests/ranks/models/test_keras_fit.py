@@ -43,7 +43,7 @@ def dataset(whole):
 
 
 @contextlib.contextmanager
-def model_in(scope, embedding_scope):
+def model_in(scope, embedding_scope, loss="mse"):
     with scope, tf.Graph().as_default(), tf.Session().as_default() as session:
         tf.keras.backend.set_session(session)
         with embedding_scope():
@@ -53,13 +53,13 @@ def model_in(scope, embedding_scope):
         dense = tf2.keras.layers.Dense(1, kernel_initializer=tf.constant_initializer(0.3))
         model = tf.keras.Sequential([table, tf2.keras.layers.Flatten(), dense])
         optimizer = tf2.keras.optimizers.legacy.Adagrad(0.1)
-        model.compile(optimizer, "mse", metrics=["mae", tf2.keras.metrics.RootMeanSquaredError()])
+        model.compile(optimizer, loss, metrics=["mae", tf2.keras.metrics.RootMeanSquaredError()])
         yield model
         tf.keras.backend.set_session(None)
 
 
-def in_scope(strategy):
-    return model_in(strategy.scope(plan="quiet"), strategy.embedding_scope)
+def in_scope(strategy, loss="mse"):
+    return model_in(strategy.scope(plan="quiet"), strategy.embedding_scope, loss)
 
 
 @pytest.mark.slow
@@ -82,6 +82,20 @@ def test_unequal_data_give_the_numbers_of_one_process(strategy, rank, size):
         mine = list(zip(*batches(rank)))
         got = run(model, mine, mine)
     assert set(got) == set(want) and "val_loss" in got
+    grouped.same(got, want, 2e-5, 1e-6)
+
+
+@pytest.mark.slow
+def test_a_loss_that_adds_up_samples(strategy, rank, size):
+    def run(model, train):
+        history = model.fit(dataset(train), epochs=2, verbose=0).history
+        return {"loss": np.array(history["loss"]), **dict(zip("tab", model.get_weights()))}
+
+    loss = tf2.keras.losses.MeanSquaredError(reduction="sum")
+    with model_in(contextlib.nullcontext(), contextlib.nullcontext, loss) as model:
+        want = run(model, of_all(size, fewest=True))
+    with in_scope(strategy, loss) as model:
+        got = run(model, list(zip(*batches(rank))))
     grouped.same(got, want, 2e-5, 1e-6)
 
 
