@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import barrier
 from collective.errors import TableError
 from collective.gradients import given_rows, rank_parts
 from collective.gradients.part_kinds import Kind
@@ -84,8 +85,10 @@ def scatter(original: Callable[..., Any], ref: Any, *args: Any, **kwargs: Any) -
 
 
 def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return _scatter_eagerly(table, how, ids, updates)
     graph = tf.get_default_graph()
-    if not graphs.is_outside(graph):
+    if not graphs.is_outside(graph) or graphs.is_traced(graph):
         raise TableError(
             f"A scatter of table '{table.op.name}' in tf.cond, tf.while_loop or a function is not "
             "supported: make it outside."
@@ -114,6 +117,23 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
             done = _written(table, how, table.rows_of_ids(ids), updates)
     with tf.control_dependencies([done]):
         return dense_view.read(table)
+
+
+def _scatter_eagerly(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> Any:
+    ids, updates = _flat(table, tf.cast(ids, tf.int64), updates)
+    name = f"scatter_{how} of the table '{table.op.name}'"
+    said = barrier.exchange(None, name, {"digest": int(_digest(ids.numpy(), updates.numpy())[0])})
+    for rank, each in enumerate(said):
+        if each["digest"] != said[0]["digest"]:
+            raise ValueError(DIFFERENT.format(table=table.op.name, value=rank))
+    low, high = int(tf.reduce_min(ids)), int(tf.reduce_max(ids))  # of no ids, no id is outside
+    if low <= high and (low < 0 or high >= table.rows):
+        check = gate.Check("", (str(table.op.name),), (table.rows,), None)
+        raise tf.errors.InvalidArgumentError(None, None, check.says(0, low if low < 0 else high))
+    is_owned = tf.equal(table.owners(ids), collectives.rank())
+    ids, updates = tf.boolean_mask(ids, is_owned), tf.boolean_mask(updates, is_owned)
+    _written(table, how, table.rows_of_ids(ids), updates)
+    return table
 
 
 def _flat(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

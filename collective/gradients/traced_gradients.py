@@ -1,9 +1,10 @@
 """Takes gradients of tables by a `tf.GradientTape` while a `tf.function` is traced.
 
-A tape knows the identities that lookups return (`collective.tables.traced_lookups`). From there on
-the gradients are those of the exchange, as in any graph:
+A tape knows the identities that lookups return (`collective.tables.traced_lookups`), and those of
+`tf.nn.l2_loss` of a table. From there on the gradients are those of the exchange, as in any graph:
 
     loss ── tape ──► identities of the lookups ── tf.gradients of their groups ──► shards
+                 └─► identities of l2_loss ── tf.gradients of each ──► shards
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.graph import device_scopes, library_operations
+from collective.ops.graph import device_scopes, graph_state, library_operations
 from collective.ops.graph.graphs import outside
+from collective.tables import dense_view
 from collective.tables.table import Sharded
 from collective.tables.traced_lookups import lookups_in
 from collective.tensorflow_internals.graphs import pywrap_tfe
@@ -61,14 +63,20 @@ def take(by_tape: Callable[[list[Any]], Sequence[Any]], xs: Sequence[Any]) -> li
         for written in lookups_in(graph)
         if id(written.lookup.table) in tables and written.group is not None
     ]
+    squares = [
+        (table, out)
+        for table, out in graph_state.of(graph, dense_view.Squares).made
+        if id(table) in tables
+    ]
     others = [x for x in xs if id(x) not in tables]
     # One rank reads a whole table (for a regularizer, say) from the variable itself.
     read = list(tables.values()) if collectives.size() == 1 else []
-    taken = by_tape([*others, *read, *(written.out.outputs[0] for written in lookups)])
+    outs = [*(written.out for written in lookups), *(out for _, out in squares)]
+    taken = by_tape([*others, *read, *(out.outputs[0] for out in outs)])
     of_others, of_tables = iter(taken[: len(others)]), taken[len(others) :][: len(read)]
-    of_rows = taken[len(others) + len(read) :]
-    if any(gradient is not None for gradient in of_rows) and not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
-        name = lookups[0].lookup.table.op.name
+    of_outs = taken[len(others) + len(read) :]
+    if any(gradient is not None for gradient in of_outs) and not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+        name = next(iter(tables.values())).op.name
         raise NotImplementedError(
             f"The gradient of the table '{name}' is taken while a tf.GradientTape records, which "
             "doesn't see the exchange of gradients. Take it after the tape's `with` block, and "
@@ -77,31 +85,35 @@ def take(by_tape: Callable[[list[Any]], Sequence[Any]], xs: Sequence[Any]) -> li
     by_table: dict[int, list[Any]] = {
         id(table): [gradient] for table, gradient in zip(read, of_tables) if gradient is not None
     }
-    for key in dict.fromkeys(id(written.group) for written in lookups):
-        members = [
-            (written, gradient)
-            for written, gradient in zip(lookups, of_rows)
-            if id(written.group) == key and gradient is not None
-        ]
+    # Of each group of lookups, and of each l2_loss: its tables, identities and their gradients.
+    parts: dict[int, list[tuple[Any, tf.Operation, Any]]] = {}
+    for written, gradient in zip(lookups, of_outs):
+        parts.setdefault(id(written.group), []).append(
+            (written.lookup.table, written.out, gradient)
+        )
+    for (table, out), gradient in zip(squares, of_outs[len(lookups) :]):
+        parts[id(out)] = [(table, out, gradient)]
+    for members in parts.values():
+        members = [member for member in members if member[2] is not None]
         if members:
-            for table, slices in _of_group(members):
+            for table, slices in _of_shards(members):
                 by_table.setdefault(id(table), []).append(slices)
     return [_sum(by_table.get(id(x), [])) if id(x) in tables else next(of_others) for x in xs]
 
 
-def _of_group(members: Sequence[tuple[Any, Any]]) -> list[tuple[Sharded, tf.IndexedSlices]]:
-    """Returns the gradients of the shards of a group's tables.
+def _of_shards(members: Sequence[tuple[Any, tf.Operation, Any]]) -> list[tuple[Sharded, Any]]:
+    """Returns the gradients of the shards of tables that are exchanged together.
 
     Args:
-        members: lookups of one group, and the gradients of their results.
+        members: each a table, an identity of what is computed of it, and that one's gradient.
     """
     graph = tf.get_default_graph()
-    tables = {id(written.lookup.table): written.lookup.table for written, _ in members}
+    tables = {id(table): table for table, _, _ in members}
     with outside(), library_operations.noted(graph), device_scopes.anywhere():
         gradients = tf.gradients(
-            [written.out.inputs[0] for written, _ in members],
+            [out.inputs[0] for _, out, _ in members],
             [graph.capture(table.handle) for table in tables.values()],
-            [tf.convert_to_tensor(gradient) for _, gradient in members],
+            [tf.convert_to_tensor(gradient) for _, _, gradient in members],
         )
     return list(zip(tables.values(), gradients))
 
@@ -110,12 +122,13 @@ def _sum(gradients: Sequence[Any]) -> Any:
     """Returns the gradient of a shard that is looked up in several groups, or also read whole."""
     if len(gradients) < 2:
         return gradients[0] if gradients else None
-    slices = [
-        each
-        if isinstance(each, tf.IndexedSlices)
-        else tf.IndexedSlices(each, tf.range(tf.shape(each, out_type=tf.int64)[0]), tf.shape(each))
-        for each in gradients
-    ]
+    slices = [each for each in gradients if isinstance(each, tf.IndexedSlices)]
+    of_all_rows = [each for each in gradients if not isinstance(each, tf.IndexedSlices)]
+    if of_all_rows:
+        total = tf.add_n(of_all_rows)
+        for each in slices:
+            total = tf.tensor_scatter_nd_add(total, each.indices[:, None], each.values)
+        return total
     return tf.IndexedSlices(
         tf.concat([each.values for each in slices], 0),
         tf.concat([each.indices for each in slices], 0),

@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
-from collective.ops.graph import control_flow, device_scopes, graph_state
+from collective.ops.graph import control_flow, device_scopes, graph_state, graphs
 from collective.ops.placement import RowPlacement
-from collective.tensorflow_internals.graphs import pywrap_tfe
+from collective.tensorflow_internals.graphs import pywrap_tfe, record, tape
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 UNREAD = "/unread/"  # In the names of the operations that `unread` makes.
@@ -53,6 +53,7 @@ class ShardedRows(Protocol):
     dtype: Any
     op: Any
     handle: Any
+    trainable: Any
     initializer: Any
 
     @property
@@ -60,14 +61,14 @@ class ShardedRows(Protocol):
 
 
 @dataclasses.dataclass
-class SquaredTables:
-    """Records the tables of which a graph computes `l2_loss`, one for each time.
+class Squares:
+    """Records what a graph computes by `l2_loss`, in order.
 
     Attributes:
-        tables: in the order in which it does.
+        made: the tables, and for each the identity that `l2_loss` returned.
     """
 
-    tables: list[ShardedRows] = dataclasses.field(default_factory=list)
+    made: list[tuple[ShardedRows, tf.Operation]] = dataclasses.field(default_factory=list)
 
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
@@ -143,18 +144,28 @@ def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
 
     Each rank adds up its own, and no row travels.
     """
-    # A tape knows the gradient of lookups only.
-    if tf.executing_eagerly() or not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+    graph = tf.get_default_graph()
+    is_traced = not tf.executing_eagerly() and graphs.is_traced(graph)
+    # Elsewhere a tape knows the gradient of lookups only.
+    if tf.executing_eagerly() or not (is_traced or pywrap_tfe.TFE_Py_TapeSetIsEmpty()):
         return tf.nn.l2_loss(read(table), name)
-    graph_state.of(tf.get_default_graph(), SquaredTables).tables.append(table)
-    with tf.name_scope(name, "L2Loss"):
+    with tf.name_scope(name, "L2Loss"), record.stop_recording():
         shard = _with_scaled_gradient(
             tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype)
         )
-        opened = gate.gates_of(tf.get_default_graph()).of_collective([]).zero
-        return collectives.allreduce_sum(
+        opened = gate.gates_of(graph).of_collective([]).zero
+        value = collectives.allreduce_sum(
             [tf.nn.l2_loss(shard)], collectives.unique_name(f"{table.op.name}/l2_loss"), opened
         )[0]
+        out = tf.identity(value)
+    if is_traced:
+        if table.trainable:
+            tape.variable_accessed(table)
+        # `collective.gradients.traced_gradients` takes the gradient on to the shard.
+        record.record_operation("CollectiveSquares", [out], [table.handle], lambda *_: [None])
+        graph.watch_variable(table)
+        graph_state.of(graph, Squares).made.append((table, out.op))
+    return out
 
 
 @tf.custom_gradient

@@ -405,6 +405,12 @@ def _whole_assignment(method: str) -> Any:
     ) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
+        if read_value and graphs.is_traced(tf.get_default_graph()):
+            raise NotImplementedError(
+                f"table '{self.op.name}': {method} in a tf.function returns all rows, which ranks "
+                "would exchange after they have agreed on the call. Call it outside of the "
+                "function, or with read_value=False."
+            )
         value = dense_view.local_rows(self, tf.convert_to_tensor(value, self.dtype))
         if tf.executing_eagerly():
             with shard_view():

@@ -30,7 +30,7 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
         shared: the names of everything that all ranks run in a call.
     """
     groups = list(groups_of(graph))
-    squared = list(graph_state.of(graph, dense_view.SquaredTables).tables)
+    squares = list(graph_state.of(graph, dense_view.Squares).made)
     made: list[tf.Graph] = []
 
     @tf2.function(autograph=False)
@@ -46,7 +46,7 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
                 for member in group.members
             ]
             traced_lookups.group(inner)
-        return outs + [dense_view.l2_loss(table) for table in squared]
+        return outs + [dense_view.l2_loss(table) for table, _ in squares]
 
     function = answer.get_concrete_function(tf2.TensorSpec([], tf.int32))
     answered = run_analysis.shared_names(made[-1], set(made[-1].get_operations()), ())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf2
 
 from collective.errors import RankError, TableError
 from collective.policy import TablePolicy
+from collective.tables.traced_lookups import lookups_in
+from tests.ranks import grouped
 from tests.ranks.keras.models import (
+    BATCH,
+    USER_ROWS,
     batches,
     compare,
     data,
+    dataset,
     keras,
     loss_of,
     make_model,
@@ -342,6 +349,84 @@ def test_a_table_as_one_value_without_a_function(strategy):
         np.testing.assert_array_equal(tf2.matmul(table, table, transpose_b=True), values @ values.T)
         np.testing.assert_array_equal(table + 1.0, values + 1)
         np.testing.assert_allclose(tf2.nn.l2_loss(table), np.square(values).sum() / 2)
+
+
+def test_rows_are_changed_by_their_ids_without_a_function(strategy, rank, size):
+    """All ranks pass the same ids and rows; what differs, or is outside, changes nothing."""
+    values = np.arange(14, dtype=np.float32).reshape(7, 2)
+    ids, rows = tf2.constant([5, 0, 3]), tf2.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+    def change(variable):
+        variable.scatter_update(tf2.IndexedSlices(rows, ids))
+        variable.scatter_add(tf2.IndexedSlices(rows, ids))
+        variable.scatter_nd_update(ids[:2, None], 3 * rows[:2])
+        tf2.compat.v1.scatter_sub(variable, [[2, 2]], 1.5)
+        variable.assign_add(2 * values)
+
+    plain = tf2.Variable(values)
+    change(plain)
+    with strategy.scope():
+        with strategy.embedding_scope():
+            table = tf2.compat.v1.get_variable("scattered", initializer=values)
+        change(table)
+        np.testing.assert_array_equal(table.numpy(), plain.numpy())
+        if size > 1:  # TensorFlow adds the first row before it finds the second id.
+            with pytest.raises(tf2.errors.InvalidArgumentError, match=r"id 7 is not in \[0, 7\)"):
+                table.scatter_add(tf2.IndexedSlices(rows, [1, 7, 2]))
+            with pytest.raises(ValueError, match="ranks 0 and 1 give different ids or rows"):
+                table.scatter_add(tf2.IndexedSlices(rows + rank, ids))
+            with pytest.raises(NotImplementedError, match="assign in a tf.function returns"):
+                tf2.function(lambda: table.assign(values))()
+            with pytest.raises(TableError, match="or a function is not supported"):
+                tf2.function(
+                    lambda: table.scatter_add(tf2.IndexedSlices(rows, ids)), autograph=False
+                )()
+
+        @tf2.function
+        def add():
+            table.assign_add(values, read_value=False)
+
+        add()
+        np.testing.assert_array_equal(table.numpy(), plain.numpy() + values)
+
+
+@pytest.mark.slow
+@pytest.mark.either_backend
+@pytest.mark.parametrize("optimizer", ["Adam", "Adagrad", "SGD"])
+def test_squares_of_tables_move_no_rows(strategy, rank, size, optimizer):
+    """A table is looked up and squared twice, another one squared only, by factors of the data."""
+    (users, _), labels = data()
+
+    def train(embedding_scope, arrays, batch):
+        with embedding_scope():
+            tables = [
+                tf2.compat.v1.get_variable(f"squared{k}", initializer=USER_ROWS * k) for k in (1, 2)
+            ]
+        update, lookups = OPTIMIZERS[optimizer](), set()
+
+        @tf2.function
+        def step(users, labels):
+            with tf2.GradientTape() as tape:
+                squares = [tf2.nn.l2_loss(table) for table in (*tables, tables[0])]
+                factor = tf2.reduce_mean(labels)
+                loss = tf2.reduce_mean((tf2.gather(tables[0], users) - labels[:, None]) ** 2)
+                loss += 0.01 * squares[0] + 0.02 * factor * squares[1] + 0.03 * factor * squares[2]
+            update.apply_gradients(zip(tape.gradient(loss, tables), tables))
+            lookups.add(len(lookups_in(tf2.compat.v1.get_default_graph())))
+            return loss
+
+        losses = [step(*each) for each in dataset(arrays, batch)]
+        return lookups, tables, np.array(losses)
+
+    _, want, losses = train(contextlib.nullcontext, (users, labels), BATCH)
+    with strategy.scope():
+        own = part((users, labels), rank, size)
+        lookups, got, own_losses = train(strategy.embedding_scope, own, BATCH // size)
+        assert lookups == {1}
+        for table, plain in zip(got, want):
+            np.testing.assert_allclose(table.numpy(), plain.numpy(), rtol=0, atol=1e-6)
+    means = np.mean(grouped.everyone(own_losses.tolist()), axis=0)
+    np.testing.assert_allclose(means, losses, rtol=1e-5)
 
 
 def test_a_function_that_was_traced_outside_trains_nothing_in_the_scope(strategy, size):
