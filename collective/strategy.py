@@ -130,19 +130,20 @@ class CollectiveStrategy:
                 `collective.TablePolicy`, DeepRec's `EmbeddingVariableOption` or PERSIA's
                 `EmbeddingConfig`. A warning names the options that have no effect yet. Its
                 initializer is for tables that are made without one. Default None: no policy.
-            placement: Where the rows of a table are. 'rows', the default: row i on rank i mod N.
-                'whole': all on one rank, the one that has the fewest bytes of such tables so far;
-                'whole:K': all on rank K mod N. 'replicated': all on every rank, as a variable
-                outside of the scope has them, so that lookups need no exchange. 'auto': by rows or
-                replicated, as the planner predicts the shorter step on this job's ranks, when the
-                table is made; 'auto:FILE': by rows, replicated, or whole on a rank, by the ids in
-                the file of tables of an earlier run, such as a profile's tables.yml. All ranks
-                choose the same; plan() says what, and why (see docs/guides/placement.md). With each
-                of them a table starts with the same values and its updates are the same, and a
-                checkpoint that was saved with one can be restored with another. 'whole' and
-                'replicated' are an error for a dynamic table, whose number of rows isn't known, and
-                'replicated' is one for a policy with a weight_bound. The environment variable
-                COLLECTIVE_PLACEMENT has another default.
+            placement: Where the rows of a table are. 'rows', the default: row i on rank i mod N, a
+                dynamic table's where its key's hash says. 'whole': all on one rank, the one that
+                has the fewest bytes of such tables so far (of dynamic tables: of their rows, one of
+                each); 'whole:K': all on rank K mod N. 'replicated': all on every rank, as a
+                variable outside of the scope has them, so that lookups need no exchange. 'auto': by
+                rows or replicated, as the planner predicts the shorter step on this job's ranks,
+                when the table is made; 'auto:FILE': by rows, replicated, or whole on a rank, by the
+                ids in the file of tables of an earlier run, such as a profile's tables.yml. All
+                ranks choose the same; plan() says what, and why (see docs/guides/placement.md).
+                With each of them a table starts with the same values and its updates are the same,
+                and a checkpoint that was saved with one can be restored with another. 'replicated'
+                is an error for a dynamic table, whose number of rows isn't known, and for a policy
+                with a weight_bound. The environment variable COLLECTIVE_PLACEMENT has another
+                default.
             replicate_below: Replicates static tables whose weights take fewer bytes, all rows
                 together and without slots; other tables follow `placement`. A number, or a text
                 with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' is 1,048,576. Tables with a

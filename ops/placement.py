@@ -1,8 +1,9 @@
 """Places the rows of tables on ranks. No other module knows which rank has which row.
 
     static table     key k is row k div N of rank k mod N               `static(N)`
-    whole table      key k is row k of one rank                         `on_one_rank(N, rank)`
+      whole          key k is row k of one rank                         `static(N, rank)`
     dynamic table    key k is on rank mix(k) mod N, in a row store      `dynamic(N)`
+      whole          key k is on one rank, in its row store             `dynamic(N, rank)`
 
 What follows from this is here as well: how many rows a rank has, which rows of a whole table are
 its own, which parts of a checkpoint can hold its keys. A checkpoint stores tables as the shards of
@@ -18,7 +19,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -28,36 +29,33 @@ from collective.ops.exchange import key_hashing
 # A number, an int64 or uint64 array, or an int64 tensor. Results are of the same kind.
 Numbers = TypeVar("Numbers", int, np.ndarray)
 
-# Kinds of tables. Kind ON_ONE_RANK + r is a static table that rank r has whole.
+# Kinds of tables. The kind of a table that rank r has whole is ON_ONE_RANK * (1 + r) more.
 STATIC, DYNAMIC, ON_ONE_RANK = range(3)
 
 
-def static(ranks: int) -> RowPlacement:
+def is_dynamic(kind: int) -> bool:
+    """Tells whether a kind is a dynamic table's, shared or whole."""
+    return kind % ON_ONE_RANK == DYNAMIC
+
+
+def static(ranks: int, only: int | None = None) -> RowPlacement:
     """Returns the placement of a static table, or of its parts in a checkpoint.
 
     Args:
         ranks: N, the number of ranks or parts.
+        only: the rank that has it whole, modulo N: a script for more ranks than there are runs,
+            too. None if all ranks share it.
     """
-    return ByRemainder(ranks)
+    return ByRemainder(ranks) if only is None else RowsOnOneRank(ranks, only % ranks)
 
 
-def on_one_rank(ranks: int, only: int) -> OnOneRank:
-    """Returns the placement of a static table that one rank has whole.
-
-    Args:
-        ranks: N, the number of ranks.
-        only: the rank, modulo N: a script for more ranks than there are runs, too.
-    """
-    return OnOneRank(ranks, only % ranks)
-
-
-def dynamic(ranks: int) -> Placement:
+def dynamic(ranks: int, only: int | None = None) -> Placement:
     """Returns the placement of a dynamic table, or of its parts in a checkpoint.
 
     Args:
-        ranks: N, the number of ranks or parts.
+        ranks, only: as for `static`.
     """
-    return ByHash(ranks)
+    return ByHash(ranks) if only is None else OnOneRank(ranks, only % ranks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +88,11 @@ class Placement(abc.ABC):
     def part(self, rank: int) -> int | None:
         """Returns which part of a checkpoint has the rows of `rank`; None if it has no rows."""
         return rank
+
+    def share(self, rank: int, rows: int) -> int:
+        """Returns how many of `rows` rows are the share of `rank`, wherever their keys are."""
+        part = self.part(rank)
+        return 0 if part is None else static(self.parts).count(part, rows)
 
     @abc.abstractmethod
     def remainder(self, rank: int) -> tuple[int, int] | None:
@@ -233,10 +236,11 @@ class ByRemainder(RowPlacement):
 
 
 @dataclasses.dataclass(frozen=True)
-class OnOneRank(RowPlacement):
-    """Places all rows of a static table on one rank; its row k is row k of the table.
+class OnOneRank(Placement):
+    """Places all keys of a table on one rank: of a dynamic one, unless a subclass says otherwise.
 
-    A checkpoint has such a table as one part, which is what plain TensorFlow would save.
+    A checkpoint has such a table as one part. The other ranks have none of its rows, but take part
+    in everything that ranks do together.
 
     Attributes:
         only: the rank.
@@ -244,11 +248,11 @@ class OnOneRank(RowPlacement):
 
     only: int
 
-    strategy = "mod"
+    shared_kind: ClassVar[int] = DYNAMIC  # Of such a table that all ranks share.
 
     @property
     def kind(self) -> int:
-        return STATIC if self.ranks == 1 else ON_ONE_RANK + self.only
+        return self.shared_kind + (0 if self.ranks == 1 else ON_ONE_RANK * (1 + self.only))
 
     @property
     def holder(self) -> int:
@@ -269,6 +273,16 @@ class OnOneRank(RowPlacement):
 
     def owner_tensor(self, keys: tf.Tensor) -> tf.Tensor:
         return tf.fill(tf.shape(keys), self.only)
+
+
+class RowsOnOneRank(OnOneRank, RowPlacement):
+    """Places all rows of a static table on one rank; its row k is row k of the table.
+
+    Its part of a checkpoint is what plain TensorFlow would save.
+    """
+
+    strategy = "mod"
+    shared_kind = STATIC
 
     def row(self, keys: Numbers) -> Numbers:
         return keys

@@ -397,9 +397,10 @@ class EmbeddingOptions:
     Attributes:
         min_rows: variables with fewer rows don't become tables.
         policy: the policy of tables without one of their own; None for no policy.
-        placement: where the rows of a static table are: 'rows', dealt to all ranks; 'whole', all
-            on one rank; 'whole:K', all on rank K mod N; 'replicated', all on every rank; 'auto', as
-            the planner says; or 'auto:FILE', as it says by an earlier run's file of tables.
+        placement: where the rows of a table are: 'rows', dealt to all ranks; 'whole', all on one
+            rank; 'whole:K', all on rank K mod N; 'replicated', all of a static table on every rank;
+            'auto', as the planner says; or 'auto:FILE', as it says by an earlier run's file of
+            tables.
         replicate_below: static tables whose weights take fewer bytes are replicated. Given as a
             number, or as a text with a unit: '1 MB' is 1,000,000 bytes, '1 MiB' 1,048,576.
         chosen: whether the launcher's --embedding-scope auto has opened the scope instead of the

@@ -52,7 +52,8 @@ _STRINGS = (
 class DynamicTable(ReservedVariable, Table):
     """Holds rows for any int64 keys, placed on ranks by `collective.ops.placement.dynamic`.
 
-    `collective.ops.exchange.key_hashing` has the mix.
+    By rows, all ranks share them (`collective.ops.exchange.key_hashing` has the mix); a whole
+    table's are all on one rank, and the others' stores stay empty.
 
     A key gets its row when training looks it up for the first time; initial values of row and slots
     depend only on (seed, name, key). Outside of training an unknown key reads zeros, and stays
@@ -89,10 +90,12 @@ class DynamicTable(ReservedVariable, Table):
         trainable: bool | None = None,
         collections: Sequence[str] | None = None,
         constraint: Any = None,
+        placed: Any = None,
         **_: Any,
     ):
         keymap.check()
         self.rows, self.dim = None, shape.as_list()[1]
+        self._placed = placed
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
         self.slot_row_count: tf.Tensor | None = None
@@ -198,7 +201,8 @@ class DynamicTable(ReservedVariable, Table):
 
     @property
     def placement(self) -> Placement:
-        return placement.dynamic(collectives.size())
+        placed: Placement | None = self._placed
+        return placed or placement.dynamic(collectives.size())
 
     @property
     def row_placement(self) -> NoReturn:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_state, graphs
-from collective.ops.placement import RowPlacement, on_one_rank, static
+from collective.ops.placement import Placement, dynamic, static
 from collective.options import EmbeddingOptions
 from collective.planner.workload import TableWork
 from collective.policy import TablePolicy
@@ -98,7 +98,7 @@ def table_getter(
 
     [V, D] is a static table if V is at least `options.min_rows`; [None, D] is a dynamic one. A
     static table that the options replicate is an ordinary variable with a table's initial value.
-    One that the options put on one rank has all rows there.
+    A table that the options put on one rank has all rows there.
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
     made as outside: replicated. No variable is partitioned: in embedding_scope() the library, not a
@@ -161,9 +161,9 @@ def table_getter(
             )
         if not tf.executing_eagerly():
             STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
-        size = None if rows is None else rows * dim * int(dtype.size)
+        placed: Any = _placed(placement, rows, dim * int(dtype.size))
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
-            **({} if size is None else {"placed": _placed(placement, size)}),
+            placed=placed,
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,
@@ -224,29 +224,48 @@ def _start_from_first_rows(policy: TablePolicy, variable: Any) -> None:
 
 @dataclasses.dataclass
 class WholeTables:
-    """Remembers how many bytes of weights each rank has of tables that one rank has whole."""
+    """Remembers the sizes of the tables that each rank has whole.
 
-    bytes_of: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    Nobody knows how many rows a dynamic table will have, so dynamic tables are dealt to ranks by
+    themselves.
 
-    def choose(self) -> int:
-        """Returns the rank with the fewest bytes, the first of several: the same on all ranks."""
-        return min(range(collectives.size()), key=lambda rank: self.bytes_of[rank])
+    Attributes:
+        of_static: by rank, the bytes of the weights of static tables.
+        of_dynamic: by rank, the bytes of a row of each dynamic table, added up.
+    """
+
+    of_static: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    of_dynamic: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+    def place(self, rows: int | None, row_bytes: int, only: int | None) -> Placement:
+        """Returns the placement of a table, and counts it: the same on all ranks.
+
+        Args:
+            rows: V; None if the table is dynamic.
+            row_bytes: the bytes of a row's weights.
+            only: the rank. None: that with the fewest bytes of such tables, the first of several.
+        """
+        ranks, sizes = collectives.size(), self.of_dynamic if rows is None else self.of_static
+        if only is None:
+            only = min(range(ranks), key=lambda rank: sizes[rank])
+        placed = dynamic(ranks, only) if rows is None else static(ranks, only)
+        assert placed.holder is not None
+        sizes[placed.holder] += row_bytes if rows is None else rows * row_bytes
+        return placed
 
 
-def _placed(where: str, size: int) -> RowPlacement | None:
-    """Returns where the rows of a static table are to be; None for its share on each rank.
+def _placed(where: str, rows: int | None, row_bytes: int) -> Placement | None:
+    """Returns where the rows of a table are to be; None for its share on each rank.
 
     Args:
         where: 'rows', 'whole' or 'whole:K'.
-        size: the bytes of its weights.
+        rows, row_bytes: as for `WholeTables.place`.
     """
     name, _, number = where.partition(":")
     if name != "whole":
         return None
     whole_tables = graph_state.of(graphs.outermost(tf.get_default_graph()), WholeTables)
-    placed = on_one_rank(collectives.size(), int(number) if number else whole_tables.choose())
-    whole_tables.bytes_of[placed.only] += size
-    return placed
+    return whole_tables.place(rows, row_bytes, int(number) if number else None)
 
 
 def _placement(
@@ -261,8 +280,7 @@ def _placement(
 
     Raises:
         ValueError: placement='replicated' demands it, but the table is dynamic or has a bound; or
-            the table is dynamic, and is to be whole on one rank; or the file of tables that
-            placement='auto' is to follow isn't one.
+            the file of tables that placement='auto' is to follow isn't one.
         OSError: that file can't be read.
         RankError: placement='auto', and another rank makes no table now.
     """
@@ -270,11 +288,11 @@ def _placement(
     if served is not None and served.has_table(name):
         return "rows"  # Whatever its placement was in training, it is served by its parts.
     bound = policy.weight_bound
-    if rows is None and not options.is_automatic and options.placement != "rows":
+    if rows is None and options.placement == "replicated":
         raise ValueError(
-            f"dynamic table '{name}': placement={options.placement!r} is for tables with a known "
-            "number of rows, and this one gets rows as keys come. Make it in "
-            "embedding_scope(placement='rows'), or give it a shape [V, D]."
+            f"dynamic table '{name}': placement='replicated' is for tables with a known number of "
+            "rows, and this one gets rows as keys come. Make it in "
+            "embedding_scope(placement='rows') or 'whole', or give it a shape [V, D]."
         )
     if options.placement == "replicated":
         if bound is not None:
@@ -284,16 +302,24 @@ def _placement(
                 "embedding_scope(placement='rows'), or leave the bound out."
             )
         return "replicated"
-    if rows is None:
-        return "rows"
-    if bound is None and rows * dim * int(dtype.size) < int(options.replicate_below):
+    is_small = rows is not None and rows * dim * int(dtype.size) < int(options.replicate_below)
+    if is_small and bound is None:
         return "replicated"
     if not options.is_automatic:
         return options.placement
+    _, _, file = options.placement.partition(":")
+    if rows is None and (served is not None or not file):
+        return "rows"  # Only a file says how many rows are expected.
     if served is not None:
         return "replicated"  # as it was in training: the checkpoint has it as a variable
-    _, _, file = options.placement.partition(":")
-    table = TableWork(name, rows, dim, type=dtype.name, bounded=bound is not None)
+    table = TableWork(
+        name,
+        rows or 1,
+        dim,
+        type=dtype.name,
+        dynamic=rows is None,
+        bounded=bound is not None,
+    )
     return AUTOMATIC.choose(file, table).placement
 
 

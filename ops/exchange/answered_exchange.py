@@ -28,6 +28,7 @@ from collective.ops.communication.shared_memory_carrier import SHARED_MEMORY
 from collective.ops.exchange import embedding_bag
 from collective.ops.exchange.embedding_bag import Pooling, Request, Section
 from collective.ops.exchange.key_exchange import Wire
+from collective.ops.placement import is_dynamic
 
 
 class AnsweredExchange(NamedTuple):
@@ -59,7 +60,7 @@ def is_possible(kinds: Sequence[int], counted: Sequence[bool], wire: Wire) -> bo
         and carrier_choice.in_force() == carrier_choice.SHARED_MEMORY
         and wire == Wire(tf.float32, tf.float32)
         and not any(counted)
-        and all(kind != embedding_bag.DYNAMIC for kind in kinds)
+        and not any(map(is_dynamic, kinds))
     )
 
 

@@ -33,9 +33,9 @@ from collective.ops.exchange import embedding_bag_gradients  # noqa: F401 (regis
 from collective.ops.exchange.dispatch import launch_kernels, operations
 from collective.ops.exchange.shard_gradients import scaled  # noqa: F401 (part of this interface)
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
+from collective.ops.placement import DYNAMIC, STATIC  # noqa: F401 (part of this interface)
 
 ROWS, SUM, MEAN, SQRTN = range(4)  # combiners
-STATIC, DYNAMIC = range(2)  # kinds of tables; `collective.ops.placement` has all of them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 #include "integers.cuh"
 
-// The kinds of tables; kind kOnOneRank + r is a static table that rank r has whole.
+// The kinds of tables; that of a table that rank r has whole is kOnOneRank * (1 + r) more.
 constexpr int kStatic = 0, kDynamic = 1, kOnOneRank = 2;
 
 // SplitMix64's output function.
@@ -16,7 +16,7 @@ __device__ __forceinline__ u64 mix(u64 x) {
 // key mod N for a static table that is dealt to all ranks, mix(key) mod N for a dynamic one.
 // Divisions of 64 bits are slow, and seldom needed.
 __device__ __forceinline__ u32 owner_of(i64 key, int kind, u32 ranks) {
-  if (kind >= kOnOneRank) return static_cast<u32>(kind - kOnOneRank);
+  if (kind >= kOnOneRank) return static_cast<u32>(kind / kOnOneRank - 1);
   const bool dynamic = kind == kDynamic;
   const u64 x = dynamic ? mix(static_cast<u64>(key)) : static_cast<u64>(key);
   if ((ranks & (ranks - 1)) == 0) return static_cast<u32>(x) & (ranks - 1);

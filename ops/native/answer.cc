@@ -84,7 +84,7 @@ class AlltoallKeysOp : public SharedOp {
     OP_REQUIRES_OK(context, layout_.Read(context));
     OP_REQUIRES_OK(context, context->GetAttr("rows_name", &rows_name_));
     for (const Section& section : layout_.sections) {
-      OP_REQUIRES(context, section.kind != kDynamic && !section.counted,
+      OP_REQUIRES(context, !IsDynamic(section.kind) && !section.counted,
                   errors::InvalidArgument("'", collective_, "' finds rows of static tables only, ",
                                           "but table ", section.table, " is dynamic"));
     }

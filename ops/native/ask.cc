@@ -75,7 +75,7 @@ class AskOp : public OpKernel {
                   IsKind(kinds[s], ranks_) && dims[s] >= 1 && dims[s] <= kMaxCount &&
                       (pooled[s] || !weighted[s]),
                   errors::InvalidArgument("section ", s, " of kind ", kinds[s], " and dimension ",
-                                          dims[s], ": there are kinds 0 to ", 1 + ranks_,
+                                          dims[s], ": there are kinds 0 to ", MostKinds(ranks_) - 1,
                                           ", and only pooled sections have weights"));
       Section section;
       section.kind = kinds[s];

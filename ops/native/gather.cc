@@ -30,7 +30,7 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
     return errors::InvalidArgument("table ", section.table, " has rows of ", table.dim,
                                    ", but section ", piece.section, " of ", section.dim);
   }
-  if (section.kind == kDynamic && std::any_of(rows, rows + piece.keys, IsUnseen<Index>)) {
+  if (IsDynamic(section.kind) && std::any_of(rows, rows + piece.keys, IsUnseen<Index>)) {
     Index* read = reinterpret_cast<Index*>(scratch->read.At(piece.keys));
     for (int64_t k = 0; k < piece.keys; ++k) read[k] = IsUnseen(rows[k]) ? 0 : rows[k];
     rows = read;

@@ -74,7 +74,7 @@ class GradientSums {
         }
         sections_[u].push_back(s);
         dims_[u] = section.dim;
-        of_dynamic_[u] = section.kind == kDynamic;
+        of_dynamic_[u] = IsDynamic(section.kind);
         clips_ |= section.max_norm > 0;
       }
     }

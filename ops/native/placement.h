@@ -8,11 +8,15 @@
 
 namespace collective {
 
-// The kind of a table: how its keys are placed on ranks. From kOnOneRank on it is a static table
-// that one rank has whole: kind kOnOneRank + r says that it is rank r.
+// The kind of a table: how its keys are placed on ranks. The kind of a table that rank r has whole
+// is kOnOneRank * (1 + r) more.
 enum Kind { kStatic = 0, kDynamic = 1, kOnOneRank = 2 };
 
-inline bool IsKind(int kind, int ranks) { return kind >= 0 && kind < kOnOneRank + ranks; }
+inline int MostKinds(int ranks) { return kOnOneRank * (1 + ranks); }
+
+inline bool IsKind(int kind, int ranks) { return kind >= 0 && kind < MostKinds(ranks); }
+
+inline bool IsDynamic(int kind) { return kind % kOnOneRank == kDynamic; }
 
 // SplitMix64's output function, as in ops/exchange/key_hashing.py.
 inline uint64_t Mix(uint64_t x) {
@@ -25,8 +29,8 @@ inline uint64_t Mix(uint64_t x) {
 class Placement {
  public:
   Placement(int kind, int ranks)
-      : dynamic_(kind == kDynamic),
-        only_(kind >= kOnOneRank ? kind - kOnOneRank : -1),
+      : dynamic_(IsDynamic(kind)),
+        only_(kind / kOnOneRank - 1),
         ranks_(ranks),
         mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
     while ((1 << shift_) < ranks) ++shift_;

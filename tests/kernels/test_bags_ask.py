@@ -26,7 +26,7 @@ def graph() -> Any:
 def owner_of(kind: int, keys: np.ndarray, ranks: int) -> np.ndarray:
     # NumPy's remainder isn't negative
     if kind >= ON_ONE_RANK:
-        return np.full(keys.shape, kind - ON_ONE_RANK)
+        return np.full(keys.shape, kind // ON_ONE_RANK - 1)
     return keys % ranks if kind == embedding_bag.STATIC else placement.dynamic(ranks).owner(keys)
 
 
@@ -250,7 +250,7 @@ def test_one_kernel_after_many_keys():
 def test_random_sections(ranks: int):
     rng = np.random.default_rng(ranks)
     for _ in range(12):
-        kinds = [int(rng.integers(2 + ranks)) for _ in range(3)]
+        kinds = [int(rng.integers(ON_ONE_RANK * (1 + ranks))) for _ in range(3)]
         sections = [
             embedding_bag.Section(
                 int(rng.integers(3)),

@@ -189,13 +189,18 @@ def _table(r: random.Random, name: str) -> Table:
         r.choice([1, 3, 4, 8]),
         kind,
         r.choice(["ids", "huge", "strings"]) if kind == "dynamic" else "ids",
-        r.choice(placements) if kind in ("keras", "static") else "rows",
+        r.choice(placements) if kind in ("keras", "static") else _placement(kind, rows),
         r.random() < 0.9,
         in_keras and shown < 0.2,
         in_keras and 0.2 < shown < 0.35,
         in_keras and shown > 0.85 and rows > 2,
         None if in_keras else r.choice([None, "sum", "mean", "sqrtn"]),
     )
+
+
+def _placement(kind: str, rows: int) -> str:
+    """Returns where a table is that needs no draw: a dynamic one by its rows."""
+    return ("rows", "whole", "whole:1")[rows % 3] if kind == "dynamic" else "rows"
 
 
 def _possible(table: Table, optimizer: Optimizer) -> Table:

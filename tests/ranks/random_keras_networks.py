@@ -175,7 +175,7 @@ class Built:
     def _placed(self, table: Table) -> Any:
         if self._scope is None or table.kind == "replicated":
             return contextlib.nullcontext()
-        return self._scope(placement=table.placement) if table.kind != "dynamic" else self._scope()
+        return self._scope(placement=table.placement)
 
     def _type_of(self, feature: Feature) -> Any:
         return tf.string if self._scope and feature.table.keys == "strings" else tf.int64

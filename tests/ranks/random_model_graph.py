@@ -113,6 +113,11 @@ class Built:
         rows = initial_rows(table).astype(table.dtype)
         return tf.constant_initializer(rows[0].tolist() if self._is_dynamic(table) else rows)
 
+    def _placement(self, table: Table) -> str:
+        """Returns where a table of a column, or a dynamic one, is."""
+        is_dynamic = self._is_dynamic(table)
+        return ("rows", "whole", "whole:1")[table.rows % 3] if is_dynamic else "rows"
+
     def _variable(self, table: Table, reuse: bool) -> Any:
         if table.name in self._made and not reuse:
             return self._made[table.name]
@@ -127,6 +132,8 @@ class Built:
             outer = self._scope(placement="replicated")
         if self._ranks and table.kind == "static" and table.rows % 3 == 0:
             outer = self._scope(placement="whole")
+        if self._is_dynamic(table):
+            outer = self._scope(placement=self._placement(table))
         again = table.name in self._made
         with (
             outer,
@@ -269,7 +276,9 @@ class Built:
         )
         column = self._category(lookup, key) if make is None else make(key, table.rows)
         partitioner = tf.fixed_size_partitioner(2) if table.partitioned and self._ranks else None
-        with self._scope(), tf.variable_scope(f"layer{i}", partitioner=partitioner):
+        # Plain TensorFlow has no scope of tables, and no options of one.
+        placed = self._scope(placement=self._placement(table)) if self._ranks else self._scope()
+        with placed, tf.variable_scope(f"layer{i}", partitioner=partitioner):
             if lookup.layer == "shared":
                 del embedding["combiner"]
                 columns = fc.shared_embedding_columns(

@@ -24,10 +24,11 @@ class Program:
     def __init__(self, seed, folder, size, on_device=False):
         self._rng, self._optimizer = beginning(seed)
         self._folder, self._on_device, self._is_begun = folder, on_device, False
+        self._ranks = np.random.default_rng([10, seed])  # that have tables whole
         self._draw_policies()
         self.references = [
-            Reference(f"t{i}", policy, self._optimizer, size)
-            for i, policy in enumerate(self._policies)
+            Reference(f"t{i}", policy, self._optimizer, size, only)
+            for i, (policy, only) in enumerate(zip(self._policies, self._only))
         ]
 
     def _draw_policies(self):
@@ -35,16 +36,18 @@ class Program:
             random_policy(self._rng, self._optimizer, f"{self._folder}/rows", self._on_device)
             for _ in range(TABLES)
         ]
+        drawn = self._ranks.integers(-3, 3, TABLES).tolist()
+        self._only = [None if rank < 0 else rank for rank in drawn]
 
     def run_session(self, strategy, rank):
         """Goes on where the last session saved, with all ranks, and saves."""
         with strategy.scope(plan="quiet"), tf.Graph().as_default():
-            model = Model(self._policies, self._optimizer)
+            model = Model(strategy, self._policies, self._only, self._optimizer)
             with tf.Session() as session:
                 if self._is_begun:
                     model.saver.restore(session, f"{self._folder}/m")
-                    for reference, policy in zip(self.references, self._policies):
-                        reference.restore(policy, strategy.world_size())
+                    for reference, policy, only in zip(self.references, self._policies, self._only):
+                        reference.restore(policy, strategy.world_size(), only)
                 else:
                     session.run(tf.global_variables_initializer())
                 check(model, session, self.references, rank)
@@ -60,14 +63,16 @@ class Program:
 
 
 class Model:
-    def __init__(self, policies, optimizer):
+    def __init__(self, strategy, policies, only, optimizer):
         tf.set_random_seed(7)
         step, losses = tf.train.get_or_create_global_step(), []
         self.tables, self.ids, self.rows = [], [], []
-        for i, policy in enumerate(policies):
-            table = collective.get_embedding_variable(
-                f"t{i}", D, initializer=normal(), ev_option=policy
-            )
+        for i, (policy, rank) in enumerate(zip(policies, only)):
+            where = "rows" if rank is None else f"whole:{rank}"
+            with strategy.embedding_scope(placement=where):
+                table = collective.get_embedding_variable(
+                    f"t{i}", D, initializer=normal(), ev_option=policy
+                )
             self.tables.append(table)
             self.ids.append(tf.placeholder(tf.int64, [None]))
             self.rows.append(tf.nn.embedding_lookup(table, self.ids[i]))

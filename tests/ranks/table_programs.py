@@ -115,14 +115,18 @@ class Row:
 class Reference:
     """Keeps the rows of a table, on all ranks, in a dictionary.
 
+    Args:
+        only: the rank that has the table whole, modulo their number; None if ranks share it.
+
     Attributes:
         rows: by key.
         waiting: how often keys came that have no row, by key, of a policy that counts.
         counts: of each rank what `DynamicTable.statistics` counts.
     """
 
-    def __init__(self, name, policy, optimizer, size):
+    def __init__(self, name, policy, optimizer, size, only=None):
         self.name, self.policy, self.optimizer, self.size = name, policy, optimizer, size
+        self.only = only
         self.rows, self.step, self.knows_last_use = {}, 0, self._needs_last_use()
         self.waiting = collections.Counter()
         with tf.Graph().as_default():
@@ -195,13 +199,13 @@ class Reference:
         self.evict()
         self.limit(self.step)
 
-    def restore(self, policy, size):
+    def restore(self, policy, size, only=None):
         """Goes on with what was saved, under another policy and on `size` ranks."""
         if not (self.policy.counts_keys and policy.counts_keys):
             self.waiting.clear()
             for row in self.rows.values():
                 row.frequency = 0
-        self.policy, self.size = policy, size
+        self.policy, self.size, self.only = policy, size, only
         self._start_counts()
         if not self.knows_last_use:
             for row in self.rows.values():
@@ -246,13 +250,16 @@ class Reference:
         self.remove(keys)
 
     def _owner(self, key):
+        if self.only is not None:
+            return self.only % self.size
         return int(placement.dynamic(self.size).owner(np.array([key], np.int64))[0])
 
     def _of_rank(self, rank):
-        keys = np.array(sorted(self.rows), np.int64)
-        return keys[placement.dynamic(self.size).owner(keys) == rank].tolist()
+        return [key for key in sorted(self.rows) if self._owner(key) == rank]
 
     def _share(self, rows, rank):
+        if self.only is not None:
+            return rows if rank == self.only % self.size else 0
         return len(range(rank, rows, self.size))
 
     def values(self):

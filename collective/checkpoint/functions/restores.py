@@ -154,8 +154,8 @@ class _Restore:
         for shard, stored in self._static():
             self._read_rows(shard, stored, lambda *_: None)
         for group, stored_tables in self._dynamic():
-            self._read_keys(stored_tables, lambda *_: None, lambda *_: None)
             table: Any = group[0].table
+            self._read_keys(table, stored_tables, lambda *_: None, lambda *_: None)
             if table.counts_keys:
                 self._read_counts(group[0], stored_tables[0], table.new_store())
 
@@ -165,7 +165,7 @@ class _Restore:
             self._read_rows(shard, stored, _writer(shard))
         for group, stored_tables in self._dynamic():
             rows = _RowsInPlace(group)
-            self._read_keys(stored_tables, rows.add, rows.remove)
+            self._read_keys(group[0].table, stored_tables, rows.add, rows.remove)
             self._read_counts(group[0], stored_tables[0], rows.store)
         for name, variable in self._replicated:
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
@@ -187,12 +187,14 @@ class _Restore:
 
     def _read_keys(
         self,
+        table: Any,
         stored_tables: Sequence[StoredTable],
         receive: Callable[[np.ndarray, list[np.ndarray]], None],
         remove: Callable[[Callable[[np.ndarray], np.ndarray]], None],
     ) -> None:
-        table_io.read_dynamic(self.links.base, stored_tables, receive)
-        increment_io.read_dynamic(self.links, stored_tables, receive, remove)
+        now = table.placement
+        table_io.read_dynamic(self.links.base, stored_tables, now, receive)
+        increment_io.read_dynamic(self.links, stored_tables, now, receive, remove)
 
     def _read_counts(self, shard: Shard, stored: StoredTable, store: Any) -> None:
         key_counts.read(self.links.last, shard, stored.name, store)

@@ -174,7 +174,7 @@ def _start_dynamic_from(bundle: Bundle, shard: Shard, stored: StoredTable) -> No
         )
     table: Any = shard.table
     table.first_rows = lambda loading: table_io.read_dynamic(
-        bundle, [stored], lambda keys, values: loading.add(keys, values[0], {})
+        bundle, [stored], table.placement, lambda keys, values: loading.add(keys, values[0], {})
     )
 
 

@@ -159,6 +159,7 @@ def read_static(
 def read_dynamic(
     chain: Chain,
     stored_tables: Sequence[StoredTable],
+    now: placement.Placement,
     receive: Callable[[np.ndarray, list[np.ndarray]], None],
     remove: Callable[[Callable[[np.ndarray], np.ndarray]], None],
 ) -> None:
@@ -167,10 +168,11 @@ def read_dynamic(
     Args:
         chain: the checkpoint.
         stored_tables: the table in its base, and slots of it.
+        now: the placement of its keys on the ranks.
         receive: called with keys [b] and the values [b, D] of each stored table.
         remove: called with a function that says which of the table's keys were removed.
     """
-    now, rank = placement.dynamic(collectives.size()), collectives.rank()
+    rank = collectives.rank()
     for bundle, table in chain.updates_of(stored_tables[0]):
         updates = [bundle.layout.tables[stored.name] for stored in stored_tables]
         with chain.advising(bundle):

@@ -19,6 +19,7 @@ from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter, slic
 from collective.checkpoint.rows.shards import Shard
 from collective.ops import placement
 from collective.ops.communication import collectives
+from collective.ops.placement import Placement
 from collective.ops.rows.compiled_row_store import FilterShape
 from collective.tables.policies import bloom_filter
 
@@ -28,13 +29,14 @@ def entry_of(table: str) -> str:
     return f"{table}/counts"
 
 
-def stored(shard: Shard, parts: list[int]) -> StoredTable | None:
+def stored(shard: Shard, of_ranks: list[int]) -> StoredTable | None:
     """Describes the counts of a table's keys in a checkpoint; None if the table counts none.
 
     Args:
         shard: the table.
-        parts: how many keys, or partitions, each rank has.
+        of_ranks: how many keys, or partitions, each rank has.
     """
+    parts = shard.of_parts(of_ranks)
     admission = shard.table.admission if shard.dynamic else None
     if admission is None or not admission.counts_keys:
         return None
@@ -73,32 +75,36 @@ class KeyCounts:
         keys: [K] int64, in any order.
         values: the counts, among others: key i has row places[i].
         places: [K].
+        part: which part of a checkpoint they are; None if this rank has none of the table's keys.
     """
 
     target: StoredTable
     keys: np.ndarray
     values: np.ndarray
     places: np.ndarray
+    part: int | None
 
     def copied(self) -> KeyCounts:
         """Returns a copy that no run changes."""
         places = np.arange(len(self.keys))
-        return KeyCounts(self.target, self.keys.copy(), self.values[self.places], places)
+        return KeyCounts(self.target, self.keys.copy(), self.values[self.places], places, self.part)
 
     def write(self, layout: CheckpointLayout, writer: BundleWriter) -> int:
         """Writes them, by ascending keys; returns how many there are."""
-        rank, count, target = collectives.rank(), len(self.keys), self.target
+        count, target = len(self.keys), self.target
+        if self.part is None:
+            return 0
         order = np.argsort(self.keys)
         for first in range(0, max(1, count), target.block):
-            part = order[first : first + target.block]
-            writer.add(layout.keys_entry(target, rank), (count,), first, self.keys[part])
-            rows = np.ascontiguousarray(self.values[self.places[part]])
+            places = order[first : first + target.block]
+            writer.add(layout.keys_entry(target, self.part), (count,), first, self.keys[places])
+            rows = np.ascontiguousarray(self.values[self.places[places]])
             rows = rows if target.dtype == "int64" else rows.view(np.uint8)
             writer.add(
-                layout.entry(target, rank),
+                layout.entry(target, self.part),
                 (count, target.dim),
                 first,
-                rows.reshape(len(part), target.dim),
+                rows.reshape(len(places), target.dim),
             )
         return count
 
@@ -108,22 +114,25 @@ def in_session(session: Any, shard: Shard) -> KeyCounts | None:
 
     The next run changes some of that memory.
     """
-    rank, ranks = collectives.rank(), collectives.size()
-    if stored(shard, []) is None:
+    ranks = collectives.size()
+    if stored(shard, [0] * ranks) is None:
         return None
     table: Any = shard.table
-    store = table.store(session)
-    if table.admission.filter is None:
+    store, part = table.store(session), shard.part
+    if part is None:
+        keys = places = np.zeros(0, np.int64)
+        values = keys[:, None]
+    elif table.admission.filter is None:
         keys, counts = store.keys.counts()
         values, places = counts[:, None], np.arange(len(keys))
     else:
         values = store.keys.cells()
         places = np.flatnonzero(values.any(1))
-        numbers = bloom_filter.numbers(table.admission.filter.step, rank, ranks)
+        numbers = bloom_filter.numbers(table.admission.filter.step, part, table.placement.parts)
         keys = bloom_filter.keys(numbers[places])
     target = stored(shard, [len(keys)] * ranks)
     assert target is not None
-    return KeyCounts(target, keys, values, places)
+    return KeyCounts(target, keys, values, places, part)
 
 
 def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
@@ -138,23 +147,23 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
         saved_as: the table's name in the checkpoint.
         store: the table's rows, which have already been read.
     """
-    if stored(shard, []) is None:
+    if stored(shard, [0] * collectives.size()) is None:
         return
     admission: Any = shard.table.admission
-    tables, shape = bundle.layout.tables, admission.filter
+    tables, shape, now = bundle.layout.tables, admission.filter, shard.table.placement
     same = None if shape is None else tables.get(_filter_name(saved_as, shape))
     exact = tables.get(f"{saved_as}/refused")
     if same is not None:
         cells = store.keys.cells()
-        for partitions, values in _partitions(bundle, same, shape):
+        for partitions, values in _partitions(bundle, same, shape, now):
             rows = np.ascontiguousarray(values).view(shape.dtype)
             places = partitions // shape.step
             # Ranks with the same partition counted different keys in it: no sum is too small.
             for place, row in zip(places, rows):
                 np.maximum(cells[place], row, out=cells[place])
     elif exact is not None:
-        for keys, values in _blocks(bundle, exact):
-            is_owned = placement.dynamic(collectives.size()).owner(keys) == collectives.rank()
+        for keys, values in _blocks(bundle, exact, now):
+            is_owned = now.owner(keys) == collectives.rank()
             store.keys.add_counts(keys[is_owned], values[is_owned, 0])
     elif any(name.startswith(f"{saved_as}/filter/") for name in tables) and not collectives.rank():
         tf.logging.warning(
@@ -164,21 +173,23 @@ def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:
         )
 
 
-def _partitions(bundle: Bundle, stored_filter: StoredTable, shape: FilterShape) -> Any:
+def _partitions(
+    bundle: Bundle, stored_filter: StoredTable, shape: FilterShape, now: Placement
+) -> Any:
     """Yields numbers of this rank's partitions and their counters."""
-    now, of_filter = placement.dynamic(collectives.size()), placement.dynamic(shape.partitions)
-    for keys, values in _blocks(bundle, stored_filter):
+    of_filter = placement.dynamic(shape.partitions)
+    for keys, values in _blocks(bundle, stored_filter, now):
         partitions = of_filter.owner(keys)
         is_own = of_filter.may_hold(partitions, now, collectives.rank())
         yield partitions[is_own], values[is_own]
 
 
-def _blocks(bundle: Bundle, stored_table: StoredTable) -> Any:
+def _blocks(bundle: Bundle, stored_table: StoredTable, now: Placement) -> Any:
     """Yields keys, and the values stored with them, a block at a time.
 
-    They are those of the parts in which this rank can have keys.
+    They are those of the parts in which this rank can have keys, as `now` places them.
     """
-    layout, now = bundle.layout, placement.dynamic(collectives.size())
+    layout = bundle.layout
     for part in stored_table.placement.parts_of(now, collectives.rank()):
         for first in range(0, stored_table.parts[part], stored_table.block):
             count = min(stored_table.block, stored_table.parts[part] - first)

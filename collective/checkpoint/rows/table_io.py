@@ -102,7 +102,7 @@ def write(
             return write(session, shards, writer, source)
         finally:
             source.end()
-    rank, ranks = collectives.rank(), collectives.size()
+    ranks = collectives.size()
     layout = CheckpointLayout(ranks)
     stored_tables: dict[str, StoredTable] = {}
 
@@ -118,13 +118,14 @@ def write(
         for shard in group:
             stored_tables[shard.name] = shard.stored([count] * ranks, block)
             rows_of[shard.name] = count
-        if group[0].part is None:
+        part = group[0].part
+        if part is None:
             continue
         read_by_key = source.reader_by_key(group)
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
             if group[0].dynamic:
-                keys_entry = layout.keys_entry(stored_tables[group[0].name], rank)
+                keys_entry = layout.keys_entry(stored_tables[group[0].name], part)
                 writer.add(keys_entry, (count,), first, keys)
             if read_by_key is not None:
                 for shard, values in zip(group, read_by_key(keys, rows)):
@@ -242,6 +243,7 @@ def read_shard(
 def read_dynamic(
     bundle: Bundle,
     stored_tables: Sequence[StoredTable],
+    now: placement.Placement,
     receive: Callable[[np.ndarray, list[np.ndarray]], None],
 ) -> None:
     """Reads all keys that this rank owns, and their rows, a block at a time.
@@ -249,10 +251,11 @@ def read_dynamic(
     Args:
         bundle: the checkpoint.
         stored_tables: a dynamic table in it, or slots of one.
+        now: the placement of its keys on the ranks.
         receive: called with keys [b] and the values [b, D] of each stored table.
     """
     layout, first_table = bundle.layout, stored_tables[0]
-    now, rank = placement.dynamic(collectives.size()), collectives.rank()
+    rank = collectives.rank()
     for part in first_table.placement.parts_of(now, rank):
         for first in range(0, first_table.parts[part], first_table.block):
             count = min(first_table.block, first_table.parts[part] - first)
@@ -337,9 +340,10 @@ class TableRestore:
         for group in self._groups:
             stored_tables = [self._stored[shard.name] for shard in group]
             if group[0].dynamic:
-                read_dynamic(self._chain.base, stored_tables, lambda *_: None)
+                now = group[0].table.placement
+                read_dynamic(self._chain.base, stored_tables, now, lambda *_: None)
                 increment_io.read_dynamic(
-                    self._chain, stored_tables, lambda *_: None, lambda *_: None
+                    self._chain, stored_tables, now, lambda *_: None, lambda *_: None
                 )
             elif not self._restore_directly(group[0], verifies=True):
                 self._read_static(group[0], lambda *_: None)
@@ -451,8 +455,9 @@ class TableRestore:
             loading.add(keys, values[0], dict(zip([slot.op.name for slot in slots], values[1:])))
 
         stored_tables = [self._stored[shard.name] for shard in group]
-        read_dynamic(self._chain.base, stored_tables, receive)
-        increment_io.read_dynamic(self._chain, stored_tables, receive, loading.remove)
+        now = table.placement
+        read_dynamic(self._chain.base, stored_tables, now, receive)
+        increment_io.read_dynamic(self._chain, stored_tables, now, receive, loading.remove)
         saved_as = self._stored[group[0].name].name
         key_counts.read(self._chain.last, group[0], saved_as, loading.store)
         self._waiting_loads.append(loading)

@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops import kernel_device
-from collective.ops.communication import collectives
 from collective.ops.graph import device_scopes, graph_analysis, graph_state, graphs
 from collective.ops.rows import dynamic_rows
 from collective.ops.rows.compiled_row_store import FilterShape
@@ -80,7 +79,7 @@ class Admission:
         self._seed = initializers.table_seed(f"{table.op.name}/admission", None)
         self.counts_keys = policy.counts_keys
         self.frequencies = Frequencies(table, collections) if policy.counts_keys else None
-        self.filter = filter_of(policy) if policy.counts_keys else None
+        self.filter = filter_of(policy, table.placement.parts) if policy.counts_keys else None
 
     def begin(self, store: Any) -> None:
         """Lets a new store admit keys, before any key is looked up in it."""
@@ -163,17 +162,22 @@ def _noted(
         return tf.identity(rows)
 
 
-def filter_of(policy: TablePolicy) -> FilterShape | None:
+def filter_of(policy: TablePolicy, ranks: int) -> FilterShape | None:
     """Returns this rank's Bloom filter of a policy; None if keys are counted exactly.
 
     They are without a filter, and in the place of a large one that takes more memory than to count
     as many keys: a checkpoint of it would be of that size, too.
+
+    Args:
+        policy: the table's.
+        ranks: how many ranks share the keys. Any other rank's filter stays empty, and takes no
+            memory.
     """
     elements = policy.max_element_size
     if elements is None or policy.false_positive_probability is None:
         return None
     shape = bloom_filter.shape(
-        elements, policy.false_positive_probability, policy.counter_type, collectives.size()
+        elements, policy.false_positive_probability, policy.counter_type, ranks
     )
     in_all = shape.partitions * shape.cells * shape.dtype.itemsize
     return None if in_all > max(_LARGE, elements * _EXACT_COUNT) else shape

@@ -4,7 +4,8 @@ A filter consists of `PARTITIONS` small filters. Keys are placed on partitions a
 counted in partition mix(k) mod `PARTITIONS`, and lives on rank mix(k) mod N. If N divides
 `PARTITIONS`, all keys of a partition live on one rank, and only this rank has the partition: what
 the filter knows of a key doesn't depend on N. Otherwise several ranks have a partition, each for
-its own keys, and the memory is divided by the greatest common divisor.
+its own keys, and the memory is divided by the greatest common divisor. The rank of a whole table
+has all partitions, as if N were 1.
 
 A checkpoint has partitions by numbers u, which are those of a key on a rank: u mod `PARTITIONS` is
 the partition, u mod N the rank. It keeps them under the key whose mix is u, which that rank owns.
@@ -80,7 +81,7 @@ def _false_positives(loads: np.ndarray, weights: np.ndarray, hashes: int, cells:
 
 
 def shape(elements: int, probability: float, counter_type: str, ranks: int) -> FilterShape:
-    """Returns the filter of one of `ranks` ranks."""
+    """Returns the filter of one of `ranks` ranks that share the keys."""
     hashes, cells = size(elements, probability)
     return FilterShape(
         hashes, cells, np.dtype(counter_type), PARTITIONS, math.gcd(PARTITIONS, ranks)
@@ -92,7 +93,7 @@ def numbers(step: int, rank: int, ranks: int) -> np.ndarray:
 
     Args:
         step: `FilterShape.step`.
-        rank, ranks: the rank, of so many.
+        rank, ranks: the rank, of so many that share the keys.
     """
     parts = placement.dynamic(PARTITIONS).parts_of(placement.dynamic(ranks), rank)
     partitions = np.array(parts, np.int64)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.policy import TablePolicy
@@ -74,7 +73,9 @@ def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
             by_option["l2_weight_threshold"] = all_keys[small], store.places(small)
         if policy.steps_to_live is not None and used is not None:
             is_old = (used <= global_step(session) - policy.steps_to_live) & ~is_small
-            spared = _share(policy.keep_at_least or 0) - int(np.count_nonzero(~(is_old | is_small)))
+            spared = _share(table, policy.keep_at_least or 0) - int(
+                np.count_nonzero(~(is_old | is_small))
+            )
             old = _all_but_latest(is_old, spared, used, all_keys)
             by_option["steps_to_live"] = all_keys[old], store.places(old)
         evicted[table.op.name] = _remove(session, table, by_option)
@@ -98,7 +99,7 @@ def limit(
     evicted = {}
     for table in tables:
         store, column = table.store(session), table.last_used.column(session)
-        excess = len(store) - _share(table.policy.capacity or 0)
+        excess = len(store) - _share(table, table.policy.capacity or 0)
         keys = places = np.empty(0, np.int64)
         if excess > 0:
             latest = np.iinfo(np.int64).max if before is None else before
@@ -115,7 +116,7 @@ def too_full(session: Any, tables: Sequence[DynamicTable]) -> list[DynamicTable]
     return [
         table
         for table, count in _counts(session, bounded)
-        if count > _share(table.policy.capacity or 0)
+        if count > _share(table, table.policy.capacity or 0)
     ]
 
 
@@ -129,9 +130,9 @@ def _counts(session: Any, tables: Sequence[DynamicTable]) -> list[tuple[DynamicT
         return [pair for table in tables for pair in _counts(session, [table])]
 
 
-def _share(rows: int) -> int:
-    """Returns this rank's share of a total number of rows: like a static table's."""
-    return placement.static(collectives.size()).count(collectives.rank(), rows)
+def _share(table: DynamicTable, rows: int) -> int:
+    """Returns this rank's share of a total number of rows of a table."""
+    return table.placement.share(collectives.rank(), rows)
 
 
 def _remove(

@@ -19,7 +19,7 @@ def mix(keys: np.ndarray) -> np.ndarray:
 def owners(keys: np.ndarray, kind: int, ranks: int) -> np.ndarray:
     """Returns the rank that owns each of the int64 `keys` of a table of `kind`, int64."""
     if kind >= ON_ONE_RANK:
-        return np.full(keys.shape, kind - ON_ONE_RANK, np.int64)
+        return np.full(keys.shape, kind // ON_ONE_RANK - 1, np.int64)
     return (mix(keys) % np.uint64(ranks)).astype(np.int64) if kind == DYNAMIC else keys % ranks
 
 

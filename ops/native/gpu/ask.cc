@@ -139,7 +139,7 @@ class AskOp : public OpKernel {
       if (!IsKind(kinds_[s], ranks_) || dims[s] < 1 || dims[s] > kMaxCount ||
           (weighted[s] && !is_pooled_[s])) {
         return errors::InvalidArgument("section ", s, " is of kind ", kinds_[s], " and dimension ",
-                                       dims[s], ": there are kinds 0 to ", 1 + ranks_,
+                                       dims[s], ": there are kinds 0 to ", MostKinds(ranks_) - 1,
                                        ", and only pooled sections have weights");
       }
       Section section;

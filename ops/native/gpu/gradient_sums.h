@@ -92,7 +92,7 @@ class GradientSums {
       pooled_ |= section.pooled;
       clips_ |= section.max_norm > 0;
       // Keys without a row all have the first one of a dynamic table.
-      repeats_ |= section.pooled || section.kind == kDynamic;
+      repeats_ |= section.pooled || IsDynamic(section.kind);
     }
     for (int64_t& dim : dims_) dim = std::max<int64_t>(dim, 1);
     return tensorflow::OkStatus();

@@ -35,7 +35,9 @@ def test_owners_are_those_of_the_cpu():
             owners(keys, DYNAMIC, ranks), placement.dynamic(ranks).owner(keys)
         )
         assert np.all((keys - owners(keys, STATIC, ranks)) % ranks == 0)
-        np.testing.assert_array_equal(owners(keys, ON_ONE_RANK + ranks - 1, ranks), ranks - 1)
+        for made in (placement.static, placement.dynamic):
+            for only in range(ranks):
+                np.testing.assert_array_equal(owners(keys, made(ranks, only).kind, ranks), only)
 
 
 def test_kinds_are_those_of_the_cpu():

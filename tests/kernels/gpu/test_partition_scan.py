@@ -21,7 +21,7 @@ def test_several_rounds_of_tiles_and_of_owners(seed: int, monkeypatch: pytest.Mo
     segments = Segments.of(rng.integers(0, 4, 250), rng.integers(0, 5, 250))
     keys, kinds, ranks = (
         rng.integers(-(2**40), 2**40, segments.keys),
-        [STATIC, DYNAMIC] * 2 + [ON_ONE_RANK + 7],
+        [STATIC, DYNAMIC, STATIC] + [ON_ONE_RANK * 8 + kind for kind in (STATIC, DYNAMIC)],
         150,
     )
     got = kernels.partition(keys, segments, kinds, ranks, Workspace(EmulatedDevice(seed)))

@@ -79,6 +79,7 @@ def rows_of(variable, table, want, rank, size):
         blocks = list(variable.export())
         keys = np.concatenate([np.zeros(0, np.int64), *(keys for keys, _ in blocks)])
         rows = np.concatenate([np.zeros([0, table.dim]), *(rows for _, rows in blocks)])
+        assert variable.placement.holder in (None, rank) or not len(rows)
         return rows, want[[ids[key] for key in keys.tolist()]], [ids[k] for k in keys.tolist()]
     with shard_view():
         rows = variable.read_value().numpy()

@@ -117,7 +117,7 @@ def test_a_filter_that_takes_more_than_exact_counts_is_not_made(strategy, folder
     assert refused(f"{folder}/a") == dict(truth.counts.of)
     # What takes less is made: of smaller counters, or below a GiB.
     for smaller in ({"counter_type": "uint8"}, {"max_element_size": 10**7}):
-        assert admission.filter_of(dataclasses.replace(policy, **smaller)) is not None
+        assert admission.filter_of(dataclasses.replace(policy, **smaller), 1) is not None
 
 
 @pytest.mark.sample(4)
@@ -139,7 +139,7 @@ def test_counts_are_read_on_any_number_of_ranks(strategy, folder, name, ranks, m
         patched.setattr(collectives, "size", lambda: ranks)
         for rank in range(own, ranks, model.size):
             patched.setattr(collectives, "rank", lambda rank=rank: rank)
-            shape = table.admission.filter = admission.filter_of(table.policy)
+            shape = table.admission.filter = admission.filter_of(table.policy, ranks)
             store = table.new_store()
             shard = Shard("t", table, table, None)
             key_counts.read(Bundle(f"{folder}/m"), shard, "t", store)

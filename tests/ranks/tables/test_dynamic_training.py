@@ -1,5 +1,7 @@
 """Dynamic tables train as static tables do in plain TensorFlow, and only training makes rows."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -71,7 +73,10 @@ def model(embedding_scope, optimizer, make, samples):
 @pytest.mark.slow
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, size, optimizer):
+@pytest.mark.parametrize("placement", ["rows", "whole:5"])
+def test_trained_as_plain_tensorflow_trains_the_static_table(
+    strategy, rank, size, optimizer, placement
+):
     runs = [(["train"], feed) for feed in batches(0, 1)] + [(["rows", "w"], {})]
     want = reference.plain(
         lambda s: model(
@@ -88,7 +93,10 @@ def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, siz
     got = reference.sharded(
         strategy,
         lambda s: model(
-            s, optimizer, lambda: tf.get_variable("t", [None, D], initializer=normal()), B // size
+            functools.partial(s, placement=placement),
+            optimizer,
+            lambda: tf.get_variable("t", [None, D], initializer=normal()),
+            B // size,
         ),
         runs,
     )

@@ -24,8 +24,9 @@ DRAWN = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
 KEYS = np.concatenate([np.array(EDGES, np.int64), DRAWN])
 PLACEMENTS = {
     "static": placement.static,
-    "whole": lambda ranks: placement.on_one_rank(ranks, ranks // 2),
+    "whole static": lambda ranks: placement.static(ranks, ranks // 2),
     "dynamic": placement.dynamic,
+    "whole dynamic": lambda ranks: placement.dynamic(ranks, ranks // 2),
 }
 
 
@@ -38,7 +39,7 @@ def mixed(key: int) -> int:
 
 
 def owner_of(kind: str, key: int, ranks: int) -> int:
-    if kind == "whole":
+    if kind.startswith("whole"):
         return ranks // 2
     return (key if kind == "static" else mixed(key)) % ranks
 
@@ -133,8 +134,8 @@ def test_parts_that_can_hold_a_ranks_keys(kind: str, saved: int):
 @pytest.mark.parametrize("ranks, only", [(2, 0), (3, 2), (8, 5)])
 def test_a_table_that_one_rank_has_whole(ranks: int, only: int):
     """It is stored as one part, as plain TensorFlow would save it."""
-    placed, whole = placement.on_one_rank(ranks, only), np.arange(23)
-    assert (placed.kind, placed.parts) == (placement.ON_ONE_RANK + only, 1)
+    placed, whole = placement.static(ranks, only), np.arange(23)
+    assert (placed.kind, placed.parts) == (placement.ON_ONE_RANK * (1 + only), 1)
     assert placed.counts(23) == [23 * (rank == only) for rank in range(ranks)]
     for rank in range(ranks):
         own = whole if rank == only else whole[:0]
@@ -151,16 +152,53 @@ def test_a_table_that_one_rank_has_whole(ranks: int, only: int):
             for part in range(saved):
                 common = before.common(part, placed, rank)
                 assert common == ((0, 1, saved) if rank == only else None)
-    assert placement.on_one_rank(1, 4).kind == placement.STATIC
-    assert placement.on_one_rank(3, 4).only == 1
+    assert placement.static(1, 4).kind == placement.STATIC
+    assert placement.static(3, 4).holder == 1
+
+
+@pytest.mark.parametrize("ranks, only", [(2, 0), (3, 2), (8, 5)])
+def test_a_dynamic_table_that_one_rank_has_whole(ranks: int, only: int):
+    """Its keys are in one part; a rank without keys needs no part of any checkpoint."""
+    placed = placement.dynamic(ranks, only)
+    assert (placed.parts, placed.holder) == (1, only)
+    for rank in range(ranks):
+        assert placed.part(rank) == (0 if rank == only else None)
+        for saved in (1, 3, 4):
+            every = list(range(saved)) if rank == only else []
+            assert placement.dynamic(saved).parts_of(placed, rank) == every
+    assert placement.dynamic(1, 4).kind == placement.DYNAMIC
+    assert placement.dynamic(3, 4).holder == 1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_table_has_a_kind_of_its_own(ranks: int):
+    static = [placement.static(ranks), *(placement.static(ranks, r) for r in range(ranks))]
+    dynamic = [placement.dynamic(ranks), *(placement.dynamic(ranks, r) for r in range(ranks))]
+    kinds = [placed.kind for placed in [*static, *dynamic]]
+    assert len(set(kinds)) == (2 if ranks == 1 else 2 + 2 * ranks)
+    assert [placement.is_dynamic(kind) for kind in kinds] == [False] * (1 + ranks) + [True] * (
+        1 + ranks
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 23])
+def test_shares_of_a_number_of_rows(rows: int):
+    """All rows are shared out, to those who may have any."""
+    for placed in (placement.static(3), placement.dynamic(3)):
+        assert [placed.share(r, rows) for r in range(3)] == placement.static(3).counts(rows)
+    for placed in (placement.static(3, 1), placement.dynamic(3, 1)):
+        assert [placed.share(r, rows) for r in range(3)] == [0, rows, 0]
 
 
 def test_placements_are_equal_if_they_place_all_keys_alike():
     assert placement.static(3) == placement.static(3)
     assert placement.static(3) != placement.static(2)
     assert placement.static(3) != placement.dynamic(3)
-    assert placement.on_one_rank(3, 1) == placement.on_one_rank(3, 1)
-    assert placement.on_one_rank(3, 1) != placement.on_one_rank(3, 2)
+    for made in (placement.static, placement.dynamic):
+        assert made(3, 1) == made(3, 1)
+        assert made(3, 1) != made(3, 2)
+        assert made(3, 1) != made(3)
+    assert placement.static(3, 1) != placement.dynamic(3, 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
