@@ -248,7 +248,8 @@ class _Reader:
             return counts[plan.name], ""
         known = [rows for rows in plan.shard_rows if rows]
         if known:
-            return round(sum(known) / len(known) * collectives.size()), ""
+            parts = collectives.size() if plan.placement == "rows" else 1
+            return round(sum(known) / len(known) * parts), ""
         return ASSUMED_ROWS, "nobody has counted them: give session=…, or change them in the file"
 
     def sources(self, tables: int) -> list[Source]:

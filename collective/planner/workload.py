@@ -127,8 +127,8 @@ class TableWork:
         """Says why it can't be placed so; '' if it can."""
         if self.placement is not None and kind != kind_of(self.placement):
             return f"placement: {self.placement} is given"
-        if kind != "rows" and self.dynamic:
-            return f"a dynamic table can't be {_IN_WORDS[kind]}"
+        if kind == "replicated" and self.dynamic:
+            return "a dynamic table can't be replicated"
         if kind == "replicated" and self.bounded:
             return "a table with a weight_bound can't be replicated"
         return ""
@@ -137,9 +137,6 @@ class TableWork:
         """Returns which of `ranks` ranks can have it whole."""
         given = owner_of(self.placement or "")
         return range(ranks) if given is None else [given % ranks]
-
-
-_IN_WORDS = {"replicated": "replicated", "whole": "whole on one rank"}
 
 
 def kind_of(placement: Placement) -> Kind:

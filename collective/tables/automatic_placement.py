@@ -133,12 +133,14 @@ class AutomaticPlacement:
         return Choice(placement, why + remark), False
 
 
-def _kind(table: TableWork) -> tuple[int, int, str]:
-    return table.rows, table.dimension, table.type
+def _kind(table: TableWork) -> tuple[int | None, int, str]:
+    """Returns the shape and type of a table; of a dynamic one any number of rows will do."""
+    return None if table.dynamic else table.rows, table.dimension, table.type
 
 
 def _described(table: TableWork) -> str:
-    return f"[{table.rows}, {table.dimension}] {table.type}"
+    rows, dimension, dtype = _kind(table)
+    return f"[{rows}, {dimension}] {dtype}"
 
 
 def _of_workload(workload: Workload, machines: Machines) -> dict[str, Choice]:

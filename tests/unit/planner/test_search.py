@@ -155,17 +155,19 @@ def test_another_placement_changes_how_all_gradients_travel(small: Placement, la
 
 def test_what_can_not_be_chosen_says_why():
     tables = (
-        TableWork("dynamic", 10, 4, dynamic=True),
+        TableWork("dynamic", 4 * 10**6, 4, dynamic=True),
+        TableWork("open", 10, 4, dynamic=True),
         TableWork("bounded", 10, 4, bounded=True),
         TableWork("given", 10, 4, placement="replicated"),
         TableWork("large", 10**7, 4),
     )
     found = search.forecast(Workload(tables, 64), Machines(device(memory=3e8), 2))
     whys = {choice.table.name: choice.why for choice in found.choices}
-    assert whys["dynamic"] == "a dynamic table can't be replicated"
+    assert whys["dynamic"] == "a dynamic table can't be replicated"  # nor whole: it is too large
+    assert whys["open"].startswith("'whole:0': ")
     assert whys["bounded"].startswith("'whole:0': ")
     assert whys["given"] == "placement: replicated is given"
-    assert whys["large"] == "'replicated' takes 0.3 GB of a rank: too much"
+    assert whys["large"] == "'replicated' takes 0.4 GB of a rank: too much"
     assert found.placements["given"] == "replicated"
 
 

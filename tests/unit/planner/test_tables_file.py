@@ -46,6 +46,7 @@ def test_a_workload_is_a_file(tmp_path: Path):
         TableWork("c", 3, 2, imbalance=1.5, placement="replicated"),
         TableWork("d", 3, 2, bounded=True, placement="whole:12"),
         TableWork("e", 3, 2, placement="whole"),
+        TableWork("f", 3, 2, dynamic=True, placement="whole:1"),
     )
     text = tables_file.text_of(Workload(tables, 96, 7), "Two\nlines", {"yes": "assumed: ids"})
     assert load(tmp_path, text) == Workload(tables, 96, 7)
@@ -82,10 +83,6 @@ def test_a_workload_is_a_file(tmp_path: Path):
         (
             "tables:\n  u: {rows: 9, dimension: 4, dynamic: true, placement: replicated}\n",
             "line 2: tables.u.placement: a dynamic table can't be replicated. Write 'rows'.",
-        ),
-        (
-            "tables:\n  u: {rows: 9, dimension: 4, dynamic: true, placement: 'whole:1'}\n",
-            "line 2: tables.u.placement: a dynamic table can't be whole on one rank. Write 'rows'.",
         ),
         (
             "tables:\n  u: {rows: 9, dimension: 4, placement: columns}\n",

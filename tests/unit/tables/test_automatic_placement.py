@@ -106,6 +106,28 @@ def test_a_file_has_its_tables_placed_together():
         )
 
 
+def test_a_dynamic_table_of_a_file_may_be_whole():
+    """The file says how many rows are expected; the table itself doesn't know."""
+    tables = (
+        TableWork("open", 1000, 4, dynamic=True, imbalance=2.0, placement="whole:3"),
+        TableWork("closed", 1000, 4),
+    )
+    with tf.Graph().as_default():
+        made, _ = chooser(CPUS, Workload(tables, 16))
+        here = TableWork("open", 1, 4, dynamic=True)
+        assert made.choose("f", here) == ("whole:1", "placement: whole:3 is given")
+        closed = TableWork("closed", 1, 4, dynamic=True)
+        wrong = "a dynamic table can't be replicated (in f it is [1000, 4] float32, here [None, 4] "
+        assert made.choose("f", closed) == ("rows", f"{wrong}float32)")
+        missing = made.choose("f", TableWork("other", 1, 4, dynamic=True))
+        assert missing == ("rows", "a dynamic table can't be replicated (not in f)")
+    uneven = [TableWork(f"t{i}", 1000, 64, ids=50.0, dynamic=True, imbalance=2.0) for i in "ab"]
+    with tf.Graph().as_default():
+        made, _ = chooser(CPUS, Workload(tuple(uneven), 4096))
+        chosen = [made.choose("f", dataclasses.replace(t, rows=1)).placement for t in uneven]
+        assert sorted(chosen) == ["whole:0", "whole:1"]
+
+
 def test_what_does_not_fit_is_by_rows():
     full = dataclasses.replace(CPUS.device, memory=Figure(1e6, "given", ""))
     workload = Workload((TableWork("t", 10**6, 64), TableWork("u", 5, 1)), 16)
