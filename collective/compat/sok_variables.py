@@ -293,8 +293,9 @@ INITIALIZERS: dict[str, dict[str, Any]] = {
 class DynamicVariable(DynamicTable):
     """Holds rows for any integer keys; a rank sees those that it owns.
 
-    A lookup gives a key its row in every run. `tf.nn.embedding_lookup` reads rows of all ranks; of
-    a 'localized:k' variable it is refused where there are several (`check_is_looked_up`).
+    For mode 'localized:k', rank k owns and sees all of them. A lookup gives a key its row in every
+    run. `tf.nn.embedding_lookup` reads rows of all ranks; of a 'localized:k' variable it is refused
+    where there are several (`check_is_looked_up`).
 
     Attributes:
         backend_type: 'hbm' or 'hybrid'; only affects initial values and
@@ -346,11 +347,11 @@ class DynamicVariable(DynamicTable):
         if collectives.size() > 1 and self.target_gpu >= 0:
             raise NotImplementedError(
                 f"TensorFlow's lookups of '{self.op.name}', made by "
-                f"sok.DynamicVariable(mode={self.mode!r}), are not supported on several ranks: "
-                f"SparseOperationKit has all its rows on rank {self.target_gpu}, which looks them "
-                "up alone. Here its rows are on all ranks, which look them up together. Remove "
+                f"sok.DynamicVariable(mode={self.mode!r}), are not supported on several ranks: in "
+                f"SparseOperationKit rank {self.target_gpu} looks its rows up alone. Here a lookup "
+                "is an exchange in which all ranks take part. Remove "
                 f"`if hvd.rank() == {self.target_gpu}` around the lookup, and use "
-                "sok.lookup_sparse or sok.all2all_dense_embedding."
+                "sok.lookup_sparse or sok.all2all_dense_embedding; or read the rows by sok.export."
             )
 
     @property
@@ -404,8 +405,8 @@ def make_dynamic(
         constraint: refused.
         trainable, dtype: as for `tf.Variable`; the default type is float32.
         key_type: tf.int64 (the default), or tf.int32, which 'hybrid' doesn't have.
-        mode: 'distributed' (the default), or 'localized:k': rows are on all ranks all the same, and
-            on several ranks TensorFlow's lookups are refused.
+        mode: 'distributed' (the default), or 'localized:k': all rows are on rank k, and on several
+            ranks TensorFlow's lookups are refused.
         **tuning: sizes and places, without effect: the table grows.
 
     Raises:
@@ -426,11 +427,7 @@ def make_dynamic(
             f"sok.DynamicVariable(key_type={keys.name}, var_type={var_type!r}): keys are int64, or "
             "with 'hbm' int32."
         )
-    if _owner("DynamicVariable", mode) is not None:
-        say_once(
-            "sok.DynamicVariable(mode='localized:k'): here rows are on all ranks, which look them "
-            "up together"
-        )
+    owner = _owner("DynamicVariable", mode)
     if tuning:
         say_once(
             f"sok.DynamicVariable({', '.join(sorted(tuning))}) has no effect here: a table lies in "
@@ -447,6 +444,7 @@ def make_dynamic(
         name or f"sok_dynamic_Variable_{next(_numbers[1])}",
         [None, dimension],
         filled,
+        "rows" if owner is None else f"whole:{owner}",
         dtype=dtype or tf.float32,
         trainable=trainable is not False,
     )

@@ -46,7 +46,7 @@ SOK = Framework(
         works(
             "sok.LocalizedVariable",
             f"{_VARIABLES}.LocalizedVariable",
-            "all ranks read and assign it together: its rows are on all",
+            "rank k has all rows; all ranks make it",
         ),
         same_numbers("sok.lookup_sparse", f"{_HERE}.lookup_sparse"),
         same_numbers("sok.all2all_dense_embedding", f"{_HERE}.all2all_dense_embedding"),

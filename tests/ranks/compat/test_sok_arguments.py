@@ -272,7 +272,7 @@ ARGUMENTS = {
         ),
         "key_type of hybrid": (REFUSED, lambda _: dynamic(key_type=tf.int32)),
         "dtype": (WORKS, lambda _: dynamic(dtype=tf.float64).handle_dtype == tf.float64),
-        "mode": (NO_EFFECT, lambda _: same(lambda **to: rows(dynamic(**to)), mode="localized:0")),
+        "mode": (WORKS, lambda _: dynamic(mode="localized:0").placement.holder == 0),
         "tuning": (
             NO_EFFECT,
             lambda _: same(

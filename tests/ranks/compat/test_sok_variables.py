@@ -71,19 +71,26 @@ def test_a_localized_variable_is_one_ranks(strategy, rank, size):
 
 
 def test_a_localized_dynamic_variable_is_looked_up_by_all_ranks(strategy, rank, size):
-    """In SOK one rank alone may call TensorFlow's lookups; here it lacks most rows."""
+    """One rank has all rows. In SOK it alone may call TensorFlow's lookups."""
     owner = size - 1
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         v = sok("DynamicVariable", D, initializer="13", mode=f"localized:{owner}")
-        assert v.target_gpu == owner
-        rows = sok("all2all_dense_embedding", v, tf.range(V))
+        assert v.target_gpu == owner == v.placement.holder
+        assert sok("DynamicVariable", D, mode="distributed").placement.holder is None
+        keys = np.arange(V) + 7 * rank
+        rows = sok("all2all_dense_embedding", v, keys)
+        exported = sok("export", v)
         with started() as session:
             assert (session.run(rows) == 13).all()
+            count = (V + 7 * owner) * (rank == owner)
+            assert session.run(v.size).tolist() == [count, D]
+            got, rows_here = session.run(exported)
+            assert got.tolist() == list(range(count)) and (rows_here == 13).all()
         for look_up in (tf.nn.embedding_lookup, tf.gather):
             if size == 1:
                 look_up(v, [0])
                 continue
-            wanted = f"rows on rank {owner}, .*Remove `if hvd.rank.. == {owner}`.*sok.lookup_sparse"
+            wanted = f"rank {owner} looks .*Remove `if hvd.rank.. == {owner}`.*sok.lookup_sparse"
             with pytest.raises(NotImplementedError, match=wanted):
                 look_up(v, [0])
         for mode, words in (
@@ -111,11 +118,11 @@ def test_a_localized_variable_that_one_rank_makes(strategy, rank, size, kind):
                 return
             with pytest.raises(RankError) as raised:
                 session.run(initialize)
-    where = f", whole on rank {owner}" if kind == "Variable" else ""
     assert (
-        f"First difference: 'initialize of_one:0{where}, made by sok.{kind}(mode={mode!r}), which "
-        f"all ranks make' is used by rank {owner} only. Every rank must make and initialize the "
-        f"same variables: remove conditions such as `if rank == {owner}:` around this one."
+        f"First difference: 'initialize of_one:0, whole on rank {owner}, made by "
+        f"sok.{kind}(mode={mode!r}), which all ranks make' is used by rank {owner} "
+        "only. Every rank must make and initialize the same variables: remove conditions such as "
+        f"`if rank == {owner}:` around this one."
     ) in str(raised.value)
     assert "a summary" not in str(raised.value)
 
