@@ -71,8 +71,9 @@ def is_embedding(name: str, partitioner: Any) -> bool:
 
 # Names of the matrices of TensorFlow's layers.
 LAYER_WEIGHTS = ("kernel", "recurrent_kernel", "depthwise_kernel", "weights")
-# The options of a policy that lookups carry out themselves.
+# The options of a policy that tables of eager code have.
 _EAGER_OPTIONS = (
+    "weight_bound",
     "filter_freq",
     "max_element_size",
     "false_positive_probability",

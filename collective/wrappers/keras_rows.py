@@ -22,7 +22,7 @@ from collective.ops.exchange import shard_gradients
 from collective.ops.updates import sparse_updates
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Table
-from collective.tables.updates import row_views
+from collective.tables.updates import row_views, weight_bound
 from collective.tensorflow_internals.keras import (
     adadelta,
     adagrad,
@@ -132,7 +132,7 @@ def updating(optimizer: Any) -> Iterator[None]:
     def numbers() -> tuple[tf.Tensor, tf.Tensor]:  # of Adagrad, once for all tables
         return tf.cast(optimizer.learning_rate, tf.float32), tf.cast(optimizer.epsilon, tf.float32)
 
-    def update_step(gradient: Any, variable: Any) -> Any:
+    def update_rows(gradient: Any, variable: Any) -> Any:
         if _is_compiled(optimizer, gradient, variable):
             number = optimizer._index_dict[optimizer._var_key(variable)]
             rate, epsilon = numbers()
@@ -152,6 +152,12 @@ def updating(optimizer: Any) -> Iterator[None]:
             return step(in_view, variable)
 
         return row_views.update(variable, gradient, _moves_all_rows(optimizer), work)
+
+    def update_step(gradient: Any, variable: Any) -> None:
+        # Here, and not after the whole update: use_ema averages the rows as they are then.
+        update_rows(gradient, variable)
+        if weight_bound.has_bound(variable):
+            weight_bound.clip_rows(variable, gradient)  # The function does it afterwards.
 
     def apply_weight_decay(variables: Sequence[Any]) -> None:
         decay([v for v in variables if not isinstance(v, DynamicTable)])

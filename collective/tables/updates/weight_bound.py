@@ -69,10 +69,11 @@ def bounded(processor: Any, variable: Any) -> Any:
         processor: applies gradients to the variable, without a bound.
         variable: a table, or any other variable.
     """
-    return _BoundedProcessor(processor, variable) if _has_bound(variable) else processor
+    return _BoundedProcessor(processor, variable) if has_bound(variable) else processor
 
 
-def _has_bound(variable: Any) -> bool:
+def has_bound(variable: Any) -> bool:
+    """Tells whether `variable` is a table whose policy bounds its weights."""
     return isinstance(variable, Table) and variable.policy.weight_bound is not None
 
 
@@ -104,7 +105,7 @@ def with_clipping(applied: Any, grads_and_vars: Sequence[Any]) -> Any:
     clipped = []
     with tf.control_dependencies([applied]):
         for gradient, variable in grads_and_vars:
-            if gradient is not None and _has_bound(variable):
+            if gradient is not None and has_bound(variable):
                 clipped.append(clip_rows(variable, gradient))
     return tf.group(applied, *clipped) if clipped else applied
 
