@@ -107,7 +107,8 @@ class TablePolicy:
             lookup of a run that updates something counts as use; evaluation, prediction and serving
             don't. A row that was imported, or restored from a checkpoint without this option,
             counts as used at that time, at step 1 at the earliest. Training needs a global step
-            that the optimizer counts. From 1. Default None: no row is evicted for its age. DeepRec:
+            that the optimizer counts; in eager code it is the number of steps of the Keras
+            optimizer. From 1. Default None: no row is evicted for its age. DeepRec:
             `GlobalStepEvict(steps_to_live)`, where 0 also means none.
         l2_weight_threshold: Evicts a row w with ½‖w‖² below it. Above 0. Default None: no row is
             evicted for its weights. DeepRec: `L2WeightEvict(l2_weight_threshold)`.

@@ -50,7 +50,7 @@ class EagerTableGradient(tf.IndexedSlices):
     def __init__(self, table: Sharded, values: tf.Tensor, rows: tf.Tensor):
         shape = None if table.rows is None else tf.constant([table.rows, table.dim], tf.int64)
         super().__init__(values, rows, shape)
-        self.table = table
+        self.table, self.moves = table, table.moves
 
     @property
     def dtype(self) -> tf.DType:
@@ -110,9 +110,15 @@ def _packed(gradient: Any) -> _Parcel:
     if gradient is None:
         return _Parcel(("none",), [], [], lambda: None)
     if isinstance(gradient, EagerTableGradient):
-        table = gradient.table
+        table: Any = gradient.table
+        _refuse_moved(table, gradient.moves, "A gradient")
 
         def of_table(values: tf.Tensor, rows: tf.Tensor) -> Any:
+            if table.rows is None:
+                # TensorFlow sees no use of a dynamic table where its rows are updated.
+                tf.get_default_graph().watch_variable(table)
+                if table.last_used is not None:  # Only an update knows the step.
+                    rows = table.last_used.mark(rows, tf.constant(True))
             rows = shard_gradients.mark_distinct(tf.identity(rows))
             own = table_gradients.ShardGradient(tf.identity(values), rows)
             return table_gradients.present(own, table, 1)
@@ -283,6 +289,7 @@ def _reduced(
                 "is taken after an optimizer has updated the table, and depends on the rows that "
                 "were there before. Take it before the update."
             )
+        _refuse_moved(w.table, w.moves, "A lookup")
         if w.is_counted:
             raise NotImplementedError(
                 f"A second gradient of a lookup in table '{w.table.op.name}' is taken, and the "
@@ -321,6 +328,20 @@ def _reduced(
     for w, _ in by_lookup:
         w.is_counted = w.table.counts_keys
     return {id(x): gradient for x, gradient in zip(sources, results)}
+
+
+def _refuse_moved(table: Sharded, moves: int, what: str) -> None:
+    """Refuses what knows rows by places where they aren't any more, on all ranks alike.
+
+    Raises:
+        NotImplementedError: rows of the table may have been evicted or restored since.
+    """
+    if moves != table.moves:
+        raise NotImplementedError(
+            f"{what} of table '{table.op.name}' was made before rows were evicted, as the policy "
+            "of the table says, or restored. Take and apply gradients before an update or a save "
+            "evicts rows: make one update of them, or train in a tf.function."
+        )
 
 
 def _lookup_parcel(arguments: Sequence[Any]) -> _Parcel:

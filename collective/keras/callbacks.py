@@ -174,7 +174,7 @@ class Checkpoint(Callback):
             return None
         keras_names.build_optimizers(model)
         wanted = [_PLACE, _TRAINING, keras_names.GLOBAL_STEP]
-        notes = restores.restore(latest, _checked(model), wanted)
+        notes = restores.restore(latest, _checked(model, restoring=True), wanted)
         self._saver.recover(latest.checkpoints)
         if collectives.rank() == 0:
             step = keras_names.step_of(model)
@@ -260,10 +260,11 @@ def _steps(given: Any) -> int:
     return int(given) if is_count and given > 0 else 0
 
 
-def _checked(model: Any) -> list[entries.Entry]:
-    """Returns what checkpoints have of a model."""
+def _checked(model: Any, restoring: bool = False) -> list[entries.Entry]:
+    """Returns what checkpoints have of a model, before it is saved or restored."""
     of_model = keras_names.entries_of(model)
     entries.check_names(of_model)
+    keras_names.follow_steps(model, restoring)
     return of_model
 
 

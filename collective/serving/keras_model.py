@@ -51,7 +51,7 @@ def checkpoint_of(model: Any, folder: str) -> Iterator[str]:
     saved = ModelSaver(os.path.join(temporary, "model.ckpt"))
     try:
         with saver.without_notes():
-            yield saved.save(entries, 0, {keras_names.GLOBAL_STEP: np.int64(0)})
+            yield saved.save(entries, 0, {keras_names.GLOBAL_STEP: np.int64(0)}, evicts=False)
     finally:
         saved.release()
         if collectives.rank() == 0 and tf.io.gfile.exists(temporary):

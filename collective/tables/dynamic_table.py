@@ -72,6 +72,9 @@ class DynamicTable(ReservedVariable, Table):
         compiled: whether compiled operations find its rows, in the host's memory.
         capacity: the largest number of rows on this rank that the memory can hold.
         inserts_always: whether every run inserts the keys that it looks up, not only training.
+        iterations: int64 variable, the number of steps of the optimizer that trains a table of
+            eager code; None if nothing needs it, or it isn't known.
+        evicted_at: the step at which it was last found out whether rows are to be evicted.
         slot_row_count: int64, the number of rows for which slots have values, while an update is
             built.
     """
@@ -101,6 +104,9 @@ class DynamicTable(ReservedVariable, Table):
         self.slot_row_count: tf.Tensor | None = None
         self.last_used: Any = None  # `collective.tables.policies.eviction` sets it.
         self.admission: Any = None  # `collective.tables.policies.admission` sets it.
+        # `collective.tables.policies.eager_steps` sets them.
+        self.iterations: Any = None
+        self.evicted_at = 0
         # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
         self.bridge = (

@@ -41,6 +41,7 @@ class TapedLookup:
         out: what it has returned.
         is_stale: whether an optimizer has updated the table since.
         is_counted: whether its gradient was taken, of a table that counts keys then.
+        moves: `Sharded.moves` when it was made.
     """
 
     table: Sharded
@@ -50,6 +51,10 @@ class TapedLookup:
     out: tf.Tensor
     is_stale: bool = False
     is_counted: bool = False
+    moves: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.moves = self.table.moves
 
 
 _numbers = itertools.count()
@@ -126,12 +131,8 @@ def _called(
     is_taped = bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes([table.handle]))
     # Training gives new keys of a dynamic table their rows, of one that isn't trainable, too.
     is_recorded = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
-    if table.counts_keys and is_recorded and not is_taped:
-        raise NotImplementedError(
-            f"table '{table.op.name}' is looked up eagerly, and counts its keys when a gradient "
-            "of the lookup is taken, but the tf.GradientTape doesn't watch it. Take its gradient, "
-            "train in a tf.function, or leave filter_freq out of its policy."
-        )
+    if is_recorded and table.rows is None:
+        _refuse_policy(table, is_taped)
     # A table that counts keys reads what it had before; its gradient counts them.
     adds_rows = table.rows is None and is_recorded and not table.counts_keys
     functions = table.__dict__.setdefault("_eager_lookups", {})
@@ -157,6 +158,41 @@ def _called(
             "CollectiveLookup", [found], [table.handle], lambda *_, lookup=lookup: [None]
         )
     return found
+
+
+def _refuse_policy(table: Any, is_taped: bool) -> None:
+    """Refuses a lookup in training that a dynamic table's policy needs to know more about.
+
+    Args:
+        table: the table.
+        is_taped: whether a tape watches it.
+
+    Raises:
+        NotImplementedError: the policy needs the step, or the gradient of the lookup.
+    """
+    policy, of = table.policy, f"table '{table.op.name}' is looked up eagerly, and"
+    if policy.draws_keys:
+        raise NotImplementedError(
+            f"{of} admit_probability={policy.admit_probability} in its policy draws keys by the "
+            "step to which the lookup leads, which only a tf.function knows. Train in one, or "
+            "leave the option out."
+        )
+    if is_taped:
+        return
+    unwatched = (
+        "but the tf.GradientTape doesn't watch it. Take its gradient, train in a tf.function"
+    )
+    if table.counts_keys:
+        raise NotImplementedError(
+            f"{of} counts its keys when a gradient of the lookup is taken, {unwatched}, or leave "
+            "filter_freq out of its policy."
+        )
+    if table.last_used is not None:
+        option = "capacity" if policy.steps_to_live is None else "steps_to_live"
+        raise NotImplementedError(
+            f"{of} notes the use of its rows when a gradient of the lookup is applied, "
+            f"{unwatched}, or leave {option}={getattr(policy, option)} out of its policy."
+        )
 
 
 def options_in_force() -> tuple[Any, ...]:

@@ -92,6 +92,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         hashed: True if a key's owner is found by hashing it.
         made_by: how a script of another framework has made it, for errors; '' if it hasn't.
         warned_of_dense_read: True if the user was warned that it is read as one value.
+        moves: how often rows of a dynamic table of eager code may have moved, as on all ranks.
 
     Args:
         rows, dim: V and D.
@@ -102,6 +103,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     shows_shard = False
     hashed = False
     made_by = ""
+    moves = 0
     rows: Any  # None of dynamic tables.
 
     def __init__(self, *, rows: int, dim: int, placed: RowPlacement | None = None, **kwargs: Any):

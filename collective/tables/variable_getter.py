@@ -74,10 +74,16 @@ LAYER_WEIGHTS = ("kernel", "recurrent_kernel", "depthwise_kernel", "weights")
 # The options of a policy that tables of eager code have.
 _EAGER_OPTIONS = (
     "weight_bound",
+    "steps_to_live",
+    "l2_weight_threshold",
+    "evict",
+    "keep_at_least",
+    "capacity",
     "filter_freq",
     "max_element_size",
     "false_positive_probability",
     "counter_type",
+    "admit_probability",
     "default_value_no_permission",
 )
 # Of a dynamic table that is made outside of embedding_scope().
@@ -376,7 +382,7 @@ def _refuse_in_function(name: str) -> None:
 
 
 def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
-    """Refuses options of a policy whose work is done between the runs of a session.
+    """Refuses options of a policy that sessions alone carry out.
 
     Raises:
         NotImplementedError: the table has some.
@@ -386,7 +392,7 @@ def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
         given = " and ".join(f"{option}={getattr(policy, option)}" for option in refused)
         raise NotImplementedError(
             f"embedding_scope(): table '{name}' has {given} in its policy, and is made eagerly, "
-            f"where policies have initializer, {', '.join(_EAGER_OPTIONS)}. Build the model inside "
+            "where nothing carries that out. Build the model inside "
             "`with strategy.scope(), tf.Graph().as_default():`, or leave it out."
         )
 

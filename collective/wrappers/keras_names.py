@@ -4,6 +4,7 @@
 |---|---|---|
 | a weight | `dense/kernel`, the variable's own | |
 | how often the keys of a table came | `users/embeddings/frequency` | |
+| when its rows were last used | `users/embeddings/last_used` | |
 | a slot, of new and legacy optimizers | `Adam/dense/kernel/m` | `training/Adam/dense/kernel/m`, \
 `dense/kernel/Adam` |
 | the steps of an optimizer | `Adam/iter` | `training/Adam/iter`, `global_step` |
@@ -24,6 +25,7 @@ import tensorflow.compat.v2 as tf2
 
 from collective.checkpoint.functions.entries import Entry
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.policies import eager_steps
 from collective.tensorflow_internals.keras import OptimizerV2, optimizer
 
 GLOBAL_STEP = "global_step"
@@ -117,11 +119,14 @@ def entries_of(model: Any) -> list[Entry]:
     """Returns a model's variables, with their names in checkpoints: metrics aren't among them."""
     weights = _weights_of(model)
     entries = [Entry(_name(v), v) for v in weights]
-    entries += [
-        Entry(f"{_name(v)}/frequency", v.admission.frequencies, is_optional=True)
-        for v in weights
-        if isinstance(v, DynamicTable) and v.counts_keys
-    ]
+    for v in weights:
+        if not isinstance(v, DynamicTable):
+            continue
+        if v.counts_keys:
+            of_keys = v.admission.frequencies
+            entries.append(Entry(f"{_name(v)}/frequency", of_keys, is_optional=True))
+        if v.last_used is not None:
+            entries.append(Entry(f"{_name(v)}/last_used", v.last_used, is_optional=True))
     for prefix, each in optimizers_of(model).items():
         inside = f"{prefix}/" if prefix else ""
         entries += entries_of_optimizer(each, weights, inside)
@@ -146,6 +151,34 @@ def step_of(model: Any) -> int:
             "name: compile it with one, or make one its attribute."
         )
     return max(int(each.iterations.numpy()) for each in optimizers)
+
+
+def follow_steps(model: Any, restoring: bool) -> None:
+    """Lets tables whose policies need the step follow the steps of the model's optimizers.
+
+    Args:
+        model: the model.
+        restoring: whether these are restored; else a table goes on by those that have trained it.
+
+    Raises:
+        NotImplementedError: it is saved, and has several, which have made different numbers of
+            steps.
+    """
+    tables = [v for v in _weights_of(model) if eager_steps.is_registered(v)]
+    counters = {name: each.iterations for name, each in optimizers_of(model).items()}
+    if not tables or not counters:
+        return
+    steps = {name or "of compile": int(c.numpy()) for name, c in counters.items()}
+    if not restoring and len(set(steps.values())) > 1:
+        raise NotImplementedError(
+            f"The policy of table '{tables[0].op.name}' counts steps, and the optimizers of the "
+            f"Keras model '{model.name}' have made different numbers of them, {steps}: a "
+            "checkpoint has one. Let each step apply gradients by each of them."
+        )
+    for table in tables:
+        is_known = any(table.iterations is each for each in counters.values())
+        if table.iterations is None or restoring and not is_known:
+            eager_steps.follow(table, next(iter(counters.values())))
 
 
 def numbers_of(model: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collective.gradients import eager_gradients, loss_scaling, reduction
 from collective.ops.graph import graphs, library_operations
 from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.policies import eager_steps
 from collective.tables.table import Sharded, shard_view
 from collective.tables.updates.optimizer_slots import sharded_as
 from collective.tables.updates.slots import Slot
@@ -64,6 +65,7 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
             f"{type(optimizer).__name__} updates the table '{tables[0].op.name}' in a branch or a "
             "loop of a tf.function. Update it directly in the function that eager code calls."
         )
+    eager_steps.note_update(optimizer, tables)
     names = [table.op.name for table in tables]
     for name in names:
         if names.count(name) > 1:

@@ -18,12 +18,14 @@ from collective.checkpoint.files import chain, storage
 from collective.checkpoint.files.layout import StoredTable
 from collective.checkpoint.functions.entries import Entry, is_counter, shards_of
 from collective.checkpoint.reading import compatibility, merged_reader
+from collective.checkpoint.restoring.restores import finish_tables
 from collective.checkpoint.rows import increment_io, key_counts, table_io
 from collective.checkpoint.rows.shards import Shard, by_table
 from collective.checkpoint.saving.saver import latest_state, note_last_checkpoint
 from collective.coordination import barrier, common_folder
 from collective.ops.communication import collectives
 from collective.scope import SCOPES
+from collective.tables.policies import call_evictions
 from collective.tables.updates import row_writes
 
 T = TypeVar("T")
@@ -108,6 +110,7 @@ def restore(latest: Latest, entries: Sequence[Entry], notes: Sequence[str]) -> d
     restored = made[0]
     on_all_ranks("reading", restored.read)
     on_all_ranks("tables", restored.assign)
+    finish_tables(on_all_ranks, None, latest.prefix, restored.tables)
     note_last_checkpoint(restored.links.last.prefix, chain.step_of(restored.links.last))
     return restored.notes(notes)
 
@@ -142,6 +145,11 @@ class _Restore:
         self._plan = compatibility.plan(self.links.base, self._shards, compared, fresh, False)
         self._values: dict[str, np.ndarray] = {}
 
+    @property
+    def tables(self) -> list[Any]:
+        """Returns the dynamic tables that it restores."""
+        return [group[0].table for group, _ in self._dynamic()]
+
     def read(self) -> None:
         """Reads everything once, and keeps what isn't a table's."""
         for name in dict(self._replicated):
@@ -169,6 +177,7 @@ class _Restore:
             self._read_counts(group[0], stored_tables[0], rows.store)
         for name, variable in self._replicated:
             variable.assign(np.asarray(self._values[name], variable.dtype.as_numpy_dtype))
+        call_evictions.begin_again(self.tables)
 
     def notes(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns what else the checkpoint has."""

@@ -13,12 +13,14 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint.files import commit, tensor_bundle
 from collective.checkpoint.functions.entries import Entry, shards_of
 from collective.checkpoint.rows import key_counts, table_io
-from collective.checkpoint.rows.shards import RowRequest, Shard
+from collective.checkpoint.rows.shards import RowRequest, Shard, dynamic_tables
 from collective.checkpoint.saving.retention import Retention
 from collective.checkpoint.saving.saver import SaverState, common_prefix
 from collective.checkpoint.saving.saves import ShardedSave
+from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.ops.rows import file_systems
+from collective.tables.policies import call_evictions, eviction
 from collective.tables.updates import row_writes
 from collective.tensorflow_internals.checkpoints import saver_pb2
 
@@ -69,7 +71,13 @@ class ModelSaver:
         while ends:
             ends.popitem()[1]()
 
-    def save(self, entries: Sequence[Entry], step: int | None, notes: Mapping[str, Any]) -> str:
+    def save(
+        self,
+        entries: Sequence[Entry],
+        step: int | None,
+        notes: Mapping[str, Any],
+        evicts: bool = True,
+    ) -> str:
         """Saves a checkpoint, on all ranks; returns its path when it is the latest.
 
         Args:
@@ -77,6 +85,7 @@ class ModelSaver:
             step: the global step, which is part of the name; None: the name has none.
             notes: more that the checkpoint has, by name: numbers and strings, the same on all
                 ranks.
+            evicts: whether rows go first that the policies of tables don't keep.
 
         Raises:
             CheckpointStorageError: the storage failed, on whichever rank.
@@ -87,6 +96,13 @@ class ModelSaver:
         prefix = common_prefix(None, doing, self.base if step is None else f"{self.base}-{step}")
         base = os.path.join(os.path.dirname(prefix), os.path.basename(self.base))
         shards = shards_of(entries)
+        evicting = [t for t in dynamic_tables(shards) if evicts and eviction.evicts(t.policy)]
+        if evicting:
+            barrier.run_on_all_ranks(
+                None,
+                f"evicting rows before checkpoint '{prefix}'",
+                lambda: call_evictions.at_save(evicting),
+            )
         replicated = {entry.name: entry.variable for entry in entries if not entry.is_sharded}
         saver = self.saver
         saver._var_list, saver._collective_state = replicated, SaverState(shards, None)

@@ -195,7 +195,7 @@ def finish_tables(
 
     Args:
         on_all_ranks: carries out a step on all ranks, given a description and a function.
-        sess: the session.
+        sess: the session; None for tables that were made eagerly.
         prefix: the checkpoint's prefix.
         tables: the tables.
     """

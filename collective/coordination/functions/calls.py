@@ -49,6 +49,7 @@ from collective.ops.graph import (
     training_flag,
 )
 from collective.tables import traced_lookups
+from collective.tables.policies import call_evictions, eager_steps
 from collective.tables.table import is_replicated, shard_of
 
 CLOSED = (
@@ -195,6 +196,7 @@ def as_step(graph: Any) -> Iterator[None]:
     yield
     if plans.step.trains:
         milestones.poster().trained()
+        call_evictions.after_training(graph)
 
 
 # While a function is traced
@@ -257,6 +259,7 @@ def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
     if trains:
         traced_lookups.refuse_half_precision(f"the function '{graph.name}' trains")
     training_flag.set_in_function(graph, trains)
+    eager_steps.settle(graph, trains)
     plans = graph_state.of(graph, Plans)
     plans.step = stops.Step(trains, run_analysis.takes_batch(executed))
 

@@ -22,7 +22,7 @@ from collective.ops.rows import dynamic_rows
 from collective.ops.rows.compiled_row_store import FilterShape
 from collective.policy import COUNTER_TYPES, TablePolicy
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.policies import bloom_filter, next_step
+from collective.tables.policies import bloom_filter, eager_steps, next_step
 from collective.tables.rows import initializers
 from collective.tables.updates.slots import Slot
 
@@ -131,15 +131,14 @@ class Admission:
             counts: how often each key was requested, int64 [K]; None if the table doesn't count.
             training: bool scalar.
         """
-        graph = tf.get_default_graph()
-        draws = any(table.policy.draws_keys for table in tables)
+        steps = [next_step.of_table(table) for table in tables if table.policy.draws_keys]
         rows, added = dynamic_rows.admit(
             [table.number for table in tables],
             [table.handle for table in tables],
             keys,
             [tf.zeros_like(k) if c is None else c for k, c in zip(keys, counts)],
             training,
-            next_step.tensor(graph) if draws else tf.constant(0, tf.int64),
+            steps[0] if steps else tf.constant(0, tf.int64),
         )
         return [
             _noted(table, table_rows, table_added, training)
@@ -209,7 +208,9 @@ def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
             "(or python setup.py build_ext --inplace); an installed package has them."
         )
     table.admission = Admission(table, collections)
-    if policy.draws_keys:
+    if policy.draws_keys and table.is_eager:
+        eager_steps.register(table)
+    elif policy.draws_keys:
         graph = graphs.outermost(tf.get_default_graph())
         graph_state.of(graph, next_step.NextStep).drawing_tables.append(table)
 

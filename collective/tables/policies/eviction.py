@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.errors import TableError
+from collective.ops import kernel_device
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.policy import TablePolicy
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.policies import next_step
-from collective.tables.policies.last_use import DeviceLastUse, LastUse, global_step
+from collective.tables.policies import eager_steps, next_step
+from collective.tables.policies.last_use import DeviceLastUse, LastUse, step_of
 from collective.tables.rows import row_columns
 from collective.tables.rows.row_store import Store, local_counts
 
@@ -25,14 +27,29 @@ BLOCK = 1 << 14  # Rows of a file that are read at once.
 
 
 def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
-    """Makes what the policy of a new table needs in addition to its rows."""
+    """Makes what the policy of a new table needs in addition to its rows.
+
+    Raises:
+        TableError: the table was made eagerly, in a GPU's memory, and uses of its rows are needed.
+    """
     policy = table.policy
     if not evicts(policy):
         return
     if policy.steps_to_live is not None or policy.capacity is not None:
+        if table.is_eager and table.bridge is not None:
+            name = "capacity" if policy.steps_to_live is None else "steps_to_live"
+            raise TableError(
+                f"Table '{table.op.name}' has {name}={getattr(policy, name)} in its policy, but it "
+                "is made eagerly, and in the GPU's memory, where only sessions note when rows were "
+                f"used. Set {kernel_device.DYNAMIC}=host, build the model in a graph, or leave the "
+                "option out."
+            )
         kind = LastUse if table.bridge is None else DeviceLastUse
         table.last_used = kind(table, collections)
-    next_step.evicting_tables(graphs.outermost(tf.get_default_graph())).append(table)
+    if table.is_eager:
+        eager_steps.register(table)
+    else:
+        next_step.evicting_tables(graphs.outermost(tf.get_default_graph())).append(table)
 
 
 def evicts(policy: TablePolicy) -> bool:
@@ -43,13 +60,19 @@ def evicts(policy: TablePolicy) -> bool:
 def at_save(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
     """Removes this rank's rows that the policies of `tables` don't keep, before a save.
 
+    Args:
+        session: the session; None for tables that were made eagerly, here and below.
+        tables: the tables.
+
     Returns:
         How many of each table, by its name.
     """
     evicted = evict(session, tables)
     # A rank that is out of data has no steps of its own after which its tables were limited.
-    limited = limit(session, too_full(session, tables), global_step(session))
-    return {name: rows + limited.get(name, 0) for name, rows in evicted.items()}
+    for table in too_full(session, tables):
+        limited = limit(session, [table], step_of(session, table))
+        evicted[table.op.name] += limited[table.op.name]
+    return evicted
 
 
 def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
@@ -72,7 +95,7 @@ def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
             small = np.flatnonzero(is_small)
             by_option["l2_weight_threshold"] = all_keys[small], store.places(small)
         if policy.steps_to_live is not None and used is not None:
-            is_old = (used <= global_step(session) - policy.steps_to_live) & ~is_small
+            is_old = (used <= step_of(session, table) - policy.steps_to_live) & ~is_small
             spared = _share(table, policy.keep_at_least or 0) - int(
                 np.count_nonzero(~(is_old | is_small))
             )
@@ -122,6 +145,8 @@ def too_full(session: Any, tables: Sequence[DynamicTable]) -> list[DynamicTable]
 
 def _counts(session: Any, tables: Sequence[DynamicTable]) -> list[tuple[DynamicTable, int]]:
     """Returns those of `tables` that are initialized in `session`, each with its rows here."""
+    if session is None:
+        return [(table, table.local_count()) for table in tables]
     try:
         return list(zip(tables, local_counts(session, tables)))
     except tf.errors.FailedPreconditionError:

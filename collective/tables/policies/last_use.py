@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph import device_scopes, graph_analysis
+from collective.ops.graph import device_scopes, graph_analysis, graphs
 from collective.ops.graph.sessions import run_unpatched
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.policies import next_step
+from collective.tables.policies import eager_steps, next_step
 from collective.tables.rows.row_columns import HostColumn, RowColumn
 from collective.tables.rows.row_store import Store
 from collective.tables.updates import write_announcements
@@ -47,12 +47,12 @@ class LastUse(Slot):
 
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         """Returns local `rows`, after the operation that notes their use in a run that trains."""
-        step = next_step.tensor(tf.get_default_graph())
+        step = next_step.of_table(self.table)
         with device_scopes.on_host():
             # Evaluation doesn't count as an update: after an IdentityN a write isn't seen as one
             # (`collective.ops.graph.graph_analysis.holder`); a branch takes it from outside. It
             # writes 0, which is no later use.
-            with tf.init_scope():
+            with graphs.outside():
                 column = tf.raw_ops.IdentityN(input=[self.handle])[0]
             marked = tf.raw_ops.ResourceScatterMax(
                 resource=column,
@@ -83,7 +83,7 @@ class LastUse(Slot):
             session: the session.
             in_file: whether to include rows in the table's file.
         """
-        store, step = self.table.store(session), _first_use(session)
+        store, step = self.table.store(session), _first_use(session, self.table)
         self._begin_in_memory(session, store, step)
         for keys in store.keys_in_file(BLOCK) if in_file else ():
             used = store.last_uses(self.column(session), keys, store.locate(keys))
@@ -97,7 +97,8 @@ class LastUse(Slot):
         used: np.ndarray = column.view_of(store.count_in_memory)
         unused = np.flatnonzero(used[:, 0] == 0)
         if len(unused):
-            write_announcements.announce_rows(session, self, unused + 1)
+            if session is not None:
+                write_announcements.announce_rows(session, self, unused + 1)
             used[unused] = step
 
 
@@ -109,7 +110,7 @@ class DeviceLastUse(LastUse):
 
     def noted_step(self) -> tf.Tensor:
         """Returns the step that is noted when training finds rows, int64 scalar."""
-        return next_step.tensor(tf.get_default_graph())
+        return next_step.of_table(self.table)
 
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         return rows
@@ -119,7 +120,7 @@ class DeviceLastUse(LastUse):
         store: Any = self.table.store(session)
         used: np.ndarray = store.all_last_uses(None)
         unused = np.flatnonzero(used == 0)
-        used[unused] = _first_use(session)
+        used[unused] = _first_use(session, self.table)
         store.set_last_used(unused + 1, used[unused])
         return used
 
@@ -145,12 +146,17 @@ class _SavedColumn(HostColumn):
         pass
 
 
-def _first_use(session: Any) -> int:
+def _first_use(session: Any, table: DynamicTable) -> int:
     """Returns the step of use for rows that no training has used: 1 at the earliest.
 
     0 would still mean no use, and the rows would count as used whenever they are checked.
     """
-    return max(global_step(session), 1)
+    return max(step_of(session, table), 1)
+
+
+def step_of(session: Any, table: DynamicTable) -> int:
+    """Returns the global step of `session`; None: how many steps have trained an eager table."""
+    return eager_steps.trained(table) if session is None else global_step(session)
 
 
 def global_step(session: Any) -> int:

@@ -42,11 +42,13 @@ class NextStep:
         tensor: int64 scalar, the global step to which a run leads; None if nothing asked for it.
         evicting_tables: the tables whose rows are evicted.
         drawing_tables: the tables that admit keys by chance.
+        users: the tables of eager code that a function gives the step.
     """
 
     tensor: tf.Tensor | None = None
     evicting_tables: list[DynamicTable] = dataclasses.field(default_factory=list)
     drawing_tables: list[DynamicTable] = dataclasses.field(default_factory=list)
+    users: list[DynamicTable] = dataclasses.field(default_factory=list)
 
 
 def evicting_tables(graph: tf.Graph) -> list[DynamicTable]:
@@ -62,11 +64,22 @@ def tensor(graph: tf.Graph) -> tf.Tensor:
     graph = graphs.outermost(graph)
     record = graph_state.of(graph, NextStep)
     if record.tensor is None:
-        with graph.as_default(), tf.init_scope(), device_scopes.on_host():
+        with graph.as_default(), graphs.outside(), device_scopes.on_host():
             record.tensor = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], "collective/next_step"
             )
     return record.tensor
+
+
+def of_table(table: DynamicTable) -> tf.Tensor:
+    """Returns `tensor` of the graph in which a table is looked up.
+
+    `collective.tables.policies.eager_steps` lets that of a traced function follow an optimizer.
+    """
+    graph = graphs.outermost(tf.get_default_graph())
+    if graphs.is_traced(graph):
+        graph_state.of(graph, NextStep).users.append(table)
+    return tensor(graph)
 
 
 def connect(graph: tf.Graph) -> None:
@@ -109,7 +122,7 @@ def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
     for table in [*record.evicting_tables, *record.drawing_tables]:
         if table.handle.op not in operations:
             continue
-        for needs, without in _needs_of_step(table):
+        for needs, without in needs_of_step(table):
             _check_step(graph, table, needs, without)
             return
 
@@ -145,7 +158,7 @@ def _check_step(graph: tf.Graph, table: DynamicTable, needs: str, without: str) 
         )
 
 
-def _needs_of_step(table: DynamicTable) -> Iterator[tuple[str, str]]:
+def needs_of_step(table: DynamicTable) -> Iterator[tuple[str, str]]:
     """Yields for what a table needs the global step, and what happens if nothing counts it."""
     policy, older = table.policy, "rows don't get older"
     if policy.steps_to_live is not None:

@@ -175,7 +175,7 @@ def test_tables_and_sessions_are_refused(strategy):
         with strategy.embedding_scope():
             with pytest.raises(RuntimeError, match="'t' is made inside a tf.function"):
                 tf.function(lambda: tf.get_variable("t", [3, 3]))()
-        policy = collective.TablePolicy(steps_to_live=3)
+        policy = collective.TablePolicy(first_rows=collective.FirstRows("rows"))
         with pytest.raises(NotImplementedError, match="table 'd' has .*is made eagerly"):
             collective.get_embedding_variable("d", 3, ev_option=policy)
         with pytest.raises(RuntimeError, match=FOR_GRAPHS):

@@ -203,7 +203,7 @@ REFUSED = {
     "whole rows": "Adafactor may compute something of all rows",
     "levels": "Ids of a lookup depend on the rows of another lookup",
     "in a function": "is made inside a tf.function",
-    "policy": "has steps_to_live=2 in its policy, and is made eagerly",
+    "policy": "has storage=dram_ssd and storage_path=rows in its policy, and is made eagerly",
     "zeros": "leave the argument out",
 }
 
@@ -246,7 +246,9 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
                 return tf2.compat.v1.get_variable("inside", [3, 2])
 
         def make_with_policy():
-            with strategy.embedding_scope(policy=TablePolicy(steps_to_live=2)):
+            with strategy.embedding_scope(
+                policy=TablePolicy(storage="dram_ssd", storage_path="rows")
+            ):
                 return tf2.compat.v1.get_variable("dynamic", [None, 2])
 
         adafactor = new.Adafactor(0.1)
