@@ -154,16 +154,28 @@ def updating(optimizer: Any) -> Iterator[None]:
         return row_views.update(variable, gradient, _moves_all_rows(optimizer), work)
 
     def update_step(gradient: Any, variable: Any) -> None:
-        # Here, and not after the whole update: use_ema averages the rows as they are then.
         update_rows(gradient, variable)
-        if weight_bound.has_bound(variable):
-            weight_bound.clip_rows(variable, gradient)  # The function does it afterwards.
+        if variable.constraint is None:  # use_ema averages the rows as they are then.
+            _clip(gradient, variable)
 
     def apply_weight_decay(variables: Sequence[Any]) -> None:
         decay([v for v in variables if not isinstance(v, DynamicTable)])
 
     with _replacing(optimizer, update_step=update_step, _apply_weight_decay=apply_weight_decay):
         yield
+
+
+def clip_constrained(grads_and_vars: Sequence[Any]) -> None:
+    """Clips the rows of tables with a bound after a new optimizer's update and constraints."""
+    for gradient, variable in grads_and_vars:
+        if gradient is not None and variable.constraint is not None:
+            _clip(gradient, variable)
+
+
+def _clip(gradient: Any, variable: Any) -> None:
+    """Clips the rows of a gradient, after what the function did before, if there is a bound."""
+    if weight_bound.has_bound(variable):
+        weight_bound.clip_rows(variable, gradient)
 
 
 def _is_compiled(optimizer: Any, gradient: Any, variable: Any) -> bool:

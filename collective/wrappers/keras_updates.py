@@ -123,7 +123,9 @@ def apply_gradients(
     grads_and_vars = shards_of(optimizer, grads_and_vars)
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
     with noted, shard_view(), keras_rows.updating(optimizer):
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+        applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        keras_rows.clip_constrained(grads_and_vars)
+        return applied
 
 
 def apply_unscaled(

@@ -13,7 +13,7 @@ from tests.ranks import reference
 from tests.ranks.keras.models import keras
 from tests.ranks.keras.test_open_keys import FROM_THE_FIRST_STEP
 from tests.ranks.keras.test_open_keys import OPTIMIZERS as ALL_OPTIMIZERS
-from tests.ranks.tables.test_weight_bound import BOUND, FIRST, KEYS, KINDS, D, V, batches
+from tests.ranks.tables.test_weight_bound import BOUND, FIRST, KEYS, KINDS, B, D, V, batches
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -149,6 +149,28 @@ def test_fit_keeps_to_it_and_averages_clipped_rows(strategy, rank, size):
             np.testing.assert_allclose(rows, average, rtol=0, atol=2e-6)
             want.table.assign(average)
     assert want.acted
+
+
+@pytest.mark.slow
+def test_a_constraint_comes_before_it(strategy, rank, size):
+    """Which is of all rows; those of the gradient are within the bound afterwards."""
+    ids, want = np.tile([1, 4], (B, 1)), np.tile(3 * FIRST.astype(np.float64), (V, 1))
+    want[[1, 4]] = np.clip(want[[1, 4]] + 3 * 0.01, -BOUND, BOUND)
+    with strategy.scope(), strategy.embedding_scope(policy=TablePolicy(weight_bound=BOUND)):
+        start = keras.initializers.Constant(np.tile(FIRST, (V, 1)))
+        layer = keras.layers.Embedding(V, D, start, embeddings_constraint=lambda w: w * 3)
+        layer.build([None])
+        optimizer = new.SGD(0.01)
+
+        @tf2.function
+        def step(ids):
+            with tf2.GradientTape() as tape:
+                loss = -tf2.reduce_sum(layer(ids)) * (size / B)
+            optimizer.apply_gradients([(tape.gradient(loss, layer.embeddings), layer.embeddings)])
+
+        step(own((ids, ids), rank, size)[0])
+        rows = tf2.function(lambda: layer(tf2.range(V)))()
+        np.testing.assert_allclose(rows, want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
