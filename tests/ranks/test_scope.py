@@ -129,8 +129,9 @@ def test_the_counts(strategy, rank, size):
     assert 0 <= strategy.local_rank() <= strategy.rank() == rank < strategy.world_size() == size
 
 
-def test_eager_dynamic_tables_have_no_policies(strategy):
-    with strategy.scope(), strategy.embedding_scope(policy=TablePolicy(capacity=5)):
+def test_eager_dynamic_tables_have_no_rows_in_files(strategy):
+    policy = TablePolicy(storage="dram_ssd", storage_path="/nowhere", storage_size=1 << 20)
+    with strategy.scope(), strategy.embedding_scope(policy=policy):
         with pytest.raises(NotImplementedError, match=r"tf.Graph\(\).as_default"):
             tf.get_variable("t", [None, 3])
 

@@ -300,6 +300,11 @@ def test_constraints_of_tables(strategy, rank, size, name):
         if name == "axis 0" and size > 1:
             with pytest.raises(NotImplementedError, match="MaxNorm .* treats rows together"):
                 made(strategy.embedding_scope).fit(own, verbose=0)
+            model = made(strategy.embedding_scope, placement="whole")
+            model.fit(own, verbose=0)
+            np.testing.assert_allclose(
+                model.get_weights()[0], plain.get_weights()[0], rtol=0, atol=1e-6
+            )
             return
         model = made(strategy.embedding_scope)
         model.fit(own, verbose=0)

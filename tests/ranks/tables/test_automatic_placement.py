@@ -177,11 +177,12 @@ def test_what_cannot_be_chosen(strategy, rank, folder):
         bad.write_text("tables: {t: {row: 3}}")
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope(placement=f"auto:{bad}"):
-            with pytest.raises(ValueError, match="tables.t.row: there is no such key"):
-                tf.get_variable("t", [3, D])
-            assert isinstance(tf.get_variable("d", [None, D]), Table)
+            for rows in (3, None):
+                with pytest.raises(ValueError, match="tables.t.row: there is no such key"):
+                    tf.get_variable("t", [rows, D])
         with strategy.embedding_scope(placement="auto", replicate_below=100):
             assert not isinstance(tf.get_variable("small", [3, D]), Table)
+            assert isinstance(tf.get_variable("d", [None, D]), Table)
             with strategy.embedding_scope(policy=TablePolicy(weight_bound=2.0)):
                 assert isinstance(tf.get_variable("bounded", [3, D]), Table)
         AUTOMATIC._bases.clear()
