@@ -41,8 +41,8 @@ class CallStep:
             step.
     """
 
-    led_to: dict[int, tuple[Any, tf.Tensor]] = dataclasses.field(default_factory=dict)
-    counter: Any = None
+    led_to: dict[int, tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=dict)
+    counter: tf.Variable | None = None
     updates_tables: bool = False
     tables: list[DynamicTable] = dataclasses.field(default_factory=list)
 
