@@ -65,22 +65,28 @@ def compare(model, truth):
     assert found == {int(k): truth.frequencies[int(k)] for k in mine if int(k) in truth.rows}
 
 
-def train_by(step):
-    """Returns a loop over the batches that calls `step`."""
+def update_of(model, other, optimizer):
+    """Returns a step of one's own, on the model's table and that of another layer.
+
+    They share an exchange, which an invalid id of the other layer refuses.
+    """
+
+    def work(ids, number):
+        with tf2.GradientTape() as tape:
+            loss = model.loss(None, model(ids)) + tf2.reduce_sum(other(number))
+        variables = [*model.trainable_variables, other.embeddings]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+    return work
+
+
+def train_by(step, optimizer_of=lambda model: model.optimizer):
+    """Returns a loop over the batches, with calls of `step` that are refused and that are not."""
 
     def train(model, rank, size, keys):
-        optimizer, other = keras.optimizers.SGD(RATE), keras.layers.Embedding(4, 2, name="other")
+        other = keras.layers.Embedding(4, 2, name="other")
         other.build([])
-
-        def work(ids, number):
-            # (It is one exchange with the table that counts keys, which an invalid id refuses.)
-            with tf2.GradientTape() as tape:
-                extra = tf2.reduce_sum(other(number))
-                loss = model.loss(None, model(ids)) + extra
-            variables = [*model.trainable_variables, other.embeddings]
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-
-        call = step(work)
+        call = step(update_of(model, other, optimizer_of(model)))
         for ids, _ in own(keys, rank, size):
             with pytest.raises(tf2.errors.InvalidArgumentError):
                 call(ids, tf2.constant([9 if rank == size - 1 else 1]))
@@ -97,12 +103,16 @@ def train_by_fit(model, rank, size, keys):
     model.predict(own(keys[:1], rank, size), verbose=0)
 
 
+def new_optimizer(_):
+    return keras.optimizers.SGD(RATE)
+
+
 WAYS = {
     "fit": (train_by_fit, BLOOM, {}),
     "several steps": (train_by_fit, COUNT, {"steps_per_execution": 2}),
     "eagerly": (train_by_fit, BLOOM, {"run_eagerly": True}),
-    "function": (train_by(tf2.function), COUNT, {}),
-    "tape": (train_by(lambda work: work), COUNT, {}),
+    "function": (train_by(tf2.function, new_optimizer), COUNT, {}),
+    "tape": (train_by(lambda work: work, new_optimizer), COUNT, {}),
 }
 
 

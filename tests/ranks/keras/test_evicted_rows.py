@@ -14,7 +14,7 @@ from tests.ranks import admitted_keys
 from tests.ranks.admitted_keys import KEYS, Truth, batches
 from tests.ranks.dynamic_tables import D
 from tests.ranks.keras.models import keras
-from tests.ranks.keras.test_admitted_keys import compiled, own
+from tests.ranks.keras.test_admitted_keys import compiled, own, train_by, train_by_fit
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -97,40 +97,6 @@ def compare(model, truth):
 
 def exported(model):
     return list(model.table.export(last_used=True))
-
-
-def train_by(step):
-    """Returns a loop over the batches that calls `step`; calls that are refused precede it."""
-
-    def train(model, rank, size, keys):
-        other = keras.layers.Embedding(4, 2, name="other")
-        other.build([])
-        call = step(update_of(model, other))
-        for ids, _ in own(keys, rank, size):
-            with pytest.raises(tf2.errors.InvalidArgumentError):
-                call(ids, tf2.constant([9 if rank == size - 1 else 1]))
-            call(ids, tf2.constant([1]))
-
-    return train
-
-
-def update_of(model, other):
-    def work(ids, number):
-        # (It is one exchange with the table that has a policy, which an invalid id refuses.)
-        with tf2.GradientTape() as tape:
-            loss = model.loss(None, model(ids)) + tf2.reduce_sum(other(number))
-        variables = [*model.trainable_variables, other.embeddings]
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-
-    return work
-
-
-def train_by_fit(model, rank, size, keys):
-    """Rank 0 has another batch, which nobody trains."""
-    more = 1 if rank == 0 and size > 1 else 0
-    model.fit(own(keys, rank, size, more), verbose=0)
-    model.evaluate(own(keys[:1], rank, size), verbose=0)
-    model.predict(own(keys[:1], rank, size), verbose=0)
 
 
 WAYS = {

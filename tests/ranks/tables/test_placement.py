@@ -296,17 +296,18 @@ def test_tables_that_one_rank_has_whole(strategy, rank, size):
     assert f"whole on rank {owners[-1]}" in plan.to_text(full=True)
 
 
-def test_ranks_that_have_a_table_elsewhere_say_so(strategy, rank, size):
+@pytest.mark.parametrize("rows", [V, None])
+def test_ranks_that_have_a_table_elsewhere_say_so(strategy, rank, size, rows):
     """Each would train a table of its own."""
     if size == 1:
         return
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         tf.get_variable("before", [], initializer=tf.ones_initializer())
         with strategy.embedding_scope(placement=f"whole:{rank}"):
-            table = reference.table("t", V, D)
-        rows = tf.nn.embedding_lookup(table, [0])
+            table = tf.get_variable("t", [rows, D])
+        found = tf.nn.embedding_lookup(table, [0])
         with tf.Session() as session:
-            for fetched in (tf.global_variables_initializer(), rows):
+            for fetched in (tf.global_variables_initializer(), found):
                 with pytest.raises(RankError, match="whole on rank"):
                     session.run(fetched)
 

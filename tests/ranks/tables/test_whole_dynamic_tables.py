@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective import RankError, TablePolicy, checkpoint
+from collective import TablePolicy, checkpoint
 from tests.ranks import exports, reference
 from tests.ranks.admitted_keys import KEYS as OFTEN_KEYS
 from tests.ranks.admitted_keys import Model as CountingModel
@@ -243,21 +243,6 @@ def test_dynamic_tables_are_dealt_by_the_bytes_of_a_row(strategy, size):
         3: [0, 0, 1, 2, 1, 1],
     }[size]
     assert [table.placement.holder for table in tables] == owners
-
-
-def test_ranks_that_have_a_table_elsewhere_say_so(strategy, rank, size):
-    """Each would train a table of its own."""
-    if size == 1:
-        return
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        tf.get_variable("before", [], initializer=tf.ones_initializer())
-        with strategy.embedding_scope(placement=f"whole:{rank}"):
-            table = tf.get_variable("t", [None, D])
-        rows = tf.nn.embedding_lookup(table, [0])
-        with tf.Session() as session:
-            for fetched in (tf.global_variables_initializer(), rows):
-                with pytest.raises(RankError, match="whole on rank"):
-                    session.run(fetched)
 
 
 @MOVES
