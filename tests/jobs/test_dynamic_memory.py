@@ -28,8 +28,14 @@ with strategy.scope(), tf.Graph().as_default():
     with tf.Session() as session:
         process, peak, done = psutil.Process(), [0], threading.Event()
         session.run(tf.global_variables_initializer())
-        for _ in range(20):                 # what a step of this size takes, whatever the table
-            session.run(train, {ids: np.full(batch, 1)})
+        keys = np.random.default_rng(0)
+
+        def step():
+            session.run(train, {ids: keys.integers(-2 ** 63, 2 ** 63 - 1, batch)})
+
+        for _ in range(5):                  # what steps of this size take, whatever the table holds
+            step()
+        session.run(tf.global_variables_initializer())
         before = process.memory_info().rss
 
         def watch():
@@ -37,9 +43,8 @@ with strategy.scope(), tf.Graph().as_default():
                 peak[0] = max(peak[0], process.memory_info().rss)
         watcher = threading.Thread(target=watch)
         watcher.start()
-        keys = np.random.default_rng(0)
         for _ in range(adds):
-            session.run(train, {ids: keys.integers(-2 ** 63, 2 ** 63 - 1, batch)})
+            step()
         done.set()
         watcher.join()
         session.run(tf.global_variables_initializer())  # running it again frees the memory
