@@ -4,7 +4,7 @@ Where the optimizer computes with whole variables, these are a dynamic table's r
 (`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
 hasn't looked up before: moments are 0.
 
-Adagrad updates a static table in the host's memory by one operation, where Keras takes nine.
+Adagrad updates a static table by one operation, where Keras takes nine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import kernel_device
 from collective.ops.exchange import shard_gradients
 from collective.ops.updates import sparse_updates
 from collective.tables.dynamic_table import DynamicTable
@@ -187,7 +186,6 @@ def _is_compiled(optimizer: Any, gradient: Any, variable: Any) -> bool:
         and isinstance(gradient, tf.IndexedSlices)
         and shard_gradients.is_distinct(gradient.indices)
         and sparse_updates.is_compiled(variable.dtype, gradient.dtype)
-        and not kernel_device.on_device(False)
     )
 
 

@@ -24,12 +24,12 @@ struct Momentum {
 
 struct Adagrad {
   static constexpr int kSlots = 1;
-  float rate, epsilon;
+  float rate, epsilon, within;  // the root
   __device__ __forceinline__ explicit Adagrad(const float* options)
-      : rate(options[0]), epsilon(options[1]) {}
+      : rate(options[0]), epsilon(options[1]), within(options[2]) {}
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     slots[0] += g * g;
-    return w - rate * g / (sqrtf(slots[0]) + epsilon);
+    return w - rate * g / (sqrtf(slots[0] + within) + epsilon);
   }
 };
 

@@ -108,11 +108,29 @@ class Adagrad(Rule):
         return [self.rate]
 
     def options(self) -> list[float]:
-        return [self.rate, self.epsilon]
+        return [self.rate, self.epsilon, 0.0]
 
     def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
         a = slots[0] + g * g
         return w - self.rate * g / (np.sqrt(a) + self.epsilon), (a,)
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasAdagrad(Rule):
+    """a += g²; w -= rate g / sqrt(a + epsilon). Adagrad of `tf.keras.optimizers`; slots: a."""
+
+    epsilon: float = 1e-7
+    kernel = "adagrad"
+
+    def numbers(self) -> list[float]:
+        return [self.rate, self.epsilon]
+
+    def options(self) -> list[float]:
+        return [self.rate, 0.0, self.epsilon]
+
+    def applied(self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> Applied:
+        a = slots[0] + g * g
+        return w - self.rate * g / np.sqrt(a + self.epsilon), (a,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +256,17 @@ class CenteredRMSProp(RMSProp):
         return w - m, (s, m, c)
 
 
-RULES = (SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)
+RULES = (
+    SGD,
+    Momentum,
+    Adagrad,
+    KerasAdagrad,
+    RowWiseAdagrad,
+    Adam,
+    Ftrl,
+    RMSProp,
+    CenteredRMSProp,
+)
 
 # Rules with numbers of each kind, by which kernels are checked.
 EXAMPLES: tuple[Rule, ...] = (
@@ -247,6 +275,7 @@ EXAMPLES: tuple[Rule, ...] = (
     Momentum(0.1, 0.8, True),
     Adagrad(0.1),
     Adagrad(0.1, 1e-3),
+    KerasAdagrad(0.1, 1e-2),
     RowWiseAdagrad(0.1, 1e-3),
     Adam(0.01, step=3, lazy=True),
     Adam(0.01, step=2),

@@ -20,10 +20,12 @@ from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, SLOTS, Rows, launch, target_words
 from collective.ops.gpu.workspace import Workspace
 
+# Rules that differ in their options share a kernel.
+_KERNELS = dict.fromkeys(rule.kernel for rule in RULES)
 SOURCE = Source(
     "update.cu",
     (
-        *(f"update_{rule.kernel}{of}" for rule in RULES for of in ("", "_long")),
+        *(f"update_{kernel}{of}" for kernel in _KERNELS for of in ("", "_long")),
         "adam_decay",
     ),
 )

@@ -86,7 +86,7 @@ def keras_adagrad(
     gradient: tf.Tensor,
     rows: tf.Tensor,
 ) -> tf.Operation:
-    """Updates rows by Adagrad, as `tf.keras.optimizers.Adagrad` does; not on a GPU.
+    """Updates rows by Adagrad, as `tf.keras.optimizers.Adagrad` does.
 
         accumulator[rows] += gradient ** 2
         table[rows] -= rate * gradient / sqrt(accumulator[rows] + epsilon)
