@@ -129,7 +129,9 @@ def updating(optimizer: Any) -> Iterator[None]:
 
     @functools.cache
     def numbers() -> tuple[tf.Tensor, tf.Tensor]:  # of Adagrad, once for all tables
-        return tf.cast(optimizer.learning_rate, tf.float32), tf.cast(optimizer.epsilon, tf.float32)
+        read = (tf.convert_to_tensor(x) for x in (optimizer.learning_rate, optimizer.epsilon))
+        rate, epsilon = (tf.cast(x, tf.float32) for x in read)
+        return rate, epsilon
 
     def update_rows(gradient: Any, variable: Any) -> Any:
         if _is_compiled(optimizer, gradient, variable):

@@ -55,6 +55,8 @@ def is_distinct(indices: tf.Tensor) -> bool:
 
     The gradient that has these indices may have had its values changed since.
     """
+    if tf.executing_eagerly():
+        return False
     return indices.name in graph_state.of(indices.graph, DistinctIndices).names
 
 

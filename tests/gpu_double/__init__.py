@@ -13,10 +13,25 @@ from typing import Any
 
 def device_operations() -> Any:
     """Makes the operations of the binding to TensorFlow, with the emulator's kernels."""
+    import tensorflow.compat.v1 as tf
+
     from collective.ops.gpu.tensorflow_binding import DeviceOperations
     from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 
-    return DeviceOperations(EmulatedBridge())
+    class DoubleOperations(DeviceOperations):
+        def _built(self, *inputs: Any, **attributes: Any) -> Any:
+            build = super()._built
+            if not tf.executing_eagerly():
+                return build(*inputs, **attributes)
+
+            def built() -> Any:
+                made = build(*inputs, **attributes)
+                return None if isinstance(made, tf.Operation) else made
+
+            # Only a graph has operations with the emulator's label.
+            return tf.wrap_function(built, [])()
+
+    return DoubleOperations(EmulatedBridge())
 
 
 def use() -> None:

@@ -174,7 +174,7 @@ def draw(seed: int) -> Model:
         kind == "subclassed" and r.random() < 0.5,
         r.choice([None, None, None, 2, 5]),
         r.choice(["known", "known", "unknown", "endless"]),
-        r.random() < 0.2,
+        r.random() < 0.2 and not own_step,  # which computes with gradients of tables
     )
 
 

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops import kernel_device
-from collective.ops.graph import graph_analysis, graphs
+from collective.ops.graph import graph_analysis
 from collective.ops.graph.gpu_kernels import gpu_kernel
 from collective.tables.table import Table
 from collective.tensorflow_internals.graphs import config
@@ -80,7 +80,7 @@ def check(optimizer_: Any, variable: Any) -> None:
 def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that use a variable in the graph that is being built."""
     graph = tf.get_default_graph()
-    stack = [graph.capture(handle) if graphs.is_function(graph) else handle]
+    stack = [graph.capture(handle) if hasattr(graph, "outer_graph") else handle]
     while stack:
         for op in stack.pop().consumers():
             if op.type in graph_analysis.PASSES:

@@ -125,12 +125,14 @@ def test_rows_are_plain_keras_with_clipped_rows(strategy, rank, size, name):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.parametrize("name", ["Adagrad", "legacy Adam"])
 def test_so_they_are_without_a_function(strategy, rank, size, name):
     equals(strategy, rank, size, name, lambda step: step)
 
 
 @pytest.mark.slow
+@pytest.mark.double
 def test_fit_keeps_to_it_and_averages_clipped_rows(strategy, rank, size):
     """use_ema averages the rows of a static table as the bound leaves them."""
     averaging = {"use_ema": True, "ema_momentum": 0.5}
@@ -152,6 +154,7 @@ def test_fit_keeps_to_it_and_averages_clipped_rows(strategy, rank, size):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 def test_a_constraint_comes_before_it(strategy, rank, size):
     """Which is of all rows; those of the gradient are within the bound afterwards."""
     ids, want = np.tile([1, 4], (B, 1)), np.tile(3 * FIRST.astype(np.float64), (V, 1))
@@ -174,6 +177,7 @@ def test_a_constraint_comes_before_it(strategy, rank, size):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.parametrize("name", ["Adagrad", "legacy SGD"])
 def test_a_bound_that_never_acts_changes_no_bit(strategy, rank, size, name):
     found = []
@@ -190,6 +194,7 @@ def test_a_bound_that_never_acts_changes_no_bit(strategy, rank, size, name):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 def test_a_refused_call_clips_nothing(strategy, rank, size):
     """Rows that were imported beyond the bound stay so until an update touches them."""
 

@@ -9,6 +9,8 @@ import tensorflow as tf2
 from collective.errors import RankError
 from tests.ranks.keras.models import keras
 
+pytestmark = pytest.mark.double
+
 new = keras.optimizers
 
 

@@ -11,6 +11,8 @@ import tensorflow as tf2
 import collective
 from tests.ranks.keras.models import BATCH, compare, data, dataset, keras, make_model, part
 
+pytestmark = pytest.mark.double
+
 tf = tf2.compat.v1
 
 OPTIMIZERS = {

@@ -27,6 +27,8 @@ from tests.ranks.keras.models import (
 )
 from tests.ranks.keras.test_fit import Lookups, compiled, held_out, same_logs
 
+pytestmark = pytest.mark.double
+
 new, legacy = keras.optimizers, keras.optimizers.legacy
 OPTIMIZERS = {
     "Adam": lambda: new.Adam(0.003),

@@ -25,6 +25,8 @@ from tests.ranks.keras.models import (
     weights_of,
 )
 
+pytestmark = pytest.mark.double
+
 
 def compiled(model, optimizer="adagrad", **options):
     model.compile(

@@ -27,6 +27,8 @@ from tests.ranks.keras.models import (
     weights_of,
 )
 
+pytestmark = pytest.mark.double
+
 new, legacy = keras.optimizers, keras.optimizers.legacy
 OPTIMIZERS = {
     "Adagrad": lambda: new.Adagrad(0.05),
@@ -36,7 +38,8 @@ OPTIMIZERS = {
     "RMSprop": lambda: new.RMSprop(0.003, momentum=0.5),
     "AdamW": lambda: new.AdamW(0.003, use_ema=True, ema_overwrite_frequency=7),
     "Adamax": lambda: new.Adamax(0.01),
-    "Nadam": lambda: new.Nadam(0.003),
+    # XLA, which Keras takes on a GPU, traces it less often, and with that its numbers change.
+    "Nadam": lambda: new.Nadam(0.003, jit_compile=False),
     "Adadelta": lambda: new.Adadelta(0.5),
     "Lion": lambda: new.Lion(0.001),
     "legacy Adagrad": lambda: legacy.Adagrad(0.05),

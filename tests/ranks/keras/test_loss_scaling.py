@@ -6,7 +6,7 @@ import pytest
 import collective
 from tests.ranks.keras.models import BATCH, compare, data, dataset, keras, make_model, part
 
-pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double]
 
 
 def test_a_dynamic_scale_and_a_dynamic_table_are_refused(strategy):

@@ -27,6 +27,8 @@ OPTIMIZERS = {
     "legacy RMSprop in place": lambda: keras.optimizers.legacy.RMSprop(0.003, momentum=0.5),
     "legacy Adadelta": lambda: keras.optimizers.legacy.Adadelta(0.5),
 }
+# TensorFlow updates rows so only on CPUs.
+NOT_ON_GPUS = "legacy RMSprop in place"
 # They move rows that no gradient is of, also from their first values: all keys come at once.
 FROM_THE_FIRST_STEP = ("Ftrl", "AdamW")
 
@@ -164,6 +166,7 @@ def equals(strategy, rank, size, name, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.either_backend
 @pytest.mark.ranks(1, 3)
 def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, caplog):
@@ -194,6 +197,7 @@ def test_tables_of_every_kind_of_ids_equal_plain_keras(strategy, rank, size, cap
 
 
 @pytest.mark.matrix
+@pytest.mark.double
 @pytest.mark.either_backend
 @pytest.mark.parametrize("name", ["legacy Adam", "legacy Adadelta", "SGD without momentum"])
 def test_training_without_a_function_adds_rows(strategy, rank, size, name):
@@ -202,7 +206,14 @@ def test_training_without_a_function_adds_rows(strategy, rank, size, name):
 
 @pytest.mark.matrix
 @pytest.mark.either_backend
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adam"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == NOT_ON_GPUS else pytest.param(name, marks=pytest.mark.double)
+        for name in OPTIMIZERS
+        if name != "Adam"
+    ],
+)
 def test_every_optimizer_updates_dynamic_tables(strategy, rank, size, name):
     equals(strategy, rank, size, name)
 
@@ -217,6 +228,7 @@ def built(make, arrays):
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.either_backend
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize(
@@ -264,6 +276,7 @@ def test_training_goes_on_from_a_checkpoint(strategy, rank, size, folder, name, 
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.either_backend
 def test_a_saved_model_answers_with_the_rows_of_keys(strategy, rank, size, folder):
     """In plain TensorFlow; an unknown key has zeros there, too."""
@@ -286,6 +299,7 @@ def test_a_saved_model_answers_with_the_rows_of_keys(strategy, rank, size, folde
 
 
 @pytest.mark.slow
+@pytest.mark.double
 @pytest.mark.either_backend
 def test_a_session_goes_on_and_fit_with_its_model(strategy, rank, size, folder):
     """With the keys, rows and slots of the other."""

@@ -9,6 +9,8 @@ import collective
 from collective.tables.table import Sharded
 from tests.ranks.keras.models import BATCH, USERS, WORDS, data, dataset, keras, make_model, part
 
+pytestmark = pytest.mark.double
+
 tf = tf2.compat.v1
 
 

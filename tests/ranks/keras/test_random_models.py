@@ -12,6 +12,8 @@ from tests.ranks.keras.models import keras
 from tests.ranks.random_keras_models import BATCH, EPOCHS, STEPS, draw, records
 from tests.ranks.random_models import seeds
 
+pytestmark = pytest.mark.double
+
 HELD_OUT = 30
 
 

@@ -23,6 +23,8 @@ from tests.ranks.keras.models import (
     weights_of,
 )
 
+pytestmark = pytest.mark.double
+
 OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.003),
     "legacy Adam": lambda: keras.optimizers.legacy.Adam(0.003),

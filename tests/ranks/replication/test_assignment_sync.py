@@ -12,7 +12,7 @@ from collective.ops.graph import graph_analysis
 from tests.ranks import grouped, reference
 from tests.ranks.assignments import BATCHES, D, V, warnings
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 
 def running_mean(kind, x, mean, training):

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.assignments import BATCHES, D, V, warnings
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 
 def test_what_has_no_mean_is_said(strategy, rank, size):

@@ -10,7 +10,7 @@ import collective
 from collective import TableError
 from tests.ranks import grouped, reference
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 V, D = 11, 3
 RNG = np.random.default_rng(5)

@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf
 from collective.ops.exchange import slice_means
 from tests.ranks import grouped
 
+pytestmark = pytest.mark.double
+
 V, D, B = 13, 3, 6
 
 

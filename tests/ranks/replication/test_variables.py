@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.ranks import grouped, reference
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 V, D = 10, 2
 

@@ -10,6 +10,8 @@ from collective import RankError, TableError
 from collective.tables.grouping import lookups_of
 from tests.ranks import grouped, reference, training
 
+pytestmark = pytest.mark.double
+
 V, D = 11, 3  # rows that no number of ranks divides
 ONES = np.ones([V, D], np.float32)
 VALUES = reference.table_values(V, D)

@@ -15,7 +15,12 @@ from tests.ranks import exports, grouped, reference
 from tests.ranks.checkpoints import wait
 from tests.ranks.training import OPTIMIZERS
 
-pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.backends("hb")]
+pytestmark = [
+    pytest.mark.either_backend,
+    pytest.mark.ranks(1, 3),
+    pytest.mark.backends("hb"),
+    pytest.mark.double,
+]
 
 V, D = 11, 4
 GOLDEN = str(Path(__file__).resolve().parents[2] / "golden" / "version_1" / "m")

@@ -22,7 +22,7 @@ from tests.ranks.tables.test_dynamic_columns import (
     weighted,
 )
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 D = 3
 BOUND = TablePolicy(weight_bound=2.0)

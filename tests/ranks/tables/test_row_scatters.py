@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from collective import TableError
 from tests.ranks import reference
 
-pytestmark = [pytest.mark.ranks(1, 3)]
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double]
 
 V, D = 9, 3
 IDS = np.array([7, 1, 4, 2])

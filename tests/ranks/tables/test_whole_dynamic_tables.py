@@ -70,6 +70,7 @@ class Model:
         return session.run(self.rows, {self.ids: KEYS})
 
 
+@pytest.mark.double
 @MOVES
 def test_a_checkpoint_goes_on_in_another_placement(strategy, rank, size, folder, there, here):
     """By a Saver, a monitored session, and as another job's checkpoint to start from."""
@@ -127,6 +128,7 @@ def test_a_checkpoint_goes_on_in_another_placement(strategy, rank, size, folder,
             np.testing.assert_array_equal(model.all_rows(session), saved)
 
 
+@pytest.mark.double
 @MOVES
 @pytest.mark.parametrize("way", ["increments", "in the background"])
 def test_saves_in_training_go_on_in_another_placement(strategy, rank, folder, there, here, way):
@@ -197,6 +199,7 @@ def test_counts_and_last_uses_move(strategy, rank, folder, there, here, policy):
     assert max(last_uses[2].values()) == 10
 
 
+@pytest.mark.double
 def test_keys_are_on_the_rank_that_has_the_table(strategy, rank, size):
     """Ranks without a row take part in everything, and may be asked for anything."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -224,6 +227,7 @@ def test_keys_are_on_the_rank_that_has_the_table(strategy, rank, size):
     assert f"whole on rank {owner}" in plan.to_text(full=True)
 
 
+@pytest.mark.double
 def test_dynamic_tables_are_dealt_by_the_bytes_of_a_row(strategy, size):
     """Nobody knows how many rows they will have; static tables are dealt by themselves."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -245,6 +249,7 @@ def test_dynamic_tables_are_dealt_by_the_bytes_of_a_row(strategy, size):
     assert [table.placement.holder for table in tables] == owners
 
 
+@pytest.mark.double
 @MOVES
 def test_a_model_is_served_in_another_placement(strategy, rank, folder, there, here):
     def build(placement):
@@ -278,6 +283,7 @@ def test_a_model_is_served_in_another_placement(strategy, rank, folder, there, h
         wait()
 
 
+@pytest.mark.double
 def test_a_capacity_is_that_of_the_table(strategy, rank, size):
     """Its rank may have all of the rows, and evicts the least recently used ones."""
     policy = TablePolicy(capacity=12)
