@@ -83,6 +83,27 @@ def chosen_by_environment() -> str:
     return "gpu" if has_gpu else "cpu"
 
 
+@functools.cache
+def let_memory_grow() -> bool:
+    """Lets TensorFlow take the GPU's memory as it needs it, where kernels take some, too.
+
+    Eager code would take nearly all at its first operation, and leave none for dynamic tables.
+
+    Returns:
+        Whether the memory grows: False if something has run eagerly on the GPU already.
+    """
+    if chosen() != "gpu":
+        return True
+    try:
+        for gpu in tf.config.list_physical_devices("GPU")[:1]:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        return False
+    except ValueError:
+        pass  # The script has set a limit.
+    return True
+
+
 def on_device(dynamic: bool) -> bool:
     """Tells whether kernels look up and update dynamic tables, or static ones.
 

@@ -12,7 +12,7 @@ from collective.interception.determinism import Determinism
 from collective.interception.patches import PATCHES
 from collective.interception.patching import Patches
 from collective.monitoring import job_metrics
-from collective.ops import native_library
+from collective.ops import kernel_device, native_library
 from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.rows import file_systems
 from collective.options import ScopeOptions
@@ -42,6 +42,7 @@ def warn_of_missing_operations() -> None:
 def _open_first() -> None:
     keras.refuse_second_package()
     file_systems.register_in_scope()
+    kernel_device.let_memory_grow()
     _patches.apply()
     rank0_output.quieten()
     if job_metrics.is_on():  # few jobs need the server's package

@@ -19,7 +19,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -130,13 +130,13 @@ class GpuBridge(MemoryBridge):
                 "ones: start ranks with collective launch, or set "
                 "CUDA_VISIBLE_DEVICES to one GPU for each"
             )
-        has_limit = _grows(gpus)
-        self._begin(CupyDevice(), has_limit)
+        grows = kernel_device.let_memory_grow()
+        self._begin(CupyDevice(), grows)
 
-    def _begin(self, device: Any, has_limit: bool = True) -> None:
+    def _begin(self, device: Any, grows: bool = True) -> None:
         super().__init__()
         self.device = device
-        self._has_limit = has_limit
+        self._grows = grows
         self.kernels = Kernels(Workspace(device))
 
     def handle(self, source: Source, name: str) -> int:
@@ -144,13 +144,13 @@ class GpuBridge(MemoryBridge):
             return self.device.kernel(source, name).handle
 
     def memory(self) -> str:
-        if self._has_limit:
+        if self._grows:
             return self.device.memory()
         return (
-            f"{self.device.memory()}; TensorFlow may take all that is free, since something ran "
-            "eagerly on the GPU before the first lookup was made and a session set its limit, "
-            f"{100 * kernel_device.TENSORFLOW_SHARE:.0f} %: run it after them, or in "
-            "tf.device('/cpu:0')"
+            f"{self.device.memory()}; TensorFlow has taken nearly all that was free, since "
+            "something ran eagerly on the GPU before scope(): run it inside, in "
+            "tf.device('/cpu:0'), or after "
+            "tf.config.experimental.set_memory_growth(gpu, True)"
         )
 
     def advice(self) -> str:
@@ -189,15 +189,3 @@ class GpuBridge(MemoryBridge):
 
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return self.device.rows_that_fit(row_bytes, most)
-
-
-def _grows(gpus: Sequence[Any]) -> bool:
-    """Lets TensorFlow's memory grow; returns whether it may have a limit: nothing has run eagerly
-    yet.
-    """
-    try:
-        for gpu in gpus[:1]:
-            tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError:
-        return False  # TensorFlow has already opened the GPU
-    return True

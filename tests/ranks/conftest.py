@@ -133,7 +133,11 @@ def pytest_pyfunc_call(pyfuncitem):
     failure = ""
     if outcome.excinfo is not None:
         failure = "".join(traceback.format_exception_only(*outcome.excinfo[:2]))[:2000]
-    texts = _channel().texts({"case": pyfuncitem.name, "failed": failure})
+    try:
+        texts = _channel().texts({"case": pyfuncitem.name, "failed": failure})
+    except tf.errors.OpError as error:
+        said = failure or "it ended well here"
+        raise AssertionError(f"ranks can't tell each other how the case ended: {said}") from error
     cases = {text["case"] for text in texts}
     if len(cases) > 1:
         pytest.exit(f"the ranks are out of step: {sorted(cases)}", returncode=3)

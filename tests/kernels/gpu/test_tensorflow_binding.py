@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective import CollectiveStrategy
 from collective.ops import kernel_device, native_library
 from collective.ops.binding_checks import growing, training
 from collective.ops.exchange import embedding_bag
-from collective.ops.gpu import memory_bridge
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
@@ -146,20 +146,29 @@ def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
 def test_the_order_in_which_memory_is_taken_is_said_where_it_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """An allocator that eager operations made has no limit, and kernels may find nothing left."""
+    """An allocator that eager operations made before scope() leaves nothing for kernels."""
     bridge = EmulatedBridge()
-    assert "TensorFlow may take" not in bridge.memory()
-    monkeypatch.setattr(memory_bridge.tf.config.experimental, "set_memory_growth", lambda *_: None)
-    bridge._begin(bridge.device, memory_bridge._grows([object()]))
-    assert "TensorFlow may take" not in bridge.memory(), "nothing has run on a GPU"
+    grown: list[Any] = []
+    monkeypatch.setattr(kernel_device, "chosen", lambda: "gpu")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(
+        tf.config.experimental, "set_memory_growth", lambda *given: grown.append(given)
+    )
+    kernel_device.let_memory_grow.cache_clear()
+    with CollectiveStrategy().scope():
+        assert grown == [("GPU", True)]
+    bridge._begin(bridge.device, kernel_device.let_memory_grow())
+    assert "TensorFlow has taken" not in bridge.memory()
 
     def initialized(*_: Any) -> None:
         raise RuntimeError("Physical devices cannot be modified after being initialized")
 
-    monkeypatch.setattr(memory_bridge.tf.config.experimental, "set_memory_growth", initialized)
-    bridge._begin(bridge.device, memory_bridge._grows([object()]))
-    for words in ("since something ran eagerly on the GPU", "95 %", "tf.device('/cpu:0')"):
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", initialized)
+    kernel_device.let_memory_grow.cache_clear()
+    bridge._begin(bridge.device, kernel_device.let_memory_grow())
+    for words in ("something ran eagerly on the GPU before scope()", "tf.device('/cpu:0')"):
         assert words in bridge.memory() and words in bridge.advice()
+    kernel_device.let_memory_grow.cache_clear()
 
 
 def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pytest.MonkeyPatch):
