@@ -250,11 +250,12 @@ def _optimizer(r: random.Random, dynamic: bool) -> Optimizer:
     name = r.choice(names)
     is_new = not name.startswith("legacy")
     clip = r.choice(CLIPS) if r.random() < 0.3 else None
+    # Legacy Nadam takes no schedule, and FTRL no rate of 0, at which this one ends.
+    schedule = r.choice(SCHEDULES) if r.random() < 0.4 and name != "legacy Nadam" else None
     return Optimizer(
         name,
         RATES[name],
-        # Legacy Nadam takes no schedule.
-        r.choice(SCHEDULES) if r.random() < 0.4 and name != "legacy Nadam" else None,
+        None if schedule == "cosine" and name.endswith("Ftrl") else schedule,
         clip,
         0.01 if is_new and not dynamic and r.random() < 0.2 else None,
         is_new and not dynamic and r.random() < 0.2,

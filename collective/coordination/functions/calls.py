@@ -225,7 +225,7 @@ def close(graph: Any) -> None:
         if gates.level(check.bounds.op):
             gates.at(2)  # says why not
     written = _writes(graph, executed)
-    updating = {op for op in written if op.type in deciders.BRANCHES and _updated(graph, [op])}
+    updating = _updating_branches(graph, written)
     choices = deciders.compare(graph, executed, set(written), updating)
     executed = graph_analysis.upstream(ends)
     may_end = _sources(graph, executed)
@@ -277,13 +277,20 @@ def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Op
     written = _writes(graph, executed)
     trains = bool(_updated(graph, written))
     _note_step(graph, executed, trains)
-    first = [*_sources(graph, executed), *(op for op in checks if op in executed)]
+    updating = _updating_branches(graph, written)
+    first = [op for op in _sources(graph, executed) if op not in updating]
+    first += [op for op in checks if op in executed]
     if not first or not trains:
         return
     before = graph_analysis.upstream(first)
     for op in written:
         if op not in before:
             op._add_control_inputs(first)
+
+
+def _updating_branches(graph: Any, written: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """Returns the branches among the writes that update variables, as averages of weights are."""
+    return {op for op in written if op.type in deciders.BRANCHES and _updated(graph, [op])}
 
 
 def _sources(graph: Any, executed: set[tf.Operation]) -> list[tf.Operation]:
