@@ -334,13 +334,13 @@ def _refuse_moved(table: Sharded, moves: int, what: str) -> None:
     """Refuses what knows rows by places where they aren't any more, on all ranks alike.
 
     Raises:
-        NotImplementedError: rows of the table may have been evicted or restored since.
+        NotImplementedError: rows of the table may have been evicted, removed or restored since.
     """
     if moves != table.moves:
         raise NotImplementedError(
             f"{what} of table '{table.op.name}' was made before rows were evicted, as the policy "
-            "of the table says, or restored. Take and apply gradients before an update or a save "
-            "evicts rows: make one update of them, or train in a tf.function."
+            "of the table says, removed or restored. Take and apply gradients before an update or "
+            "a save evicts rows: make one update of them, or train in a tf.function."
         )
 
 

@@ -7,7 +7,6 @@ ranks compare them.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import barrier
+from collective.coordination.functions import eager_writes
 from collective.errors import TableError
 from collective.gradients import given_rows, rank_parts
 from collective.gradients.part_kinds import Kind
@@ -121,11 +120,8 @@ def _scatter(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> tf
 
 def _scatter_eagerly(table: Sharded, how: str, ids: tf.Tensor, updates: tf.Tensor) -> Any:
     ids, updates = _flat(table, tf.cast(ids, tf.int64), updates)
-    name = f"scatter_{how} of the table '{table.op.name}'"
-    said = barrier.exchange(None, name, {"digest": int(_digest(ids.numpy(), updates.numpy())[0])})
-    for rank, each in enumerate(said):
-        if each["digest"] != said[0]["digest"]:
-            raise ValueError(DIFFERENT.format(table=table.op.name, value=rank))
+    given = (ids.numpy(), updates.numpy())
+    eager_writes.compare(table, f"scatter_{how}", *given, message=DIFFERENT)
     low, high = int(tf.reduce_min(ids)), int(tf.reduce_max(ids))  # of no ids, no id is outside
     if low <= high and (low < 0 or high >= table.rows):
         check = gate.Check("", (str(table.op.name),), (table.rows,), None)
@@ -179,6 +175,4 @@ def _checked(table: Sharded, ids: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
 
 
 def _digest(ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    digest = hashlib.blake2b(ids.tobytes(), digest_size=8)
-    digest.update(np.ascontiguousarray(updates).tobytes())
-    return np.array([int.from_bytes(digest.digest(), "little") >> 1], np.int64)
+    return np.array([eager_writes.digest(ids, updates)], np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +69,26 @@ class Squares:
     """
 
     made: list[tuple[ShardedRows, tf.Operation]] = dataclasses.field(default_factory=list)
+
+
+# What compares the values that ranks write to a table: of the layer that knows the other ranks.
+_comparisons: list[Callable[..., None]] = []
+
+
+def connect(compare: Callable[..., None]) -> None:
+    """Has `compare(table, what, value)` called before ranks write a table eagerly."""
+    _comparisons.append(compare)
+
+
+def compare_eagerly(table: ShardedRows, what: str, value: tf.Tensor) -> None:
+    """Returns once all ranks write this value to the table.
+
+    Raises:
+        ValueError, RankError: another rank writes another value, or does something else.
+    """
+    if collectives.size() > 1:
+        for compare in _comparisons:
+            compare(table, what, value.numpy())
 
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:

@@ -451,7 +451,8 @@ class DynamicTable(ReservedVariable, Table):
         key that has no row is left out. Nothing else changes. No step may run meanwhile.
 
         Args:
-            session: a session, also a `MonitoredSession`.
+            session: a session, also a `MonitoredSession`; None for a table that was made eagerly,
+                whose gradients and lookups from before are refused then.
             keys_: [b] int64. Ranks may pass the same keys or each its own.
 
         Returns:
@@ -461,22 +462,24 @@ class DynamicTable(ReservedVariable, Table):
             TableError: gradients of some batches wait for the update of scope(local_steps=…).
             ValueError: keys aren't int64.
         """
-        keys_, session = int64_keys(keys_, self.op.name), raw_session(session)
-        waiting_gradients.check_none(self, session)
-        store = self.store(session)
-        removed = store.remove_keys(self._found(store, keys_)[0], self.columns_of_slots(session))
-        if self.admission is not None:
-            store.keys.forget(keys_)
-        return removed
+        keys_ = int64_keys(keys_, self.op.name)
+        return self._removed(
+            session, keys_, lambda rows, slots: rows.remove_keys(self._found(rows, keys_)[0], slots)
+        )
 
     def clear(self, session: Any) -> int:
         """Removes all keys of this rank from `session`, as `remove` does. Returns how many."""
+        return self._removed(session, None, lambda store, slots: store.clear(slots))
+
+    def _removed(self, session: Any, keys_: Any, remove: Callable[..., int]) -> int:
+        """Removes keys, all of them if `keys_` is None, from what `session` holds."""
         session = raw_session(session)
         waiting_gradients.check_none(self, session)
         store = self.store(session)
-        removed = store.clear(self.columns_of_slots(session))
+        removed = remove(store, self.columns_of_slots(session))
         if self.admission is not None:
-            store.keys.forget(None)
+            store.keys.forget(keys_)
+        self.moves += session is None
         return removed
 
     def statistics(self, session: Any = None) -> TableStatistics:

@@ -413,8 +413,10 @@ def _whole_assignment(method: str) -> Any:
                 "would exchange after they have agreed on the call. Call it outside of the "
                 "function, or with read_value=False."
             )
-        value = dense_view.local_rows(self, tf.convert_to_tensor(value, self.dtype))
+        given = tf.convert_to_tensor(value, self.dtype)
+        value = dense_view.local_rows(self, given)
         if tf.executing_eagerly():
+            dense_view.compare_eagerly(self, method, given)
             with shard_view():
                 inherited(self, value, use_locking, name, False)
             return self

@@ -38,7 +38,7 @@ def any_in(session: Any) -> bool:
 
 def check_none(table: Any, session: Any) -> None:
     """Raises TableError if rows of `table` can't be removed, as gradients wait in `session`."""
-    if any_in(session):
+    if session is not None and any_in(session):
         raise TableError(
             f"Rows of table '{table.op.name}' can not be removed now: gradients of some batches "
             "wait for the update of scope(local_steps=…), which is of rows where they are. "

@@ -555,3 +555,18 @@ def test_a_lookup_in_a_py_function_is_refused(strategy, rank, size):
             with pytest.raises(tf2.errors.UnimplementedError, match="in a tf.py_function"):
                 both(ids)
         assert float(tf2.reduce_sum(layer(ids))) == 6
+
+
+def test_what_ranks_assign_without_a_function_is_compared(strategy, rank):
+    """Each rank keeps its own rows of a whole value."""
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = keras.layers.Embedding(6, 2)
+            layer.build([None])
+        layer.set_weights([values])
+        with pytest.raises(ValueError, match="ranks 0 and 1 give different values"):
+            layer.set_weights([values + rank])
+        with pytest.raises(RankError, match="Rank 1: assign_add of the table"):
+            layer.embeddings.assign_add(values) if rank else layer.set_weights([values + 1])
+        np.testing.assert_array_equal(layer(tf2.range(6)), values)

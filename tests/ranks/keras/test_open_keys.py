@@ -350,3 +350,26 @@ def test_a_session_goes_on_and_fit_with_its_model(strategy, rank, size, folder):
         known = tf2.constant(item_keys(np.unique(items[: 9 * BATCH])))
         want = tf2.function(lambda: whole(known))()
         np.testing.assert_allclose(tf2.function(lambda: last(known))(), want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.double
+@pytest.mark.either_backend
+def test_keys_are_removed_without_a_session(strategy):
+    with strategy.scope():
+        with strategy.embedding_scope():
+            layer = collective_keras.layers.Embedding(2, embeddings_initializer="ones")
+        layer.build()
+        table, keys = layer.embeddings, tf2.constant([3, 4, 5], tf2.int64)
+        with tf2.GradientTape() as tape:
+            loss = tf2.reduce_sum(layer(keys))
+        gradients = tape.gradient(loss, [table])
+        new.SGD(2.0).apply_gradients(zip(gradients, [table]))
+        assert (layer(keys).numpy() < 0).all()
+        removed = table.remove(None, np.array([3, 4]))
+        np.testing.assert_array_equal(sum(grouped.everyone(int(removed))), 2)
+        # Nobody trains them here: a key without a row has zeros.
+        assert (layer(keys).numpy() == 0).all(1).tolist() == [True, True, False]
+        with pytest.raises(NotImplementedError, match="was made before rows were evicted"):
+            new.SGD(2.0).apply_gradients(zip(gradients, [table]))
+        table.clear(None)
+        assert (layer(keys).numpy() == 0).all()
