@@ -1,11 +1,12 @@
 """Times training steps on one GPU, and tells what the GPU does meanwhile.
 
     python benchmarks/gpu_step.py [--dim 128] [--batch 65536] [--ids 1-10] [--tables 26]
-        [--rows N] [--network dlrm] [--optimizer adagrad] [--steps 30] [--json FILE]
+        [--rows N] [--network dlrm] [--optimizer adagrad] [--steps 30] [--json FILE] [--keras]
 
 `step` is this library on one rank, `plain` is TensorFlow alone, the same model on the same GPU;
 their data are in memory already (`step_workload`), their losses must be the same. Times are
-medians, in milliseconds, of whole runs of a session, which ends when the GPU is done.
+medians, in milliseconds, of whole runs of a session, which ends when the GPU is done. With --keras
+they are steps of Keras's `fit` (`step_keras`), which aren't traced: --network none or dlrm.
 
 A step is traced, too: by CUPTI, where TensorFlow finds it. `GPU` is how long the GPU is busy in
 that step, with kernels and with copies. The longest of these follow, each with its number and time,
@@ -31,6 +32,7 @@ from argument_types import count, span
 from step_workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain")
+KERAS = {"step": "keras", "plain": "plain_keras"}
 SHOWN = 18
 
 
@@ -109,29 +111,35 @@ def measured(setting: Setting, folder: Path, program: str, device: str) -> dict[
     """Runs a program of `step_program` on one rank; returns its measurements, and its trace."""
     traces = folder / "traces"
     traces.mkdir(exist_ok=True)
+    is_traced = program in PROGRAMS
     (rank,) = jobs.run(
         Path(__file__).resolve().with_name("step_program.py"),
         program,
         folder,
         ranks=1,
-        arguments=["--trace", str(traces)],
+        arguments=["--trace", str(traces)] if is_traced else [],
         environment={
             "COLLECTIVE_STRATEGY": setting.backend,
             "TF_NUM_INTRAOP_THREADS": str(setting.intra_op),
         },
         device=device,
     )
-    return {**rank, "trace": read_trace(traces / f"{program}.0.trace")}
+    trace = read_trace(traces / f"{program}.0.trace") if is_traced else Trace([], [], [])
+    return {**rank, "trace": trace}
 
 
 def report(program: str, rank: dict[str, Any]) -> dict[str, Any]:
     """Prints what a program has taken; returns it for --json."""
     trace: Trace = rank["trace"]
     ms = {f"p{p}": float(np.percentile(rank["times"], p)) for p in (10, 50, 90)}
+    times = {"program": program, **{f"ms_{name}": value for name, value in ms.items()}}
+    line = f"{program:<11} {ms['p50']:.3f} ms a step ({ms['p10']:.3f} to {ms['p90']:.3f})"
+    if program not in PROGRAMS:
+        print(line)
+        return times
     gpu = busy([*trace.kernels, *trace.copies])
     print(
-        f"{program:<6} {ms['p50']:.3f} ms a step ({ms['p10']:.3f} to {ms['p90']:.3f}), processor "
-        f"{rank['cpu_ms']:.3f}; GPU {gpu:.3f} ms: {len(trace.kernels)} kernels "
+        f"{line}, processor {rank['cpu_ms']:.3f}; GPU {gpu:.3f} ms: {len(trace.kernels)} kernels "
         f"{busy(trace.kernels):.3f}, {len(trace.copies)} copies {busy(trace.copies):.3f}"
     )
     for what, events, name_of in (
@@ -144,8 +152,7 @@ def report(program: str, rank: dict[str, Any]) -> dict[str, Any]:
         for name, number, took in longest(events, name_of)[:SHOWN]:
             print(f"    {took:9.4f} ms {number:4d}  {name}")
     return {
-        "program": program,
-        **{f"ms_{name}": value for name, value in ms.items()},
+        **times,
         "gpu_ms": gpu,
         "kernels": len(trace.kernels),
         "copies": len(trace.copies),
@@ -168,12 +175,15 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=tuple(SLOTS), default="adagrad")
     parser.add_argument("--backend", choices=("hb", "sok"), default="hb")
     parser.add_argument("--prefetch-keys", action="store_true")
+    parser.add_argument("--keras", action="store_true", help="time Keras's `fit` instead")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--threads", type=count, default=8, help="within an operation")
     parser.add_argument("--steps", type=count, default=30)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     given = parser.parse_args()
+    if given.keras and (given.network == "squares" or given.ids != (1, 1) or given.prefetch_keys):
+        parser.error("--keras takes --network none or dlrm, one id, and no --prefetch-keys")
     setting = Setting(
         ranks=1,
         tables=given.tables,
@@ -197,7 +207,7 @@ def main() -> None:
         folder = Path(made)
         step_workload.write(setting, folder)
         losses, figures = [], []
-        for program in given.only:
+        for program in (KERAS[name] if given.keras else name for name in given.only):
             rank = measured(setting, folder, program, given.device)
             losses.append(rank["losses"])
             figures.append(report(program, rank))
