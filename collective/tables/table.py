@@ -414,9 +414,11 @@ def _whole_assignment(method: str) -> Any:
                 "function, or with read_value=False."
             )
         given = tf.convert_to_tensor(value, self.dtype)
+        if tf.executing_eagerly():
+            # A value of another shape on one rank is an error of all, too.
+            dense_view.compare_eagerly(self, method, given)
         value = dense_view.local_rows(self, given)
         if tf.executing_eagerly():
-            dense_view.compare_eagerly(self, method, given)
             with shard_view():
                 inherited(self, value, use_locking, name, False)
             return self

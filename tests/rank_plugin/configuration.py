@@ -46,8 +46,8 @@ MARKERS = (
     "one is Horovod, one two hosts",
     "two_levels: a rank case that depends on what travels: of its turns in the matrix one is two "
     "hosts that merge what they exchange",
-    "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'test' (there "
-    "and in the matrix nowhere else), 'matrix' (one of its turns) or 'all' (the default)",
+    "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'test' (which "
+    "has it on the double alone), 'matrix' (one of its turns) or 'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` another one",
     "slow(always=False): a test that takes three seconds or more: left to `make test-slow`, which "

@@ -45,9 +45,10 @@ def compare(table: Any, what: str, *values: np.ndarray, message: str = DIFFERENT
 
 
 def digest(*values: np.ndarray) -> int:
-    """Returns 63 bits that depend on all bytes of the values."""
+    """Returns 63 bits that depend on all bytes of the values, and on their shapes."""
     hashed = hashlib.blake2b(digest_size=8)
     for value in values:
+        hashed.update(str(value.shape).encode())
         hashed.update(np.ascontiguousarray(value).view(np.uint8).data)
     return int.from_bytes(hashed.digest(), "little") >> 1
 

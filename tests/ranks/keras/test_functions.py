@@ -567,6 +567,8 @@ def test_what_ranks_assign_without_a_function_is_compared(strategy, rank):
         layer.set_weights([values])
         with pytest.raises(ValueError, match="ranks 0 and 1 give different values"):
             layer.set_weights([values + rank])
+        with pytest.raises(ValueError, match="ranks 0 and 1 give different values"):
+            layer.embeddings.assign(values.reshape(3, 4) if rank else values)
         with pytest.raises(RankError, match="Rank 1: assign_add of the table"):
             layer.embeddings.assign_add(values) if rank else layer.set_weights([values + 1])
         np.testing.assert_array_equal(layer(tf2.range(6)), values)

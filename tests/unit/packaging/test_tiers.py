@@ -130,3 +130,4 @@ def test_the_double_is_for_marked_cases_alone():
     marked = Marks(double="all")
     assert [c.double for c in forced.of(marked)] == [True]
     assert Choice().of(Marks()) == Choice().of(marked) != []
+    assert Choice().of(Marks(double="test")) == [Configuration(2, "sok", double=True)]
