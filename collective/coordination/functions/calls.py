@@ -240,7 +240,8 @@ def close(graph: Any) -> None:
             with tf.control_dependencies(sources):
                 plans = graph_state.of(graph, Plans)
                 counts = {name: len(tensors) for name, tensors in choices.items()}
-                agree = functools.partial(_agree, plans, counts)
+                # TensorFlow keeps an operation's Python function as long as the process.
+                agree = functools.partial(_agree, weakref.ref(plans), counts)
                 agreed = tf.numpy_function(agree, [header, *deciding], tf.int32, stateful=True)
                 agreed.set_shape([])
     zero.op._update_input(0, agreed)
@@ -456,7 +457,10 @@ def make_variables_equal(
 
 
 def _agree(
-    own: Plans, choices: Mapping[str, int], bounds: np.ndarray, *deciding: np.ndarray
+    own: Callable[[], Plans | None],
+    choices: Mapping[str, int],
+    bounds: np.ndarray,
+    *deciding: np.ndarray,
 ) -> np.ndarray:
     """Exchanges headers with the peers: an operation of the function.
 
@@ -467,7 +471,8 @@ def _agree(
         bounds: [n, 2], the smallest and the largest of the values that the checks compare.
         deciding: what they depend on.
     """
-    if not _current or _current[-1].plan is not own.plan:
+    plans = own()
+    if plans is None or not _current or _current[-1].plan is not plans.plan:
         raise RuntimeError(CLOSED)
     call, ranks = _current[-1], coordinator.instance()
     call.started = True
@@ -482,7 +487,7 @@ def _agree(
         header = dataclasses.replace(header, id=int.from_bytes(digest, "little") >> 1)
     headers = ranks.exchange_headers(header)
     while header.status == RUNNING and peers_are_idle(headers, signature):
-        if own.is_refused:
+        if plans.is_refused:
             call.is_refused = True
             raise RuntimeError("the ranks stop")
         headers = ranks.exchange_headers(header)
