@@ -80,14 +80,14 @@ class SideChannel:
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             self._header = tf.placeholder(tf.int64, [1, WIDTH])
             self._headers = {
-                channel: _gathered(self._header, NAME + channel) for channel in ("", AHEAD)
+                channel: gathered(self._header, NAME + channel) for channel in ("", AHEAD)
             }
             self._text = tf.placeholder(tf.uint8, [None])
             self._size = tf.placeholder(tf.int32, [1])
             self._texts = {
                 channel: [
-                    _gathered(self._text, f"{collectives.PREFIX}texts{channel}"),
-                    _gathered(self._size, f"{collectives.PREFIX}text_sizes{channel}"),
+                    gathered(self._text, f"{collectives.PREFIX}texts{channel}"),
+                    gathered(self._size, f"{collectives.PREFIX}text_sizes{channel}"),
                 ]
                 for channel in ("", AHEAD)
             }
@@ -99,8 +99,8 @@ class SideChannel:
         The peers may call this, too, or execute the exchange that a run carries: the collective's
         name is the same.
         """
-        row = np.array([dataclasses.astuple(header)], np.int64)
-        return as_headers(self._session.run(self._headers[channel], {self._header: row}))
+        row = {self._header: as_rows(header)}
+        return as_headers(self._session.run(self._headers[channel], row))
 
     def texts(self, text: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
         """Returns the `text` of all ranks; JSON can hold it."""
@@ -112,13 +112,18 @@ class SideChannel:
         return [json.loads(part.tobytes().decode()) for part in parts]
 
 
-def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:
+def gathered(x: tf.Tensor, name: str) -> tf.Tensor:
     """Returns the ranks' `x`, stacked.
 
     Some ranks may send their headers from outside of the run or of any scope, so all headers use
     the same carrier.
     """
     return collectives.allgather(x, name, 0, carrier_choice.of_agreement())
+
+
+def as_rows(header: Header) -> np.ndarray:
+    """Returns a header as an exchange's row [1, WIDTH]."""
+    return np.array([dataclasses.astuple(header)], np.int64)
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:
@@ -183,7 +188,7 @@ def agree(
         header.op._add_control_inputs(list(prerequisites))
         if first:
             header = gate.counted(header)
-        headers = _gathered(header, NAME + gate.channel)
+        headers = gathered(header, NAME + gate.channel)
         status, session, signature, *_ = tf.unstack(headers, WIDTH, axis=1)
         _, own_session, own_signature, *_ = tf.unstack(gate.ticket, TICKET)
         agreed = tf.logical_or(tf.equal(status, RUNNING), tf.equal(status, IDLE))

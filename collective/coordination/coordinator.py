@@ -398,7 +398,10 @@ class Coordinator:
     def exchange_headers(self, header: Header) -> list[Header]:
         """Returns every rank's header, exchanged outside of any run."""
         self.progress.enters(Phase.AGREEING)
-        headers = self.channel.headers(header)
+        return self.hear(self.channel.headers(header))
+
+    def hear(self, headers: list[Header]) -> list[Header]:
+        """Notes what every rank's header says to all, and returns them."""
         self.progress.passed += 1
         self.clock = headers[0].clock / 1e6
         PREEMPTION.hear(h.wish for h in headers)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.functions import calls
+from collective.coordination.functions import calls, traces
 from collective.interception import graph_passes
 from collective.ops.graph import control_flow, graphs, nested_calls
 from collective.tensorflow_internals.graphs import record
@@ -33,11 +33,11 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
         graphs.note_traced(graph)
         outputs = python_func(*inner, **options)
         graph_passes.prepare_traced(graph)
-        calls.note_handles(graph, [inner, options])
+        traces.note_handles(graph, [inner, options])
         return outputs
 
     func_graph = original(name, traced, *args, **kwargs)
-    calls.close(func_graph)
+    traces.close(func_graph)
     return func_graph
 
 
@@ -88,7 +88,7 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
         if not tf.executing_eagerly():
             return original(function, tensor_inputs, captured_inputs)
         if not graphs.is_traced(function.graph):
-            calls.check_traced_outside(function.graph)
+            traces.check_traced_outside(function.graph)
         with calls.as_step(function.graph):
             return original(function, tensor_inputs, captured_inputs)
     if not tf.executing_eagerly():

@@ -4,21 +4,18 @@ Where the optimizer computes with whole variables, these are a dynamic table's r
 (`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
 hasn't looked up before: moments are 0.
 
-Adagrad updates a static table by one operation, where Keras takes nine.
+Static tables are updated by compiled operations where there are such (`keras_rules`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.exchange import shard_gradients
-from collective.ops.updates import sparse_updates
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Table
 from collective.tables.updates import row_views, weight_bound
@@ -33,6 +30,7 @@ from collective.tensorflow_internals.keras import (
     package,
     rmsprop,
 )
+from collective.wrappers import keras_rules
 
 # Legacy optimizers that update the rows that a gradient is of, and no others.
 ROW_BY_ROW = (adadelta.Adadelta, adagrad.Adagrad, adamax.Adamax, ftrl.Ftrl, gradient_descent.SGD)
@@ -126,25 +124,11 @@ def _moves_all_rows(optimizer: Any) -> bool:
 def updating(optimizer: Any) -> Iterator[None]:
     """Inside, a new optimizer updates the rows of tables."""
     step, decay = optimizer.update_step, optimizer._apply_weight_decay
-
-    @functools.cache
-    def numbers() -> tuple[tf.Tensor, tf.Tensor]:  # of Adagrad, once for all tables
-        read = (tf.convert_to_tensor(x) for x in (optimizer.learning_rate, optimizer.epsilon))
-        rate, epsilon = (tf.cast(x, tf.float32) for x in read)
-        return rate, epsilon
+    compiled = keras_rules.Updater(optimizer)
 
     def update_rows(gradient: Any, variable: Any) -> Any:
-        if _is_compiled(optimizer, gradient, variable):
-            number = optimizer._index_dict[optimizer._var_key(variable)]
-            rate, epsilon = numbers()
-            return sparse_updates.keras_adagrad(
-                variable,
-                optimizer._accumulators[number],
-                rate,
-                epsilon,
-                gradient.values,
-                tf.cast(gradient.indices, tf.int64),
-            )
+        if (updated := compiled.update(gradient, variable)) is not None:
+            return updated
         if not isinstance(variable, DynamicTable):
             return step(gradient, variable)
 
@@ -177,18 +161,6 @@ def _clip(gradient: Any, variable: Any) -> None:
     """Clips the rows of a gradient, after what the function did before, if there is a bound."""
     if weight_bound.has_bound(variable):
         weight_bound.clip_rows(variable, gradient)
-
-
-def _is_compiled(optimizer: Any, gradient: Any, variable: Any) -> bool:
-    """Tells whether one compiled operation updates a static table as a new optimizer does."""
-    return (
-        type(optimizer) is package.optimizers.Adagrad
-        and isinstance(variable, Table)
-        and not isinstance(variable, DynamicTable)
-        and isinstance(gradient, tf.IndexedSlices)
-        and shard_gradients.is_distinct(gradient.indices)
-        and sparse_updates.is_compiled(variable.dtype, gradient.dtype)
-    )
 
 
 def is_possible(optimizer: Any) -> bool:

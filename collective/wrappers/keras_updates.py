@@ -22,7 +22,7 @@ from collective.tables.table import Sharded, shard_view
 from collective.tables.updates.optimizer_slots import sharded_as
 from collective.tables.updates.slots import Slot
 from collective.tensorflow_internals.keras import package
-from collective.wrappers import keras_rows
+from collective.wrappers import keras_rows, keras_rules
 
 # Which update each row by itself, or by numbers that are the same for all rows.
 BY_ROW = frozenset(
@@ -123,7 +123,8 @@ def apply_gradients(
     grads_and_vars = shards_of(optimizer, grads_and_vars)
     noted = library_operations.noted_as_optimizers(tf.get_default_graph(), optimizer)
     with noted, shard_view(), keras_rows.updating(optimizer):
-        applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        with keras_rules.fusing(optimizer, grads_and_vars):
+            applied = original(optimizer, grads_and_vars, *args, **kwargs)
         keras_rows.clip_constrained(grads_and_vars)
         return applied
 

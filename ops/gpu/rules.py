@@ -194,6 +194,21 @@ class Adam(Rule):
         return w - self.corrected_rate() * m / (np.sqrt(v) + self.epsilon), (m, v)
 
 
+class KerasAdam(Adam):
+    """Adam of `tf.keras.optimizers`, which computes with 1 - beta1 and 1 - beta2; slots: m, v."""
+
+    @property
+    def operation(self) -> str:
+        return "KerasAdam"
+
+    def numbers(self) -> list[float]:
+        return [self.corrected_rate(), 1 - self.beta1, 1 - self.beta2, self.epsilon]
+
+    def options(self) -> list[float]:
+        rate, rest1, rest2, epsilon = self.numbers()
+        return [rate, self.beta1, self.beta2, epsilon, rest1, rest2]
+
+
 @dataclasses.dataclass(frozen=True)
 class Ftrl(Rule):
     """FTRL-Proximal as in `FtrlOptimizer`; slots: a ("accum"), l ("linear").
@@ -263,6 +278,7 @@ RULES = (
     KerasAdagrad,
     RowWiseAdagrad,
     Adam,
+    KerasAdam,
     Ftrl,
     RMSProp,
     CenteredRMSProp,
@@ -279,6 +295,7 @@ EXAMPLES: tuple[Rule, ...] = (
     RowWiseAdagrad(0.1, 1e-3),
     Adam(0.01, step=3, lazy=True),
     Adam(0.01, step=2),
+    KerasAdam(0.01, step=2),
     Ftrl(0.1, 0.01, 0.02),
     Ftrl(0.1),
     Ftrl(0.1, 0.2, 0.3, 0.1),

@@ -105,14 +105,18 @@ struct NesterovMomentum : AnyMomentum<true> {
 // w -= rate * m / (sqrt(v) + epsilon). The rate is corrected for the first steps already.
 struct LazyAdam : UpdateRule {
   static constexpr int kNumbers = 4, kSlots = 2;
-  float rate, beta1, beta2, epsilon;
+  float rate, beta1, beta2, rest1, rest2, epsilon;
 
   explicit LazyAdam(const float* numbers)
-      : rate(numbers[0]), beta1(numbers[1]), beta2(numbers[2]), epsilon(numbers[3]) {}
+      : rate(numbers[0]),
+        beta1(numbers[1]),
+        beta2(numbers[2]),
+        rest1(1 - beta1),
+        rest2(1 - beta2),
+        epsilon(numbers[3]) {}
 
   INLINE void operator()(int64_t dim, const float* __restrict g, float* __restrict w,
                          float* __restrict m, float* __restrict v) const {
-    const float rest1 = 1 - beta1, rest2 = 1 - beta2;
     for (int64_t c = 0; c < dim; ++c) {
       const float mean = m[c] * beta1 + g[c] * rest1;
       const float square = v[c] * beta2 + g[c] * g[c] * rest2;
@@ -126,6 +130,17 @@ struct LazyAdam : UpdateRule {
 struct Adam : LazyAdam {
   static constexpr bool kAllRows = true;
   using LazyAdam::LazyAdam;
+};
+
+// Adam by 1 - beta1 and 1 - beta2, which Keras has from double precision: 1 - 0.999f is another
+// number than 0.001f.
+struct KerasAdam : Adam {
+  explicit KerasAdam(const float* numbers) : Adam(numbers) {
+    rest1 = numbers[1];
+    rest2 = numbers[2];
+    beta1 = 1 - rest1;
+    beta2 = 1 - rest2;
+  }
 };
 
 // With r(a) = a^-power: l += g + 2 * shrinkage * w - (r(a + g * g) - r(a)) / rate * w; a += g * g;
@@ -178,6 +193,7 @@ struct Ftrl : UpdateRule {
   RULE(NesterovMomentum)           \
   RULE(LazyAdam)                   \
   RULE(Adam)                       \
+  RULE(KerasAdam)                  \
   RULE(Ftrl)
 
 }  // namespace collective

@@ -210,11 +210,13 @@ def _build(pending: Sequence[_Pending], fuse: Callable[[], tf.Operation] | None)
 @contextlib.contextmanager
 def _in_place_of(pending: _Pending, waited: Any) -> Iterator[None]:
     scope, _, _ = str(pending.done.name).rpartition("/")
-    with (
-        tf.name_scope(f"{scope}/" if scope else None),
-        tf.get_default_graph().colocate_with(pending.update.table.handle.op, ignore_existing=True),
-        tf.control_dependencies(list(waited)),
-    ):
+    graph, handle = tf.get_default_graph(), pending.update.table.handle
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf.name_scope(f"{scope}/" if scope else None))
+        # In a traced function, what the operation updates decides.
+        if tf.is_symbolic_tensor(handle):
+            stack.enter_context(graph.colocate_with(handle.op, ignore_existing=True))
+        stack.enter_context(tf.control_dependencies(list(waited)))
         yield
 
 

@@ -230,3 +230,26 @@ def adam(
     numbers = [rate, beta1, beta2, epsilon]
     used = tf.constant(-1, tf.int64) if used is None else used
     return update("Adam", table, [m, v], numbers, gradient, rows, used)
+
+
+def keras_adam(
+    table: Any,
+    m: Any,
+    v: Any,
+    rate: tf.Tensor,
+    rest1: tf.Tensor,
+    rest2: tf.Tensor,
+    epsilon: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+    used: tf.Tensor | None = None,
+) -> tf.Operation:
+    """Updates all rows by Adam, as `tf.keras.optimizers.Adam` does.
+
+    Args:
+        table, m, v, rate, epsilon, gradient, rows, used: as for `adam`.
+        rest1, rest2: 1 - beta1 and 1 - beta2, computed in double precision.
+    """
+    numbers = [rate, rest1, rest2, epsilon]
+    used = tf.constant(-1, tf.int64) if used is None else used
+    return update("KerasAdam", table, [m, v], numbers, gradient, rows, used)

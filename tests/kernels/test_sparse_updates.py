@@ -56,6 +56,10 @@ def adam(w, g, m, v, rate, beta1, beta2, epsilon):
     return w - rate * m / (np.sqrt(v) + epsilon), m, v
 
 
+def keras_adam(w, g, m, v, rate, rest1, rest2, epsilon):
+    return adam(w, g, m, v, rate, 1 - rest1, 1 - rest2, epsilon)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """Describes one rule.
@@ -102,6 +106,7 @@ def rate_of_adam(rate: float, beta1: float, beta2: float) -> float:
 
 
 ADAM = (rate_of_adam(0.3, 0.8, 0.9), 0.8, 0.9, 1e-3)
+KERAS_ADAM = (ADAM[0], 0.2, 0.1, 1e-3)
 MOMENTS = {"m": (-1.0, 1.0), "v": (0.0, 1.0)}
 CASES = {
     "adagrad": Case(
@@ -153,6 +158,9 @@ CASES = {
         MOMENTS,
         lambda: tf.train.AdamOptimizer(0.3, 0.8, 0.9, 1e-3),
         all_rows=True,
+    ),
+    "keras_adam": Case(
+        sparse_updates.keras_adam, keras_adam, KERAS_ADAM, MOMENTS, None, all_rows=True
     ),
 }
 

@@ -1,13 +1,11 @@
 """Lets ranks agree on each call of a `tf.function`, as they agree on each run of a session.
 
-When a function with collectives is traced to its end, `close` gives it an agreement, for which its
-gate waits, and with it every collective and every write:
+A function with collectives has an agreement, for which its gate waits (`traces`):
 
-    data, bounds of ids ──► agreement ──► gate ──► collectives ──► updates
+    data, bounds of ids ──► header ──► allgather of headers ──► gate ──► collectives ──► updates
 
-The agreement is an operation of the call itself that calls Python: a call whose data end before it
-never comes to it, and this rank then tells its peers from outside, as for a run. Other writes
-(metrics, an optimizer's number of steps) wait, too: a refused call changes nothing.
+These are operations of the call itself, of which two call Python: a call whose data end before them
+never comes to them, and this rank then tells its peers from outside, as for a run.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, coordinator, milestones, run_analysis
+from collective.coordination import agreement, coordinator, milestones
 from collective.coordination.agreement import (
     CHECK_STRIDE,
     ENDED,
@@ -33,24 +31,19 @@ from collective.coordination.agreement import (
     RUNNING,
     Header,
 )
-from collective.coordination.functions import deciders, stops
+from collective.coordination.functions import stops
 from collective.coordination.functions.answers import answer_of
 from collective.coordination.functions.eager_values import make_equal
 from collective.coordination.prepared_run import Membership, peers_are_idle
 from collective.errors import RankError
 from collective.job.progress_board import Label, Phase
 from collective.ops.communication import collectives
-from collective.ops.communication.gate import Check, gates_of
+from collective.ops.communication.gate import Check
 from collective.ops.graph import (
-    device_scopes,
-    graph_analysis,
     graph_state,
     graphs,
-    training_flag,
 )
-from collective.tables import traced_lookups
-from collective.tables.policies import call_evictions, eager_steps
-from collective.tables.table import is_replicated, shard_of
+from collective.tables.policies import call_evictions
 
 CLOSED = (
     "A tf.function uses tables or gradients of several ranks, and isn't called by eager code "
@@ -88,6 +81,11 @@ class FunctionPlan:
     graph: Any
     executed: frozenset[tf.Operation]
     chooses: bool = False
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """Returns the ends of the ranges of all values that the checks compare."""
+        return np.array([rows for check in self.checks for rows in check.rows], np.int64)
 
     @property
     def member(self) -> Membership:
@@ -155,29 +153,6 @@ def training_of(variable: Any) -> FunctionPlan | None:
     return None if graph is None else plan_of(graph)
 
 
-def check_traced_outside(graph: Any) -> None:
-    """Checks a function that was traced while no scope() was open, and is called in one.
-
-    Raises:
-        NotImplementedError: it updates a trainable variable: by this rank's gradients alone.
-    """
-    known = graph_state.of(graph, Plans)
-    if known.is_harmless or collectives.size() == 1:
-        return
-    # A plain assignment restores a saved model's values, or copies others.
-    changes = [
-        op for op in _writes(graph, set(graph.get_operations())) if op.type != "AssignVariableOp"
-    ]
-    updated = _updated(graph, changes)
-    if updated:
-        raise NotImplementedError(
-            f"The function '{graph.name}' was traced outside of `with strategy.scope():`, where it "
-            f"updates the variable '{updated[0].name}' by the data of a single rank. Call it in "
-            "the scope from its first call on, or make another tf.function of it there."
-        )
-    known.is_harmless = True
-
-
 def note_part_of_step(graph: tf.Graph) -> None:
     """Notes that a function is called within steps that have begun: all of it is done, or none."""
     graph_state.of(graph, Plans).is_part = True
@@ -199,194 +174,9 @@ def as_step(graph: Any) -> Iterator[None]:
         call_evictions.after_training(graph)
 
 
-# While a function is traced
-
-
-def close(graph: Any) -> None:
-    """Gives a function that was traced to its end an agreement, if it has collectives.
-
-    Raises:
-        NotImplementedError: ids depend on what is exchanged; or ranks can't make sure that they
-            take the same branches, in which they exchange something.
-    """
-    gates = gates_of(graph)
-    ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
-    executed = graph_analysis.upstream(ends)
-    if collectives.size() == 1:
-        _close_alone(graph, executed, gates.checked)
-        return
-    if not gates.gates:
-        return
-    zero = gates.gates[0].zero
-    if zero.op.inputs[0].op.type != "PlaceholderWithDefault":
-        return  # It answers calls of another one, and ranks agree outside of it.
-    gates.changed()
-    for check in gates.checks:
-        if gates.level(check.bounds.op):
-            gates.at(2)  # says why not
-    written = _writes(graph, executed)
-    updating = _updating_branches(graph, written)
-    choices = deciders.compare(graph, executed, set(written), updating)
-    executed = graph_analysis.upstream(ends)
-    may_end = _sources(graph, executed)
-    sources = [op for op in may_end if not (gates.level(op) or op in updating)]
-    deciding = [x for tensors in choices.values() for x in tensors]
-    known = [x.op for x in (*deciding, *(check.bounds for check in gates.checks))]
-    before = graph_analysis.upstream([*sources, *known])
-    with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
-        with tf.name_scope("collective/agreement"):
-            bounds = [check.bounds for check in gates.checks]
-            header = tf.concat(bounds or [tf.zeros([0, 2], tf.int64)], 0)
-            with tf.control_dependencies(sources):
-                plans = graph_state.of(graph, Plans)
-                counts = {name: len(tensors) for name, tensors in choices.items()}
-                # TensorFlow keeps an operation's Python function as long as the process.
-                agree = functools.partial(_agree, weakref.ref(plans), counts)
-                agreed = tf.numpy_function(agree, [header, *deciding], tf.int32, stateful=True)
-                agreed.set_shape([])
-    zero.op._update_input(0, agreed)
-    own = [op for op in graph.get_operations() if collectives.is_scripts_own(op)]
-    for op in [*written, *own]:
-        # What a branch does by itself doesn't wait for all that the branch gets.
-        if op not in before and (op.type in graph_analysis.CALLS or not gates.level(op)):
-            op._add_control_input(zero.op)
-    gates.changed()
-    plan = dataclasses.replace(_plan(graph, executed, written), chooses=bool(choices))
-    graph_state.of(graph, Plans).plan = plan
-    _note_step(graph, executed, plan.trains)
-
-
-def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
-    if trains:
-        traced_lookups.refuse_half_precision(f"the function '{graph.name}' trains")
-    training_flag.set_in_function(graph, trains)
-    eager_steps.settle(graph, trains)
-    plans = graph_state.of(graph, Plans)
-    plans.step = stops.Step(trains, run_analysis.takes_batch(executed))
-
-
-def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Operation]) -> None:
-    """Lets all writes of a function that trains wait for its data and checks, on one rank.
-
-    TensorFlow itself counts a step in a call that finds the data at their end.
-
-    Args:
-        graph: the function's.
-        executed: what a call executes.
-        checks: of the ids of its lookups.
-    """
-    written = _writes(graph, executed)
-    trains = bool(_updated(graph, written))
-    _note_step(graph, executed, trains)
-    updating = _updating_branches(graph, written)
-    first = [op for op in _sources(graph, executed) if op not in updating]
-    first += [op for op in checks if op in executed]
-    if not first or not trains:
-        return
-    before = graph_analysis.upstream(first)
-    for op in written:
-        if op not in before:
-            op._add_control_inputs(first)
-
-
-def _updating_branches(graph: Any, written: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Returns the branches among the writes that update variables, as averages of weights are."""
-    return {op for op in written if op.type in deciders.BRANCHES and _updated(graph, [op])}
-
-
-def _sources(graph: Any, executed: set[tf.Operation]) -> list[tf.Operation]:
-    return [
-        op for op in graph.get_operations() if op in executed and op.type in graph_analysis.SOURCES
-    ]
-
-
-def _writes(graph: Any, operations: set[tf.Operation]) -> list[tf.Operation]:
-    """Returns the operations that write variables, calls of functions that do included."""
-    return [
-        op
-        for op in graph.get_operations()
-        if op in operations
-        and (
-            graph_analysis.WRITES.match(op.type)
-            or op.type in graph_analysis.CALLS
-            and graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match)
-        )
-    ]
-
-
-@dataclasses.dataclass
-class Handles:
-    """Records what a function calls the handles of variables outside, by their ids.
-
-    TensorFlow forgets those of a function's arguments when it is traced to its end, and doesn't
-    count arguments among the graph's variables.
-
-    Attributes:
-        inside: the handles, by the ids of those outside.
-        arguments: the tables that the function gets; a function is traced for each table.
-    """
-
-    inside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    arguments: list[weakref.ref[tf.Variable]] = dataclasses.field(default_factory=list)
-
-
-def note_handles(graph: tf.Graph, arguments: Any = ()) -> None:
-    """Notes the handles of the variables that a function uses so far.
-
-    Args:
-        graph: the function's.
-        arguments: what it gets, nested.
-    """
-    handles = graph_state.of(graph, Handles)
-    handles.inside.update({id(external): inner for external, inner in graph.captures})
-    tables = [x for x in tf.nest.flatten(arguments) if shard_of(x) is not None]
-    handles.arguments += map(weakref.ref, tables)
-
-
-def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
-    """Returns the tables and trainable variables that operations of a function write."""
-    note_handles(graph)
-    handles = graph_state.of(graph, Handles)
-    inside, arguments = handles.inside, [table() for table in handles.arguments]
-    holders = {graph_analysis.holder(x) for op in written for x in op.inputs}
-    return [
-        v
-        for v in {id(v): v for v in [*graph.variables, *arguments] if v is not None}.values()
-        if id(v.handle) in inside
-        and inside[id(v.handle)].op in holders
-        # Keras's counters of steps are trainable, too, as far as TensorFlow knows.
-        and (v.trainable and v.dtype.is_floating or shard_of(v) is not None)
-    ]
-
-
-def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operation]) -> FunctionPlan:
-    shared = tuple(sorted(run_analysis.shared_names(graph, executed, ())))
-    variables = {id(v): v for v in graph.variables}
-    updated = _updated(graph, written)
-    trains = bool(updated)
-    description = f"calls the function '{graph.name}'"
-    if not graph_state.of(graph, Plans).is_part:
-        for variable in updated:
-            variable._collective_trained_by = weakref.ref(graph)
-    return FunctionPlan(
-        description,
-        shared,
-        run_analysis.signature_of(shared, trains, False),
-        trains,
-        gates_of(graph).checks,
-        sorted((v for v in variables.values() if is_replicated(v)), key=order),
-        Label(description, shared),
-        graph,
-        frozenset(executed),
-    )
-
-
 def order(variable: Any) -> tuple[str, int]:
     """Returns by what variables are ordered alike on all ranks: name, and order of creation."""
     return str(variable.name), int(str(variable._unique_id).rpartition("_")[2])
-
-
-# While it is called
 
 
 def carry_out(plan: FunctionPlan, execute: Callable[[], Any]) -> Any:
@@ -456,38 +246,69 @@ def make_variables_equal(
         variable._collective_equal = True
 
 
-def _agree(
+def agreement_on(
+    plans: Plans, bounds: tf.Tensor, choices: Mapping[str, Sequence[tf.Tensor]]
+) -> tf.Tensor:
+    """Makes the operations of a function by which ranks agree on a call.
+
+    Args:
+        plans: the function's.
+        bounds: [n, 2], the smallest and the largest of the values that the checks compare.
+        choices: branches and loops that all ranks have to take alike, and what each depends on.
+
+    Returns:
+        0, once all ranks carry out the call.
+    """
+    # TensorFlow keeps an operation's Python function as long as the process.
+    own = weakref.ref(plans)
+    counts = {name: len(tensors) for name, tensors in choices.items()}
+    deciding = [x for tensors in choices.values() for x in tensors]
+    begin = functools.partial(_begin, own, counts)
+    header = tf.numpy_function(begin, [bounds, *deciding], tf.int64, stateful=True)
+    header.set_shape([1, agreement.WIDTH])
+    headers = agreement.gathered(header, agreement.NAME)
+    opened = tf.numpy_function(functools.partial(_open, own), [headers], tf.int32, stateful=True)
+    opened.set_shape([])
+    return opened
+
+
+def _begin(
     own: Callable[[], Plans | None],
     choices: Mapping[str, int],
     bounds: np.ndarray,
     *deciding: np.ndarray,
 ) -> np.ndarray:
-    """Exchanges headers with the peers: an operation of the function.
-
-    Args:
-        own: the function's.
-        choices: branches and loops that all ranks have to take alike, and on how many of `deciding`
-            each depends.
-        bounds: [n, 2], the smallest and the largest of the values that the checks compare.
-        deciding: what they depend on.
-    """
+    """Returns this rank's header in a call: an operation of the function."""
     plans = own()
     if plans is None or not _current or _current[-1].plan is not plans.plan:
         raise RuntimeError(CLOSED)
     call, ranks = _current[-1], coordinator.instance()
-    call.started = True
     values = iter(deciding)
     call.choices = tuple(
         f"{name} depends on {', '.join(_shown(next(values)) for _ in range(count))}"
         for name, count in choices.items()
     )
-    header, signature = _header(call.plan, bounds), call.plan.signature
+    header = _header(call.plan, bounds)
     if choices and header.status == RUNNING:
         digest = hashlib.blake2b(str(call.choices).encode(), digest_size=8).digest()
         header = dataclasses.replace(header, id=int.from_bytes(digest, "little") >> 1)
-    headers = ranks.exchange_headers(header)
+    call.started = True
+    ranks.progress.enters(Phase.AGREEING)
+    return agreement.as_rows(header)
+
+
+def _open(own: Callable[[], Plans | None], rows: np.ndarray) -> np.ndarray:
+    """Lets a call go on if all ranks carry it out: an operation of the function.
+
+    Args:
+        own: the function's plans.
+        rows: the headers of all ranks.
+    """
+    plans, call, ranks = own(), _current[-1], coordinator.instance()
+    headers = ranks.hear(agreement.as_headers(rows))
+    header, signature = headers[collectives.rank()], call.plan.signature
     while header.status == RUNNING and peers_are_idle(headers, signature):
-        if plans.is_refused:
+        if plans is None or plans.is_refused:
             call.is_refused = True
             raise RuntimeError("the ranks stop")
         headers = ranks.exchange_headers(header)
@@ -527,15 +348,15 @@ def _shown(value: Any) -> str:
 
 def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
     """Returns this rank's header, with the first value outside of its range."""
-    place = 0
-    for number, check in enumerate(plan.checks):
-        for i, rows in enumerate(check.rows):
-            low, high = (int(x) for x in bounds[place])
-            if low <= high and (low < 0 or high >= rows):
-                value = low if low < 0 else high
-                return plan.header(INVALID, number * CHECK_STRIDE + i, value)
-            place += 1
-    return plan.header(RUNNING)
+    low, high = bounds.T
+    wrong = (low <= high) & ((low < 0) | (high >= plan.ends))
+    if not wrong.any():
+        return plan.header(RUNNING)
+    first = int(wrong.argmax())
+    places = [(n, i) for n, check in enumerate(plan.checks) for i in range(len(check.rows))]
+    number, i = places[first]
+    value = int(low[first] if low[first] < 0 else high[first])
+    return plan.header(INVALID, number * CHECK_STRIDE + i, value)
 
 
 def _error_for_all(ranks: Any, call: _Call, error: tf.errors.OpError) -> BaseException:

@@ -22,6 +22,10 @@ inline std::vector<float> OptionsOfAdam(const float* n) {
   return {n[0], n[1], n[2], n[3], 1 - n[1], 1 - n[2]};
 }
 
+inline std::vector<float> OptionsOfKerasAdam(const float* n) {
+  return {n[0], 1 - n[1], 1 - n[2], n[3], n[1], n[2]};
+}
+
 inline std::vector<float> OptionsOfRMSProp(const float* n) {
   return {n[0], n[1], 1 - n[1], n[2], n[3]};
 }
@@ -49,6 +53,7 @@ inline const Rule kRules[] = {
      [](const float* n) { return Options{n[0], n[1]}; }},
     {{"LazyAdam", 2, 4, false, false}, KERNEL(Adam), OptionsOfAdam},
     {{"Adam", 2, 4, false, true}, KERNEL(Adam), OptionsOfAdam},
+    {{"KerasAdam", 2, 4, false, true}, KERNEL(Adam), OptionsOfKerasAdam},
     {{"Ftrl", 2, 5, false, false}, KERNEL(Ftrl), [](const float* n) { return Options(n, n + 5); }},
     {{"RMSProp", 2, 4, false, false}, KERNEL(RMSProp), OptionsOfRMSProp},
     {{"CenteredRMSProp", 3, 4, false, false}, KERNEL(CenteredRMSProp), OptionsOfRMSProp},

@@ -14,7 +14,7 @@ import pytest
 
 from collective.ops.gpu import gather, pool, sums, update
 from collective.ops.gpu.cupy_device import OPTIONS
-from collective.ops.gpu.rules import RULES, Adagrad, KerasAdagrad, Rule
+from collective.ops.gpu.rules import RULES, Adagrad, KerasAdagrad, KerasAdam, Rule
 from collective.ops.gpu.sources import Source
 from tests.kernels.gpu.nvrtc import compiled
 from tests.kernels.gpu.sass import Instruction, disassembled, disassembler, flights
@@ -86,7 +86,7 @@ def test_a_warp_reads_its_indices_at_once_and_shuffles_what_they_lead_to():
     [
         pytest.param(rule, marks=_MORE * (rule is not Adagrad))
         for rule in RULES
-        if rule is not KerasAdagrad  # whose kernel is Adagrad's
+        if rule not in (KerasAdagrad, KerasAdam)  # whose kernels are Adagrad's and Adam's
     ],
 )
 def test_updates_fetch_rows_with_all_slots_together(rule: type[Rule]):

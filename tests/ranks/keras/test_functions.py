@@ -78,31 +78,6 @@ def test_a_loop_equals_one_process(strategy, rank, size, optimizer):
     equals(strategy, rank, size, OPTIMIZERS[optimizer])
 
 
-@pytest.mark.either_backend
-@pytest.mark.parametrize("name, updates", [("Adagrad", 1), ("legacy SGD", 0)])
-def test_distinct_rows_are_not_summed_up_and_adagrad_is_one_operation(strategy, name, updates):
-    kinds: list[str] = []
-    with strategy.scope():
-        with strategy.embedding_scope():
-            table = keras.layers.Embedding(9, 2)
-            table.build([])
-        optimizer = OPTIMIZERS[name]()
-
-        @tf2.function
-        def step():
-            with tf2.GradientTape() as tape:
-                loss = tf2.reduce_sum(table(tf2.constant([1, 3, 3])))
-            before = tf2.compat.v1.get_default_graph().get_operations()
-            gradients = tape.gradient(loss, [table.embeddings])
-            optimizer.apply_gradients(zip(gradients, [table.embeddings]))
-            made = tf2.compat.v1.get_default_graph().get_operations()
-            kinds.extend(op.type for op in made[len(before) :])
-
-        step()
-    assert not {"Unique", "UnsortedSegmentSum"} & {*kinds}
-    assert kinds.count("CollectiveSparseUpdate") == updates
-
-
 @pytest.mark.matrix
 @pytest.mark.either_backend
 @pytest.mark.parametrize(

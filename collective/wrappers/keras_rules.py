@@ -1,0 +1,127 @@
+"""Gives the compiled rules that update static tables as Keras's new optimizers do.
+
+In a `tf.function`, one operation updates all tables that a gradient's sum is of, and computes that
+sum (`collective.ops.updates.reduced_updates`). Keras takes nine operations for each table, most of
+which go over all of its rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.exchange import shard_gradients
+from collective.ops.graph import device_scopes
+from collective.ops.updates import reduced_updates, sparse_updates
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.table import Table
+from collective.tables.updates import weight_bound
+from collective.tensorflow_internals.keras import package
+
+
+class _Rule(NamedTuple):
+    """Describes an optimizer's update.
+
+    Attributes:
+        name: the compiled rule's.
+        slots: the optimizer's attributes with a slot for each variable.
+        numbers: returns the rule's numbers for an optimizer, computed as the optimizer does.
+        all_rows: whether rows without a gradient change, too.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    numbers: Callable[[Any], list[tf.Tensor]]
+    all_rows: bool = False
+
+
+def _adagrad(optimizer: Any) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(x) for x in (optimizer.learning_rate, optimizer.epsilon)]
+
+
+def _adam(optimizer: Any) -> list[tf.Tensor]:
+    step = tf.cast(optimizer.iterations + 1, tf.float32)
+    beta1, beta2 = (tf.constant(x, tf.float32) for x in (optimizer.beta_1, optimizer.beta_2))
+    corrected = tf.sqrt(1 - tf.pow(beta2, step)) / (1 - tf.pow(beta1, step))
+    rate = tf.cast(optimizer.learning_rate, tf.float32) * corrected
+    rests = 1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon
+    return [rate, *(tf.constant(x, tf.float32) for x in rests)]
+
+
+_ADAM = _Rule("KerasAdam", ("_momentums", "_velocities"), _adam, all_rows=True)
+_RULES = {
+    package.optimizers.Adagrad: _Rule("KerasAdagrad", ("_accumulators",), _adagrad),
+    package.optimizers.Adam: _ADAM,
+    package.optimizers.AdamW: _ADAM,
+}
+
+
+class Updater:
+    """Updates static tables by compiled operations in one `apply_gradients`.
+
+    Args:
+        optimizer: a new optimizer of Keras.
+    """
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = optimizer
+        self._rule = _RULES.get(type(optimizer))
+        # Variants of Adam that the rule isn't.
+        if getattr(optimizer, "amsgrad", False) or getattr(optimizer, "adaptive_epsilon", False):
+            self._rule = None
+
+    @functools.cached_property
+    def _numbers(self) -> list[tf.Tensor]:  # once for all tables
+        assert self._rule is not None
+        return [tf.cast(number, tf.float32) for number in self._rule.numbers(self._optimizer)]
+
+    def update(self, gradient: Any, variable: Any) -> tf.Operation | None:
+        """Updates a static table's rows; None if Keras has to."""
+        if self._rule is None or not _is_possible(gradient, variable):
+            return None
+        number = self._optimizer._index_dict[self._optimizer._var_key(variable)]
+        used = None
+        if self._rule.all_rows:
+            with device_scopes.on_host():
+                used = tf.constant(-1, tf.int64)
+        return sparse_updates.update(
+            self._rule.name,
+            variable,
+            [getattr(self._optimizer, slot)[number] for slot in self._rule.slots],
+            self._numbers,
+            gradient.values,
+            tf.cast(gradient.indices, tf.int64),
+            used,
+        )
+
+
+def _is_possible(gradient: Any, variable: Any) -> bool:
+    return (
+        isinstance(variable, Table)
+        and not isinstance(variable, DynamicTable)
+        and isinstance(gradient, tf.IndexedSlices)
+        and shard_gradients.is_distinct(gradient.indices)
+        and sparse_updates.is_compiled(variable.dtype, gradient.dtype)
+    )
+
+
+@contextlib.contextmanager
+def fusing(optimizer: Any, grads_and_vars: Sequence[Any]) -> Iterator[None]:
+    """Lets one operation update many tables, unless something comes between their updates.
+
+    Args:
+        optimizer: applies the gradients.
+        grads_and_vars: the gradients and their variables.
+    """
+    with contextlib.ExitStack() as stack:
+        updated = [variable for gradient, variable in grads_and_vars if gradient is not None]
+        if not optimizer.use_ema and not any(
+            variable.constraint is not None or weight_bound.has_bound(variable)
+            for variable in updated
+        ):
+            stack.enter_context(reduced_updates.fusing())
+        yield
