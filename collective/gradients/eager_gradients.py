@@ -338,9 +338,10 @@ def _refuse_moved(table: Sharded, moves: int, what: str) -> None:
     """
     if moves != table.moves:
         raise NotImplementedError(
-            f"{what} of table '{table.op.name}' was made before rows were evicted, as the policy "
-            "of the table says, removed or restored. Take and apply gradients before an update or "
-            "a save evicts rows: make one update of them, or train in a tf.function."
+            f"{what} of table '{table.op.name}' was made before rows were evicted or moved to a "
+            "file, as the policy of the table says, removed or restored. Take and apply gradients "
+            "before an update, a save or another function does so: make one update of them, or "
+            "train in a tf.function."
         )
 
 

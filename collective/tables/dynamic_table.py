@@ -52,8 +52,8 @@ _STRINGS = (
 class DynamicTable(ReservedVariable, Table):
     """Holds rows for any int64 keys, placed on ranks by `collective.ops.placement.dynamic`.
 
-    By rows, all ranks share them (`collective.ops.exchange.key_hashing` has the mix); a whole
-    table's are all on one rank, and the others' stores stay empty.
+    By rows, all ranks share them (`ops.exchange.key_hashing` has the mix); a whole table's are all
+    on one rank, and the others' stores stay empty.
 
     A key gets its row when training looks it up for the first time; initial values of row and slots
     depend only on (seed, name, key). Outside of training an unknown key reads zeros, and stays
@@ -94,9 +94,11 @@ class DynamicTable(ReservedVariable, Table):
         collections: Sequence[str] | None = None,
         constraint: Any = None,
         placed: Any = None,
+        policy: Any = Table.policy,
         **_: Any,
     ):
         keymap.check()
+        self.policy = policy
         self.rows, self.dim = None, shape.as_list()[1]
         self._placed = placed
         self._numpy, self._name = dtype.as_numpy_dtype, name
@@ -104,11 +106,9 @@ class DynamicTable(ReservedVariable, Table):
         self.slot_row_count: tf.Tensor | None = None
         self.last_used: Any = None  # `collective.tables.policies.eviction` sets it.
         self.admission: Any = None  # `collective.tables.policies.admission` sets it.
-        # `collective.tables.policies.eager_steps` sets them.
-        self.iterations: Any = None
+        self.iterations: Any = None  # `collective.tables.policies.eager_steps` sets both.
         self.evicted_at = 0
-        # tf.train.init_from_checkpoint sets it.
-        self.first_rows: Callable[[Loading], None] | None = None
+        self.first_rows: Callable[[Loading], None] | None = None  # init_from_checkpoint sets it.
         self.bridge = (
             dispatch.bridge()
             if dtype == tf.float32 and kernel_device.on_device(dynamic=True)

@@ -25,6 +25,7 @@ from collective.ops.graph import training_flag
 from collective.options.declaration import names
 from collective.options.scopes import ExchangeOptions, PrecisionOptions, UpdateOptions
 from collective.scope import SCOPES
+from collective.tables.rows import rows_in_file
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record, tape
 
@@ -142,7 +143,10 @@ def _called(
         def in_function(*arguments: Any) -> tf.Tensor:
             if adds_rows:
                 training_flag.set_always(tf.get_default_graph())
-            return look_up(*arguments)
+            found = look_up(*arguments)
+            # Its gradient may know rows by their places: training moves them.
+            rows_in_file.tables_of(tf.get_default_graph()).clear()
+            return found
 
         in_function.__name__ = re.sub(r"\W", "_", f"lookup in {table.op.name}")
         made = tf2.function(in_function, input_signature=specs, autograph=False)
@@ -150,6 +154,8 @@ def _called(
         functions[kind] = made.get_concrete_function()
     with record.stop_recording():
         found: tf.Tensor = functions[kind](*inputs)
+    if table.policy.storage is not None and table.rows is None and not is_recorded:
+        rows_in_file.limit_memory([table])
     if is_taped:
         lookup = TapedLookup(table, key, look_up, inputs, found)
         _taped(table)[next(_numbers)] = lookup

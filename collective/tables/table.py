@@ -347,7 +347,7 @@ class Table(Sharded):
     optimizers, `var_list` and `tf.gradients`.
 
     Attributes:
-        policy: its policy, set by the code that makes the table.
+        policy: its policy; the code that makes the table sets it.
 
     Args:
         initializer: fills [V, D]; see `collective.tables.rows.initializers.shard`.

@@ -21,6 +21,7 @@ from collective import strategies
 from collective.ops.graph import device_scopes, graphs, nested_calls
 from collective.scope import SCOPES
 from collective.tables.grouping import WrittenLookup, group_in_scope, lookups_of, reason_alone
+from collective.tables.rows import rows_in_file
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record
 
@@ -125,6 +126,7 @@ def stand_in(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     # A dynamic table's rows are found and read by no operation that TensorFlow knows.
     out.graph.watch_variable(table)
     lookups_of(out.graph).add(lookup, out, "")
+    rows_in_file.note_lookup(out.graph, table)
     return out
 
 

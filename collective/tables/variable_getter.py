@@ -71,21 +71,6 @@ def is_embedding(name: str, partitioner: Any) -> bool:
 
 # Names of the matrices of TensorFlow's layers.
 LAYER_WEIGHTS = ("kernel", "recurrent_kernel", "depthwise_kernel", "weights")
-# The options of a policy that tables of eager code have.
-_EAGER_OPTIONS = (
-    "weight_bound",
-    "steps_to_live",
-    "l2_weight_threshold",
-    "evict",
-    "keep_at_least",
-    "capacity",
-    "filter_freq",
-    "max_element_size",
-    "false_positive_probability",
-    "counter_type",
-    "admit_probability",
-    "default_value_no_permission",
-)
 # Of a dynamic table that is made outside of embedding_scope().
 OUTSIDE = EmbeddingOptions()
 
@@ -141,8 +126,6 @@ def table_getter(
         return getter(
             name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
         )
-    if tf.executing_eagerly():
-        _refuse_eagerly(name, policy)
     if initializer is None:
         initializer = policy.initializer
     if initializer is None and not is_dynamic(shape):
@@ -169,7 +152,9 @@ def table_getter(
         if not tf.executing_eagerly():
             STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
         placed: Any = _placed(placement, rows, dim * int(dtype.size))
+        of_kind = {"policy": policy} if is_dynamic(table_shape) else {}
         table = (kind or (DynamicTable if is_dynamic(table_shape) else Table))(
+            **of_kind,
             placed=placed,
             initializer=initializer,
             shape=table_shape,
@@ -378,22 +363,6 @@ def _refuse_in_function(name: str) -> None:
         raise RuntimeError(
             f"embedding_scope(): '{name}' is made inside a tf.function. Make it outside, once: "
             "Keras's layers do so by themselves, in `build`."
-        )
-
-
-def _refuse_eagerly(name: str, policy: TablePolicy) -> None:
-    """Refuses options of a policy that sessions alone carry out.
-
-    Raises:
-        NotImplementedError: the table has some.
-    """
-    refused = [option for option in policy.options() if option not in _EAGER_OPTIONS]
-    if refused:
-        given = " and ".join(f"{option}={getattr(policy, option)}" for option in refused)
-        raise NotImplementedError(
-            f"embedding_scope(): table '{name}' has {given} in its policy, and is made eagerly, "
-            "where nothing carries that out. Build the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`, or leave it out."
         )
 
 

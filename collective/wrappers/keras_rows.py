@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.rows import rows_in_file
 from collective.tables.table import Table
 from collective.tables.updates import row_views, weight_bound
 from collective.tensorflow_internals.keras import (
@@ -48,6 +49,7 @@ def check(optimizer: Any, tables: Sequence[Any]) -> None:
     Raises:
         NotImplementedError: it keeps averages of a dynamic table's weights; or a dynamic table has
             a constraint; or a static one has a constraint that treats rows together.
+        TableError: a table has rows in a file, and the optimizer moves rows without a gradient.
     """
     dynamic = [table for table in tables if isinstance(table, DynamicTable)]
     if dynamic and optimizer.use_ema:
@@ -60,6 +62,8 @@ def check(optimizer: Any, tables: Sequence[Any]) -> None:
         if table.constraint is not None and not isinstance(table, DynamicTable):
             _check_constraint(table)
     for table in dynamic:
+        if _moves_all_rows(optimizer):
+            rows_in_file.check_all_rows_are_not_updated(table, optimizer)
         if table.constraint is not None:
             raise NotImplementedError(
                 f"The dynamic table '{table.op.name}' has a constraint, which is one of all rows, "
@@ -190,7 +194,8 @@ def updating_legacy(optimizer: Any) -> Iterator[None]:
         def work(in_view: tf.IndexedSlices) -> Any:
             return apply(in_view.values, var, in_view.indices, **options)
 
-        all_rows = not _leaves_other_rows(optimizer)
+        if all_rows := not _leaves_other_rows(optimizer):
+            rows_in_file.check_all_rows_are_not_updated(var, optimizer)
         return tf.group(row_views.update(var, tf.IndexedSlices(grad, indices), all_rows, work))
 
     with _replacing(optimizer, _resource_apply_sparse=resource_apply_sparse):

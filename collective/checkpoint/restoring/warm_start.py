@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.files import chain
@@ -14,10 +15,11 @@ from collective.checkpoint.reading.compatibility import difference, find_stored_
 from collective.checkpoint.rows import table_io
 from collective.checkpoint.rows.shards import Shard
 from collective.coordination import barrier
+from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.tables import served_table
 from collective.tables.rows import initializers
-from collective.tables.table import Table, shard_of
+from collective.tables.table import Table, is_replicated_table, shard_of, shard_view
 from collective.tensorflow_internals.checkpoints import checkpoint_utils
 from collective.tensorflow_internals.variables import variable_scope, variables
 
@@ -54,6 +56,11 @@ def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: A
         bundle = open_agreed(ckpt_dir_or_file)
         for assignment in for_tables:
             _start_from(bundle, assignment.entry, assignment.shard)
+    if tf.executing_eagerly():
+        # TensorFlow changes initializers, and these have been carried out.
+        for entry, target in for_tensorflow:
+            if is_replicated_table(target):
+                _read_whole_into(open_agreed(ckpt_dir_or_file), entry, target)
     if for_tensorflow or not for_tables:
         original(ckpt_dir_or_file, for_tensorflow)
 
@@ -124,6 +131,9 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
     unfit = difference(shard, stored)
     if unfit:
         raise ValueError(f"checkpoint '{bundle.prefix}': {unfit}.")
+    if tf.executing_eagerly():
+        _read_into(bundle, shard, stored)
+        return
     if shard.dynamic:
         _start_dynamic_from(bundle, shard, stored)
         return
@@ -134,6 +144,42 @@ def _start_from(bundle: Bundle, name: str, variable: Any) -> None:
             lambda out: table_io.read_shard(bundle, stored, shard.table.row_placement, out),
         )
         initialize_by(variable, value)
+
+
+def _read_into(bundle: Bundle, shard: Shard, stored: StoredTable) -> None:
+    """Reads the rows of a new table of eager code."""
+    if shard.dynamic:
+        store: Any = shard.table.store(None)
+
+        def receive(keys: np.ndarray, values: list[np.ndarray]) -> None:
+            store.put(keys, values[0])
+            store.limit_memory([])
+
+        table_io.read_dynamic(bundle, [stored], shard.table.placement, receive)
+        return
+    rows = np.empty(shard.shape, shard.dtype)
+    table_io.read_shard(bundle, stored, shard.table.row_placement, rows)
+    with shard_view():
+        shard.variable.assign(rows)
+
+
+def _read_whole_into(bundle: Bundle, name: str, variable: Any) -> None:
+    """Reads the rows of a new table of eager code that every rank has whole.
+
+    Raises:
+        ValueError: the checkpoint doesn't have it, or with another shape.
+    """
+    stored = find_stored_table(bundle, name)
+    if stored is None:
+        variable.assign(bundle.read_whole(name))
+        return
+    rows = np.empty(variable.shape.as_list(), variable.dtype.as_numpy_dtype)
+    if stored.rows != len(rows) or stored.dim != rows.shape[1]:
+        raise ValueError(
+            f"checkpoint '{bundle.prefix}': '{name}' is [{stored.rows}, {stored.dim}] there, and "
+            f"{list(rows.shape)} here."
+        )
+    variable.assign(table_io.read_shard(bundle, stored, placement.static(1), rows))
 
 
 def shard_named_by_variable(variable: Any) -> Shard:

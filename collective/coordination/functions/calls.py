@@ -44,6 +44,7 @@ from collective.ops.graph import (
     graphs,
 )
 from collective.tables.policies import call_evictions
+from collective.tables.rows import rows_in_file
 
 CLOSED = (
     "A tf.function uses tables or gradients of several ranks, and isn't called by eager code "
@@ -171,7 +172,16 @@ def as_step(graph: Any) -> Iterator[None]:
     yield
     if plans.step.trains:
         milestones.poster().trained()
-        call_evictions.after_training(graph)
+    try:
+        if plans.step.trains:
+            call_evictions.after_training(graph)
+        if not plans.is_part or plans.step.trains:
+            rows_in_file.limit_memory(rows_in_file.tables_of(graph))
+    except Exception as error:
+        if collectives.size() > 1:
+            words = f"failed after a call with {type(error).__name__}: {error}"
+            coordinator.instance().failure = Membership(NUMBER, []), words
+        raise
 
 
 def order(variable: Any) -> tuple[str, int]:

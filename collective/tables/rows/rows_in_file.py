@@ -42,7 +42,10 @@ class TableWithFile(Protocol):
 
 @dataclasses.dataclass
 class TablesWithFiles:
-    """Records the tables of a graph whose rows go to files."""
+    """Records the tables of a graph whose rows go to files.
+
+    Of a traced function's graph, these are the tables of eager code that it looks up.
+    """
 
     tables: list[TableWithFile] = dataclasses.field(default_factory=list)
 
@@ -180,7 +183,31 @@ def prepare(table: Any) -> None:
             f"table '{table.op.name}' is to keep rows in a file (storage='dram_ssd'), which needs "
             f"the compiled operations: {native_library.missing()}."
         )
-    tables_of(graphs.outermost(tf.get_default_graph())).append(table)
+    if not table.is_eager:
+        tables_of(graphs.outermost(tf.get_default_graph())).append(table)
+
+
+def note_lookup(graph: tf.Graph, table: Any) -> None:
+    """Notes that a traced function looks up a table, whose rows may go to a file after a call."""
+    tables = tables_of(graph)
+    if table.policy.storage is not None and table.rows is None and table not in tables:
+        tables.append(table)
+
+
+def limit_memory(tables: Iterable[Any]) -> None:
+    """Moves rows of tables of eager code to their files, where too many are in memory.
+
+    Every rank calls it, between the same calls of functions; gradients that know rows by their
+    places are refused from then on.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    overfull = any_is_overfull()
+    for table in tables:
+        table.moves += 1  # On this rank no row may have moved.
+        if overfull and (store := table.store(None)).is_overfull:
+            store.limit_memory(table.columns_of_slots(None))
 
 
 def check_all_rows_are_not_updated(table: Any, optimizer: Any) -> None:
@@ -194,7 +221,8 @@ def check_all_rows_are_not_updated(table: Any, optimizer: Any) -> None:
         raise TableError(
             f"{type(optimizer).__name__} moves all rows of table '{table.op.name}' in every step, "
             "those in its file too (storage='dram_ssd'). Use an optimizer that moves the rows of a "
-            "batch, such as collective.train.LazyAdamOptimizer, or keep the table in memory."
+            "batch, such as Adagrad or collective.train.LazyAdamOptimizer, or keep the table in "
+            "memory."
         )
 
 

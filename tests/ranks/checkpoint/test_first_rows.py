@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
+import collective.keras
 from collective import CheckpointOption, EmbeddingVariableOption, FirstRows, TablePolicy
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
@@ -115,3 +116,37 @@ def test_a_static_table_starts_from_its_rows(strategy, source):
         with strategy.embedding_scope(policy=TablePolicy(first_rows=FirstRows(source, "none"))):
             with pytest.raises(ValueError, match="none is not found.*from which 't' is to start"):
                 tf.get_variable("t", [5, D])
+
+
+@pytest.mark.parametrize("placement", ["rows", "whole", "replicated"])
+def test_static_tables_of_eager_code_start_from_them(strategy, source, placement):
+    with strategy.scope():
+        policy = TablePolicy(first_rows=FirstRows(source, "s"))
+        with strategy.embedding_scope(policy=policy, placement=placement):
+            layer = tf.keras.layers.Embedding(5, D)
+        np.testing.assert_array_equal(layer(np.arange(5)), STATIC)
+        with (
+            strategy.embedding_scope(policy=policy, placement=placement),
+            pytest.raises(ValueError, match="5"),
+        ):
+            tf.keras.layers.Embedding(6, D).build([None])
+
+
+@pytest.mark.parametrize("placement", ["rows", "whole"])
+def test_dynamic_tables_of_eager_code_start_from_them(strategy, size, source, folder, placement):
+    """The optimizer's slots start fresh; also where rows go to a file."""
+    in_file = {"storage": "dram_ssd", "storage_path": f"{folder}/rows", "storage_size": 1}
+    for options in ({}, in_file):
+        policy = TablePolicy(first_rows=FirstRows(source, "src/a"), **options)
+        with strategy.scope(plan="quiet"):
+            with strategy.embedding_scope(policy=policy, placement=placement):
+                layer = collective.keras.layers.Embedding(D, name=f"layer{len(options)}")
+            expected = np.repeat(once(7.0), D * len(KEYS)).reshape(-1, D)
+            np.testing.assert_allclose(layer(KEYS), expected, rtol=1e-6)
+            np.testing.assert_array_equal(layer(KEYS + 1), np.zeros([len(KEYS), D]))
+            optimizer = tf.keras.optimizers.legacy.Adagrad(RATE, START, epsilon=0.0)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(KEYS))
+            weights = layer.trainable_weights
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            np.testing.assert_allclose(layer(KEYS), once(expected), rtol=1e-6)

@@ -19,8 +19,6 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-import collective
-
 pytestmark = pytest.mark.either_backend
 
 FOR_GRAPHS = (
@@ -175,9 +173,6 @@ def test_tables_and_sessions_are_refused(strategy):
         with strategy.embedding_scope():
             with pytest.raises(RuntimeError, match="'t' is made inside a tf.function"):
                 tf.function(lambda: tf.get_variable("t", [3, 3]))()
-        policy = collective.TablePolicy(first_rows=collective.FirstRows("rows"))
-        with pytest.raises(NotImplementedError, match="table 'd' has .*is made eagerly"):
-            collective.get_embedding_variable("d", 3, ev_option=policy)
         with pytest.raises(RuntimeError, match=FOR_GRAPHS):
             tf.train.MonitoredTrainingSession("")
 

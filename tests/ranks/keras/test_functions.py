@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf2
 
 from collective.errors import RankError, TableError
-from collective.policy import TablePolicy
 from collective.tables.traced_lookups import lookups_in
 from tests.ranks import grouped
 from tests.ranks.keras.models import (
@@ -181,7 +180,6 @@ REFUSED = {
     "whole rows": "Adafactor may compute something of all rows",
     "levels": "Ids of a lookup depend on the rows of another lookup",
     "in a function": "is made inside a tf.function",
-    "policy": "has storage=dram_ssd and storage_path=rows in its policy, and is made eagerly",
     "zeros": "leave the argument out",
 }
 
@@ -223,12 +221,6 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
             with strategy.embedding_scope():
                 return tf2.compat.v1.get_variable("inside", [3, 2])
 
-        def make_with_policy():
-            with strategy.embedding_scope(
-                policy=TablePolicy(storage="dram_ssd", storage_path="rows")
-            ):
-                return tf2.compat.v1.get_variable("dynamic", [None, 2])
-
         adafactor = new.Adafactor(0.1)
         ways = {
             "in a branch": tf2.function(branch),
@@ -238,7 +230,6 @@ def test_what_is_not_possible_is_refused_by_name(strategy, rank, size):
             "whole rows": tf2.function(by_adafactor),
             "levels": tf2.function(two_levels),
             "in a function": tf2.function(make),
-            "policy": make_with_policy,
             "zeros": tf2.function(zeros),
         }
         for name, way in ways.items():
