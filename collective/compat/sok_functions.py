@@ -30,7 +30,7 @@ from collective.tensorflow_internals.keras import Adam as KerasAdam
 from collective.tensorflow_internals.keras import OptimizerV2, gradient_descent
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
 from collective.train import LazyAdamOptimizer
-from collective.wrappers import keras_names, keras_rows
+from collective.wrappers import keras_names, keras_rules
 
 _scope: list[Any] = []
 
@@ -238,7 +238,7 @@ def _wrapped_eagerly(optimizer: Any) -> Any:
         wrapped._learning_rate = optimizer._learning_rate
     else:
         return optimizer
-    keras_rows.leave_other_rows(wrapped)
+    keras_rules.leave_other_rows(wrapped)
     return wrapped
 
 

@@ -4,7 +4,7 @@ Where the optimizer computes with whole variables, these are a dynamic table's r
 (`collective.tables.updates.row_views`). New rows begin as in a static table whose row training
 hasn't looked up before: moments are 0.
 
-Static tables are updated by compiled operations where there are such (`keras_rules`).
+Compiled operations update the rows where there are such (`keras_rules`).
 """
 
 from __future__ import annotations
@@ -103,19 +103,10 @@ def _is_by_row(constraint: Callable[[tf.Tensor], tf.Tensor], dim: int, dtype: tf
     return True
 
 
-def leave_other_rows(optimizer: Any) -> None:
-    """Has an optimizer move only the rows of dynamic tables that a gradient is of."""
-    optimizer._collective_leaves_other_rows = True
-
-
-def _leaves_other_rows(optimizer: Any) -> bool:
-    return getattr(optimizer, "_collective_leaves_other_rows", False)
-
-
 def _moves_all_rows(optimizer: Any) -> bool:
     """Tells whether a new optimizer moves rows without a gradient."""
     kind = type(optimizer)
-    if _leaves_other_rows(optimizer):
+    if keras_rules.leaves_other_rows(optimizer):
         return False
     if getattr(optimizer, "weight_decay", None):
         return True
@@ -194,7 +185,7 @@ def updating_legacy(optimizer: Any) -> Iterator[None]:
         def work(in_view: tf.IndexedSlices) -> Any:
             return apply(in_view.values, var, in_view.indices, **options)
 
-        if all_rows := not _leaves_other_rows(optimizer):
+        if all_rows := not keras_rules.leaves_other_rows(optimizer):
             rows_in_file.check_all_rows_are_not_updated(var, optimizer)
         return tf.group(row_views.update(var, tf.IndexedSlices(grad, indices), all_rows, work))
 

@@ -1,4 +1,4 @@
-"""Gives the compiled rules that update static tables as Keras's new optimizers do.
+"""Gives the compiled rules that update tables as Keras's new optimizers do.
 
 In a `tf.function`, one operation updates all tables that a gradient's sum is of, and computes that
 sum (`collective.ops.updates.reduced_updates`). Keras takes nine operations for each table, most of
@@ -19,7 +19,7 @@ from collective.ops.graph import device_scopes
 from collective.ops.updates import reduced_updates, sparse_updates
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Table
-from collective.tables.updates import weight_bound
+from collective.tables.updates import optimizer_slots, weight_bound
 from collective.tensorflow_internals.keras import package
 
 
@@ -60,8 +60,18 @@ _RULES = {
 }
 
 
+def leave_other_rows(optimizer: Any) -> None:
+    """Has an optimizer move only the rows of dynamic tables that a gradient is of."""
+    optimizer._collective_leaves_other_rows = True
+
+
+def leaves_other_rows(optimizer: Any) -> bool:
+    """Tells whether `leave_other_rows` was called with an optimizer."""
+    return getattr(optimizer, "_collective_leaves_other_rows", False)
+
+
 class Updater:
-    """Updates static tables by compiled operations in one `apply_gradients`.
+    """Updates tables by compiled operations in one `apply_gradients`.
 
     Args:
         optimizer: a new optimizer of Keras.
@@ -80,29 +90,36 @@ class Updater:
         return [tf.cast(number, tf.float32) for number in self._rule.numbers(self._optimizer)]
 
     def update(self, gradient: Any, variable: Any) -> tf.Operation | None:
-        """Updates a static table's rows; None if Keras has to."""
+        """Updates a table's rows; None if Keras has to."""
         if self._rule is None or not _is_possible(gradient, variable):
             return None
-        number = self._optimizer._index_dict[self._optimizer._var_key(variable)]
-        used = None
-        if self._rule.all_rows:
+        if not isinstance(variable, DynamicTable):
             with device_scopes.on_host():
-                used = tf.constant(-1, tf.int64)
+                all_rows = tf.constant(-1, tf.int64)
+            return self._made(self._rule, gradient, variable, all_rows)
+        # Keras decays weights before each update: of a dynamic table, those of rows in view.
+        if leaves_other_rows(self._optimizer) or self._optimizer.weight_decay:
+            return None
+        settled, count = optimizer_slots.settle(variable, gradient, self._rule.all_rows)
+        with tf.control_dependencies([settled]):
+            return self._made(self._rule, gradient, variable, count)
+
+    def _made(self, rule: _Rule, gradient: Any, variable: Any, used: Any) -> tf.Operation:
+        number = self._optimizer._index_dict[self._optimizer._var_key(variable)]
         return sparse_updates.update(
-            self._rule.name,
+            rule.name,
             variable,
-            [getattr(self._optimizer, slot)[number] for slot in self._rule.slots],
+            [getattr(self._optimizer, slot)[number] for slot in rule.slots],
             self._numbers,
             gradient.values,
             tf.cast(gradient.indices, tf.int64),
-            used,
+            used if rule.all_rows else None,
         )
 
 
 def _is_possible(gradient: Any, variable: Any) -> bool:
     return (
         isinstance(variable, Table)
-        and not isinstance(variable, DynamicTable)
         and isinstance(gradient, tf.IndexedSlices)
         and shard_gradients.is_distinct(gradient.indices)
         and sparse_updates.is_compiled(variable.dtype, gradient.dtype)
