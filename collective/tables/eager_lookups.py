@@ -154,7 +154,7 @@ def _called(
         functions[kind] = made.get_concrete_function()
     with record.stop_recording():
         found: tf.Tensor = functions[kind](*inputs)
-    if table.policy.storage is not None and table.rows is None and not is_recorded:
+    if table.rows is None and table.policy.storage is not None and not is_recorded:
         rows_in_file.limit_memory([table])
     if is_taped:
         lookup = TapedLookup(table, key, look_up, inputs, found)

@@ -189,8 +189,10 @@ def prepare(table: Any) -> None:
 
 def note_lookup(graph: tf.Graph, table: Any) -> None:
     """Notes that a traced function looks up a table, whose rows may go to a file after a call."""
+    if table.rows is not None or table.policy.storage is None:
+        return
     tables = tables_of(graph)
-    if table.policy.storage is not None and table.rows is None and table not in tables:
+    if all(table is not each for each in tables):  # Variables compare their values.
         tables.append(table)
 
 

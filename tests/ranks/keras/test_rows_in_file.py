@@ -115,6 +115,30 @@ def test_lookups_without_a_function_give_memory_back(strategy, rank, size, folde
                     np.testing.assert_array_equal(row, known[int(key)])
 
 
+def test_a_function_looks_up_two_tables(strategy, rank, size, folder):
+    keys = tf2.range(200, dtype=tf2.int64)
+    with strategy.scope():
+        with strategy.embedding_scope(policy=in_file(folder, 1)):
+            layers = [collective_keras.layers.Embedding(DIM, name=f"rows{i}") for i in range(2)]
+        optimizer = new.SGD(0.5)
+
+        @tf2.function
+        def step():
+            with tf2.GradientTape() as tape:
+                loss = tf2.add_n([tf2.reduce_sum(layer(keys)) for layer in layers])
+            weights = [layer.embeddings for layer in layers]
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+        step()
+        before = [exported(layer.embeddings) for layer in layers]
+        step()
+        for layer, known in zip(layers, before):
+            store = layer.embeddings.store(None)
+            assert store.count_in_memory < 0.8 * len(store)
+            for key, row in exported(layer.embeddings).items():
+                np.testing.assert_allclose(row, known[key] - 0.5, atol=1e-6)
+
+
 def test_a_gradient_from_before_rows_moved_is_refused(strategy, rank, size, folder):
     keys = tf2.range(100, dtype=tf2.int64)
     with strategy.scope():
