@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import eager_values, stops
@@ -172,17 +173,33 @@ def epoch_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     """Replaces `Model._validate_and_get_metrics_result`: logs are those of all ranks.
 
     What a `train_step` of the script's own returns besides its metrics is the mean over the ranks.
+    A value by the name of a metric may be the metric's result, or something else.
     """
     if collectives.size() == 1 or not tf.executing_eagerly():
         return original(model, logs)
+    own = _results(model) if logs else {}
     metrics = model.get_metrics_result()
     if not logs or set(logs) == set(metrics):
         return metrics
     names = sorted(name for name, value in logs.items() if _is_number(value))
     name = f"logs of the Keras model '{model.name}'"
-    sums = eager_values.sums(name, [tf.constant(logs[n], tf.float32).numpy() for n in names])
-    means = {n: float(total) / collectives.size() for n, total in zip(names, sums)}
-    return {n: metrics.get(n, means.get(n, value)) for n, value in logs.items()}
+    values = [tf.constant(logs[n], tf.float32).numpy() for n in names]
+    are_results = [_is_number(own.get(n)) and np.isclose(own[n], logs[n], 1e-5) for n in names]
+    sums = eager_values.sums(name, [*values, *(np.array(is_one, "f") for is_one in are_results)])
+    size = collectives.size()
+    for n, total, results in zip(names, sums, sums[len(names) :]):
+        if results < size:
+            metrics[n] = float(total) / size
+    return {n: metrics.get(n, value) for n, value in logs.items()}
+
+
+def _results(model: Any) -> dict[str, Any]:
+    """Returns the results of a model's metrics on this rank."""
+    results: dict[str, Any] = {}
+    for metric in model.metrics:
+        result = metric.result()
+        results.update(result if isinstance(result, dict) else {metric.name: result})
+    return results
 
 
 def _is_number(value: Any) -> bool:

@@ -60,6 +60,13 @@ _RULES = {
 }
 
 
+def _is_plain_adam(optimizer: Any) -> bool:
+    """Tells whether Adam is none of its variants, by numbers that don't change."""
+    numbers = optimizer.beta_1, optimizer.beta_2, optimizer.epsilon
+    is_variant = optimizer.amsgrad or getattr(optimizer, "adaptive_epsilon", False)
+    return not is_variant and all(isinstance(x, (int, float)) for x in numbers)
+
+
 def leave_other_rows(optimizer: Any) -> None:
     """Has an optimizer move only the rows of dynamic tables that a gradient is of."""
     optimizer._collective_leaves_other_rows = True
@@ -80,8 +87,7 @@ class Updater:
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self._rule = _RULES.get(type(optimizer))
-        # Variants of Adam that the rule isn't.
-        if getattr(optimizer, "amsgrad", False) or getattr(optimizer, "adaptive_epsilon", False):
+        if self._rule is _ADAM and not _is_plain_adam(optimizer):
             self._rule = None
 
     @functools.cached_property

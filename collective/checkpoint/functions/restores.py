@@ -229,9 +229,14 @@ class _RowsInPlace:
     """
 
     def __init__(self, group: Sequence[Shard]):
-        table: Any = group[0].table
+        self._table: Any = group[0].table
+        table, slots = self._table, [shard.variable for shard in group[1:]]
         self.store, self._all_slots = table.store(None), table.columns_of_slots(None)
-        self._slots = [shard.variable.column(None) for shard in group[1:]]
+        self._slots = [slot.column(None) for slot in slots]
+        # Those that a row has to have before it goes to a file.
+        self._others: list[Any] | None = None
+        if table.policy.storage is not None:
+            self._others = [s for s in table.slots if all(s is not slot for slot in slots)]
         self.store.clear(self._all_slots)
         if table.counts_keys:
             self.store.keys.forget(None)
@@ -243,6 +248,9 @@ class _RowsInPlace:
             column.ensure_capacity(count)
             column.write(local, rows)
             column.filled = count
+        if self._others is not None:
+            self._table.initialize_slot_rows(None, self._others)
+            self.store.limit_memory(self._all_slots)
 
     def remove(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
         self.store.remove_keys(choose(self.store.all_keys().copy()), self._all_slots)

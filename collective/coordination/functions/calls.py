@@ -43,6 +43,7 @@ from collective.ops.graph import (
     graph_state,
     graphs,
 )
+from collective.tables import eager_lookups
 from collective.tables.policies import call_evictions
 from collective.tables.rows import rows_in_file
 
@@ -198,6 +199,8 @@ def carry_out(plan: FunctionPlan, execute: Callable[[], Any]) -> Any:
         plan: the function's.
         execute: calls TensorFlow.
     """
+    # A call in a Python function of another call would wait for that one to end.
+    eager_lookups.refuse_own_threads(f"the function '{plan.graph.name}' is called")
     ranks = coordinator.instance()
     with ranks.one_at_a_time, ranks.progress:
         ranks.deliver_failure()

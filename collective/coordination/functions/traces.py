@@ -42,6 +42,7 @@ def close(graph: Any) -> None:
         NotImplementedError: ids depend on what is exchanged; or ranks can't make sure that they
             take the same branches, in which they exchange something.
     """
+    _leave_later_operations(graph)
     gates = gates_of(graph)
     ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
     executed = graph_analysis.upstream(ends)
@@ -82,6 +83,26 @@ def close(graph: Any) -> None:
     gates.changed()
     plans.plan = dataclasses.replace(_plan(graph, executed, written), chooses=bool(choices))
     _note_step(graph, executed, plans.plan.trains)
+
+
+def _leave_later_operations(graph: Any) -> None:
+    """Lets exchanges not wait for operations that need what they give.
+
+    TensorFlow lets operations with side effects follow each other as they were made. Exchanges are
+    made last, when lookups are grouped: the script may print rows before.
+    """
+    waits: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in graph.get_operations():
+        if op.type.startswith("Collective"):
+            for waited in op.control_inputs:
+                if not waited.type.startswith("Collective"):
+                    waits.setdefault(waited, []).append(op)
+    for waited, ours in waits.items():
+        needed = graph_analysis.upstream([waited])
+        for op in needed.intersection(ours):
+            kept = [x for x in op.control_inputs if x is not waited]
+            op._remove_all_control_inputs()
+            op._add_control_inputs(kept)
 
 
 def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:

@@ -27,6 +27,9 @@ OPTIMIZERS = {
     "a schedule": lambda: new.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.7)),
     "other betas": lambda: new.Adam(0.003, beta_1=0.3, beta_2=0.5, epsilon=0.1),
     "amsgrad": lambda: new.Adam(0.003, amsgrad=True),
+    "numbers that are tensors": lambda: new.Adam(
+        0.003, beta_1=tf2.constant(0.8), epsilon=tf2.Variable(1e-3, trainable=False)
+    ),
     "weight decay": lambda: new.AdamW(0.003, weight_decay=0.1),
     "averages": lambda: new.Adam(0.003, use_ema=True, ema_overwrite_frequency=3),
     "Adagrad with weight decay": lambda: new.Adagrad(0.05, weight_decay=0.1),

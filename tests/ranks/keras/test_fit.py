@@ -138,13 +138,14 @@ class OwnStep(keras.Model):
     def __init__(self, inner):
         super().__init__()
         self.inner, self.total = inner, keras.metrics.Mean(name="total")
+        self.of_last = keras.metrics.Mean(name="of_last")
 
     def call(self, inputs, training=None):
         return self.inner(inputs)
 
     @property
     def metrics(self):
-        return [self.total]
+        return [self.total, self.of_last]
 
     def train_step(self, data):
         (users, words), labels = data
@@ -152,12 +153,13 @@ class OwnStep(keras.Model):
             loss = loss_of(self.inner, users, words, labels)
         self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
         self.total.update_state(labels)
-        return {"total": self.total.result(), "own": loss}
+        self.of_last.update_state(loss)
+        return {"total": self.total.result(), "own": loss, "of_last": loss}
 
 
 @pytest.mark.slow
 def test_a_train_step_of_ones_own(strategy, rank, size):
-    """Its metrics are of all ranks, other logs the mean over ranks."""
+    """Its metrics are of all ranks, other logs the mean over ranks, by whatever names."""
     all_data = data()
     plain = OwnStep(make_model())
     plain.compile(keras.optimizers.SGD(0.1))

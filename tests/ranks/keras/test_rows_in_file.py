@@ -86,6 +86,18 @@ def test_numbers_are_those_of_rows_in_memory(strategy, rank, size, folder, name,
         np.testing.assert_array_equal(row, results[1][3][key])
 
 
+class First(keras.callbacks.Callback):
+    """Notes the rows with which `fit` begins."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def on_train_begin(self, logs=None):
+        table = self.layer.embeddings
+        self.count_in_memory, self.rows = table.store(None).count_in_memory, exported(table)
+
+
 def test_a_checkpoint_has_the_rows_in_the_file(strategy, rank, size, folder):
     with strategy.scope():
         trained = []
@@ -93,8 +105,13 @@ def test_a_checkpoint_has_the_rows_in_the_file(strategy, rank, size, folder):
             policy = in_file(f"{folder}/{part}")
             model, rows = model_with(strategy, policy, new.Adagrad(0.1), False)
             back = collective_keras.callbacks.Checkpoint(f"{folder}/saved", save_freq="epoch")
-            model.fit(own(data(), rank, size), epochs=1, verbose=0, callbacks=[back])
+            first = First(rows)
+            model.fit(own(data(), rank, size), epochs=1, verbose=0, callbacks=[back, first])
             trained.append(exported(rows.embeddings))
+    assert first.count_in_memory < 0.8 * len(first.rows), "they were read into the file"
+    assert first.rows.keys() == trained[0].keys()
+    for key, row in first.rows.items():
+        np.testing.assert_array_equal(row, trained[0][key])
     assert trained[0].keys() == trained[1].keys()
     # The second went on from what the first had saved.
     assert sum(not np.array_equal(trained[0][key], trained[1][key]) for key in trained[0]) > 20
