@@ -1,10 +1,12 @@
 """Trains a Keras model by fit, from wherever its checkpoint is: for tests of preemption.
 
-    resumable_fit.py FOLDER EPOCHS [unknown] [eager] [unsaved] [plain] [RANK:NAME:COUNT]
+    resumable_fit.py FOLDER EPOCHS [unknown] [eager] [unsaved] [often] [plain]
+        [RANK:NAME:COUNT[:kill|:raise]]
 
 EPOCHS 0 is no end. The data are the same in each job; with "unknown" nobody knows their length. As
 rank RANK has noted NAME for the COUNTth time ("step", "validated", "between"), it is told to stop,
-once in a folder. With "plain" it trains the model that one process would have, in plain Keras.
+killed, or raises, once in a folder. With "often" it saves every fourth step. With "plain" it trains
+the model that one process would have, in plain Keras.
 """
 
 import contextlib
@@ -37,8 +39,13 @@ class Note(keras.callbacks.Callback):
         with open(os.path.join(self.folder, f"{name}.{self.rank}"), "w") as file:
             file.write(str(self.counts[name]))
         mark = os.path.join(self.folder, f"told.{self.rank}")
-        if self.tell == f"{self.rank}:{name}:{self.counts[name]}" and not os.path.exists(mark):
+        moment, how = ":".join(self.tell.split(":")[:3]), self.tell.split(":")[3:]
+        if moment == f"{self.rank}:{name}:{self.counts[name]}" and not os.path.exists(mark):
             open(mark, "w").close()
+            if how == ["kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == ["raise"]:
+                raise ValueError("a fault in a callback")
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
 
@@ -91,7 +98,9 @@ def main(folder, epochs, *options):
             if "unsaved" not in options:
                 callbacks.append(
                     collective.keras.callbacks.Checkpoint(
-                        os.path.join(folder, "saved"), save_freq=1000, continue_id="one"
+                        os.path.join(folder, "saved"),
+                        save_freq=4 if "often" in options else 1000,
+                        continue_id="one",
                     )
                 )
             model.fit(own, epochs=epochs, verbose=0, validation_data=held_out, callbacks=callbacks)
