@@ -19,7 +19,7 @@ from tensorflow.python.training import (
     session_manager,
 )
 
-from collective import CollectiveStrategy, Table, TablePolicy
+from collective import CollectiveStrategy, Table
 from collective.tensorflow_internals import keras
 
 pytestmark = pytest.mark.either_backend
@@ -127,13 +127,6 @@ def test_options(strategy):
 
 def test_the_counts(strategy, rank, size):
     assert 0 <= strategy.local_rank() <= strategy.rank() == rank < strategy.world_size() == size
-
-
-def test_eager_dynamic_tables_have_no_rows_in_files(strategy):
-    policy = TablePolicy(storage="dram_ssd", storage_path="/nowhere", storage_size=1 << 20)
-    with strategy.scope(), strategy.embedding_scope(policy=policy):
-        with pytest.raises(NotImplementedError, match=r"tf.Graph\(\).as_default"):
-            tf.get_variable("t", [None, 3])
 
 
 def test_a_session_grows_into_the_gpu_and_keeps_the_users_settings(strategy):
