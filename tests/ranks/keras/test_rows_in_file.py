@@ -117,6 +117,7 @@ def test_a_checkpoint_has_the_rows_in_the_file(strategy, rank, size, folder):
     assert sum(not np.array_equal(trained[0][key], trained[1][key]) for key in trained[0]) > 20
 
 
+@pytest.mark.slow
 def test_lookups_without_a_function_give_memory_back(strategy, rank, size, folder):
     keys = np.arange(300)
     with strategy.scope():
@@ -171,6 +172,7 @@ def test_a_gradient_from_before_rows_moved_is_refused(strategy, rank, size, fold
             np.testing.assert_array_equal(row, before[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_optimizer_that_moves_all_rows_is_refused(strategy, rank, size, folder, name):
     with strategy.scope():
