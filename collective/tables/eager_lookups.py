@@ -144,7 +144,7 @@ def _called(
             if adds_rows:
                 training_flag.set_always(tf.get_default_graph())
             found = look_up(*arguments)
-            # Its gradient may know rows by their places: training moves them.
+            # A gradient may know rows by their places: they move after its update.
             rows_in_file.tables_of(tf.get_default_graph()).clear()
             return found
 

@@ -126,7 +126,7 @@ def stand_in(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     # A dynamic table's rows are found and read by no operation that TensorFlow knows.
     out.graph.watch_variable(table)
     lookups_of(out.graph).add(lookup, out, "")
-    rows_in_file.note_lookup(out.graph, table)
+    rows_in_file.note_use(out.graph, table)
     return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -132,19 +132,18 @@ def _is_possible(gradient: Any, variable: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def fusing(optimizer: Any, grads_and_vars: Sequence[Any]) -> Iterator[None]:
+def fusing(
+    optimizer: Any, grads_and_vars: Sequence[Any]
+) -> contextlib.AbstractContextManager[None]:
     """Lets one operation update many tables, unless something comes between their updates.
 
     Args:
         optimizer: applies the gradients.
         grads_and_vars: the gradients and their variables.
     """
-    with contextlib.ExitStack() as stack:
-        updated = [variable for gradient, variable in grads_and_vars if gradient is not None]
-        if not optimizer.use_ema and not any(
-            variable.constraint is not None or weight_bound.has_bound(variable)
-            for variable in updated
-        ):
-            stack.enter_context(reduced_updates.fusing())
-        yield
+    between = optimizer.use_ema or any(
+        variable.constraint is not None or weight_bound.has_bound(variable)
+        for gradient, variable in grads_and_vars
+        if gradient is not None
+    )
+    return contextlib.nullcontext() if between else reduced_updates.fusing()

@@ -18,6 +18,7 @@ from collective.ops.graph import graphs, library_operations
 from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.policies import eager_steps
+from collective.tables.rows import rows_in_file
 from collective.tables.table import Sharded, shard_view
 from collective.tables.updates.optimizer_slots import sharded_as
 from collective.tables.updates.slots import Slot
@@ -66,6 +67,8 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
             "loop of a tf.function. Update it directly in the function that eager code calls."
         )
     eager_steps.note_update(optimizer, tables)
+    for table in tables:
+        rows_in_file.note_use(graph, table)
     names = [table.op.name for table in tables]
     for name in names:
         if names.count(name) > 1:

@@ -39,10 +39,7 @@ from collective.errors import RankError
 from collective.job.progress_board import Label, Phase
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import Check
-from collective.ops.graph import (
-    graph_state,
-    graphs,
-)
+from collective.ops.graph import graph_state, graphs
 from collective.tables import eager_lookups
 from collective.tables.policies import call_evictions
 from collective.tables.rows import rows_in_file
@@ -280,7 +277,7 @@ def agreement_on(
     header = tf.numpy_function(begin, [bounds, *deciding], tf.int64, stateful=True)
     header.set_shape([1, agreement.WIDTH])
     headers = agreement.gathered(header, agreement.NAME)
-    opened = tf.numpy_function(functools.partial(_open, own), [headers], tf.int32, stateful=True)
+    opened = tf.numpy_function(_open, [headers], tf.int32, stateful=True)
     opened.set_shape([])
     return opened
 
@@ -310,18 +307,17 @@ def _begin(
     return agreement.as_rows(header)
 
 
-def _open(own: Callable[[], Plans | None], rows: np.ndarray) -> np.ndarray:
-    """Lets a call go on if all ranks carry it out: an operation of the function.
+def _open(rows: np.ndarray) -> np.ndarray:
+    """Lets a call that has begun go on if all ranks carry it out: an operation of the function.
 
     Args:
-        own: the function's plans.
         rows: the headers of all ranks.
     """
-    plans, call, ranks = own(), _current[-1], coordinator.instance()
+    call, ranks = _current[-1], coordinator.instance()
     headers = ranks.hear(agreement.as_headers(rows))
     header, signature = headers[collectives.rank()], call.plan.signature
     while header.status == RUNNING and peers_are_idle(headers, signature):
-        if plans is None or plans.is_refused:
+        if graph_state.of(call.plan.graph, Plans).is_refused:
             call.is_refused = True
             raise RuntimeError("the ranks stop")
         headers = ranks.exchange_headers(header)
@@ -366,10 +362,13 @@ def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
     if not wrong.any():
         return plan.header(RUNNING)
     first = int(wrong.argmax())
-    places = [(n, i) for n, check in enumerate(plan.checks) for i in range(len(check.rows))]
-    number, i = places[first]
+    places = [
+        number * CHECK_STRIDE + i
+        for number, check in enumerate(plan.checks)
+        for i in range(len(check.rows))
+    ]
     value = int(low[first] if low[first] < 0 else high[first])
-    return plan.header(INVALID, number * CHECK_STRIDE + i, value)
+    return plan.header(INVALID, places[first], value)
 
 
 def _error_for_all(ranks: Any, call: _Call, error: tf.errors.OpError) -> BaseException:

@@ -44,7 +44,7 @@ class TableWithFile(Protocol):
 class TablesWithFiles:
     """Records the tables of a graph whose rows go to files.
 
-    Of a traced function's graph, these are the tables of eager code that it looks up.
+    Of a traced function's graph, these are the tables of eager code that it looks up or updates.
     """
 
     tables: list[TableWithFile] = dataclasses.field(default_factory=list)
@@ -187,8 +187,8 @@ def prepare(table: Any) -> None:
         tables_of(graphs.outermost(tf.get_default_graph())).append(table)
 
 
-def note_lookup(graph: tf.Graph, table: Any) -> None:
-    """Notes that a traced function looks up a table, whose rows may go to a file after a call."""
+def note_use(graph: tf.Graph, table: Any) -> None:
+    """Notes that a traced function uses a table, whose rows may go to a file after a call."""
     if table.rows is not None or table.policy.storage is None:
         return
     tables = tables_of(graph)

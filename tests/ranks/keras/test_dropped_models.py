@@ -72,6 +72,16 @@ def test_a_dropped_model_is_released(strategy, rank, size, train):
         assert [str(each()) for each in held if each() is not None] == []
 
 
+def test_a_model_is_called_after_the_session_is_cleared(strategy, rank, size):
+    with strategy.scope():
+        model = fit(strategy, rank, size)
+        batches = dataset(part(data(2 * BATCH), rank, size), BATCH // size)
+        before = model.evaluate(batches, verbose=0)
+        keras.backend.clear_session()
+        gc.collect()
+        assert model.evaluate(batches, verbose=0) == before
+
+
 def test_a_saved_model_is_released(strategy, rank, size, folder):
     with strategy.scope():
         model = fit(strategy, rank, size)

@@ -8,6 +8,8 @@ import tensorflow as tf2
 
 from collective import TablePolicy
 from collective import keras as collective_keras
+from collective.errors import RankError
+from collective.tables.rows import rows_in_file
 from tests.ranks.keras.models import keras
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
@@ -73,6 +75,7 @@ def test_numbers_are_those_of_rows_in_memory(strategy, rank, size, folder, name,
             model, rows = model_with(strategy, policy, OPTIMIZERS[name](), eagerly)
             batches = own(data(), rank, size)
             losses = model.fit(batches, epochs=2, verbose=0).history["loss"]
+            assert policy.storage is None or not rows.embeddings.store(None).is_overfull
             held = model.evaluate(batches, verbose=0)
             table = rows.embeddings
             store = table.store(None)
@@ -170,6 +173,26 @@ def test_a_gradient_from_before_rows_moved_is_refused(strategy, rank, size, fold
             model.optimizer.apply_gradients(zip(gradients, rows.trainable_weights))
         for key, row in exported(rows.embeddings).items():
             np.testing.assert_array_equal(row, before[key])
+
+
+@pytest.mark.slow
+def test_peers_learn_of_a_file_that_cannot_be_written(strategy, rank, size, folder, monkeypatch):
+    def fail(tables):
+        raise OSError("no space")
+
+    with strategy.scope():
+        model, _ = model_with(strategy, in_file(folder, 1), new.SGD(0.1), False)
+        batch = own(data(), rank, size).take(1)
+        model.fit(batch, verbose=0)
+        with monkeypatch.context() as patched:
+            if rank == size - 1:
+                patched.setattr(rows_in_file, "limit_memory", fail)
+                with pytest.raises(OSError, match="no space"):
+                    model.fit(batch, epochs=2, verbose=0)
+            elif size > 1:
+                with pytest.raises(RankError, match="failed after a call with OSError: no space"):
+                    model.fit(batch, epochs=2, verbose=0)
+        model.fit(batch, verbose=0)  # All go on.
 
 
 @pytest.mark.slow
