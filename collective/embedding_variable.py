@@ -43,7 +43,7 @@ def get_embedding_variable(
             is returned.
         embedding_dim: D.
         key_dtype: the keys' type, tf.int64, tf.int32 or tf.string. Keys of any integer type are
-            the same keys; strings become keys by `collective.ops.exchange.key_hashing.of_strings`.
+            the same keys; strings become keys by `collective.ops.key_hashing.of_strings`.
         value_dtype: a floating-point type.
         initializer: fills a row: TensorFlow's zeros, ones, constant (one number, or one row of D),
             uniform, normal, truncated normal, or variance scaling by fan_out. Default: truncated

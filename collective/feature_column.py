@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.embedding_variable import check_scope
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.tables.policies.open_dimension import OpenDimension
 from collective.tensorflow_internals.feature_columns import feature_column as v1
@@ -46,7 +46,7 @@ def categorical_column_with_embedding(
 
     Inside strategy.scope() the embedding is a dynamic table, inside or outside embedding_scope().
     Any int64 is a key, also -1 in a dense tensor, which other columns treat as a missing value.
-    Strings become keys by `collective.ops.exchange.key_hashing.of_strings`; '' is missing, as in
+    Strings become keys by `collective.ops.key_hashing.of_strings`; '' is missing, as in
     TensorFlow's columns. `tf.feature_column.weighted_categorical_column` accepts the column;
     indicator and crossed columns don't, because they need a number of buckets.
 

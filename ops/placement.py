@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 
 # A number, an int64 or uint64 array, or an int64 tensor. Results are of the same kind.
 Numbers = TypeVar("Numbers", int, np.ndarray)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.embedding_variable import get_embedding_variable
 from collective.features.slots import HashStack, Slot, Slots
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 from collective.ops.graph import device_scopes
 from collective.policy import PolicyOption, TablePolicy
 from collective.tables.dynamic_table import DynamicTable
@@ -165,7 +165,7 @@ def hashed(keys: tf.Tensor, stack: HashStack) -> tf.Tensor:
 
     The row of key k in round i, from 0, is i S + (m(k + (i + 1) γ) div 2) mod S, where S is
     `embedding_size`, and m(k + (i + 1) γ) the (i + 1)th number that SplitMix64 draws from the seed
-    k: see `collective.ops.exchange.key_hashing`.
+    k: see `collective.ops.key_hashing`.
 
     Args:
         keys: int64 [n].

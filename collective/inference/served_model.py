@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.data.batches.batch import Batch
 from collective.inference.signature import Signature
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 from collective.ops.graph.sessions import errors_without_stacks, run_unpatched
 from collective.serving.export_record import ExportRecord
 from collective.tables.served_table import ServedTable

@@ -22,7 +22,7 @@ from collective.checkpoint.files.index_keys import WHOLE
 from collective.checkpoint.files.index_reader import BundleIndex
 from collective.checkpoint.files.index_writer import IndexFile
 from collective.checkpoint.files.tensor_bundle import Bundle, BundleWriter
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 from collective.ops.rows import data_files
 from collective.serving.base_version import BaseVersion
 from collective.serving.export_record import ExportedFile, digest_of

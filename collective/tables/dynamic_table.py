@@ -45,14 +45,14 @@ from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Table,
 _GATHER, _ADMITTED_GATHER = "CollectiveDynamicGather", "CollectiveAdmittedGather"
 _STRINGS = (
     "Hash strings as lookups do, in the graph: "
-    "session.run(collective.ops.exchange.key_hashing.of_strings(strings))"
+    "session.run(collective.ops.key_hashing.of_strings(strings))"
 )
 
 
 class DynamicTable(ReservedVariable, Table):
     """Holds rows for any int64 keys, placed on ranks by `collective.ops.placement.dynamic`.
 
-    By rows, all ranks share them (`ops.exchange.key_hashing` has the mix); a whole table's are all
+    By rows, all ranks share them (`ops.key_hashing` has the mix); a whole table's are all
     on one rank, and the others' stores stay empty.
 
     A key gets its row when training looks it up for the first time; initial values of row and slots
@@ -60,7 +60,7 @@ class DynamicTable(ReservedVariable, Table):
     unknown. It is looked up and trained like any table: `tf.nn.embedding_lookup`,
     `embedding_lookup_sparse`, `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every
     optimizer of `tf.train`. Keys are of any integer type, or strings
-    (`collective.ops.exchange.key_hashing.of_strings`).
+    (`collective.ops.key_hashing.of_strings`).
 
     Attributes:
         rows: None.

@@ -15,10 +15,10 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import strategies
-from collective.ops import native_library
+from collective.ops import key_hashing, native_library
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
-from collective.ops.exchange import key_hashing, tensorflow_lookup
+from collective.ops.exchange import tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
 from collective.tables import eager_lookups, traced_lookups
 from collective.tables.dynamic_table import DynamicTable

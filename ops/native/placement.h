@@ -18,7 +18,7 @@ inline bool IsKind(int kind, int ranks) { return kind >= 0 && kind < MostKinds(r
 
 inline bool IsDynamic(int kind) { return kind % kOnOneRank == kDynamic; }
 
-// SplitMix64's output function, as in ops/exchange/key_hashing.py.
+// SplitMix64's output function, as in ops/key_hashing.py.
 inline uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;

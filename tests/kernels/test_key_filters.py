@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import placement
 from collective.ops.exchange import embedding_bag
 from collective.ops.exchange.embedding_bag import BagMember, Section
-from collective.ops.exchange.key_hashing import mix_np
+from collective.ops.key_hashing import mix_np
 from collective.ops.rows.compiled_row_store import FilterShape
 from collective.tables.policies import bloom_filter
 from collective.tables.rows import initializers, row_store

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective import keras as collective_keras
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 from tests.ranks import reference
 from tests.ranks.random_keras_models import STEPS, Feature, Model, Optimizer, Table
 

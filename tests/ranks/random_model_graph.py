@@ -10,7 +10,7 @@ import tensorflow.compat.v2 as tf2
 from tensorflow.python.training import optimizer as optimizer_lib
 
 import collective
-from collective.ops.exchange import key_hashing as key_ops
+from collective.ops import key_hashing as key_ops
 from tests.ranks import reference
 from tests.ranks.random_models import (
     CLIPS,

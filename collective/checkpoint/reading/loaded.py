@@ -17,8 +17,8 @@ from collective.checkpoint.reading import (
     table_reader,
 )
 from collective.checkpoint.reading.compatibility import find_stored_table
+from collective.ops import key_hashing
 from collective.ops.counting import counted
-from collective.ops.exchange import key_hashing
 from collective.ops.graph.sessions import run_unpatched
 
 BLOCK = 1 << 16

@@ -105,7 +105,7 @@ def numbers(step: int, rank: int, ranks: int) -> np.ndarray:
 
 
 def keys(numbers_: np.ndarray) -> np.ndarray:
-    """Returns the keys whose mix (`collective.ops.exchange.key_hashing`) is `numbers_`, int64."""
+    """Returns the keys whose mix (`collective.ops.key_hashing`) is `numbers_`, int64."""
     x = np.asarray(numbers_, np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
         for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9)):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing
 
 KEY_BYTES = 8
 REMEMBERED = 1 << 20  # Places for keys that were evicted, of 4 bytes.

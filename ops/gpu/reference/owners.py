@@ -8,7 +8,7 @@ from collective.ops.gpu.segments import DYNAMIC, ON_ONE_RANK, STATIC
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
-    """Mixes int64 keys to uint64 by SplitMix64, as `collective.ops.exchange.key_hashing.mix_np`."""
+    """Mixes int64 keys to uint64 by SplitMix64, as `collective.ops.key_hashing.mix_np`."""
     x = np.ascontiguousarray(keys, np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import placement
-from collective.ops.exchange import key_hashing
+from collective.ops import key_hashing, placement
 from collective.tables.rows import row_store
 from tests.ranks.dynamic_tables import D, drawn, normal
 

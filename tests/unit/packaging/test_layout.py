@@ -159,7 +159,7 @@ def test_imports_point_down():
     assert not upward, "\n".join(["only layers below may be imported:", *upward])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(always=True)
 def test_folders_inside_a_folder_do_not_import_each_other():
     """In a folder that has folders, these and its own files form no circle either."""
     imports = {name: imported_modules(name, file) for name, file in package_modules().items()}
