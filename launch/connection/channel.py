@@ -9,6 +9,8 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections import deque
+from collections.abc import Iterator
 
 from collective.launch.connection.frames import FrameStream, Refused
 from collective.launch.connection.messages import Message, decode, encode
@@ -47,6 +49,7 @@ class Channel:
         self._socket = connection
         self._stream = FrameStream(secret, is_server)
         self._timeout = timeout
+        self._unread: deque[Message] = deque()
         self._last_heard = self._last_beat = self._last_look = time.monotonic()
 
     def fileno(self) -> int:
@@ -72,14 +75,16 @@ class Channel:
         self._stream.write(encode(kind, fields))
         self.flush()
 
-    def receive(self) -> list[Message]:
+    def receive(self) -> Iterator[Message]:
         """Returns the messages that have arrived, and sends what is queued.
+
+        A caller that leaves the iteration early gets the other messages at the next call: several
+        may arrive in one piece, and not all are for the same reader. No event tells of them.
 
         Raises:
             ChannelClosed: the peer, or the network between, ended the connection.
             Refused: the peer sent something that isn't allowed.
         """
-        messages: list[Message] = []
         for _ in range(_MOST_READS):
             try:
                 data = self._socket.recv(_MOST_BYTES_A_READ)
@@ -88,17 +93,21 @@ class Channel:
             except OSError as error:
                 raise ChannelClosed(error.strerror or str(error)) from None
             if not data:
-                if messages:
+                if self._unread:
                     break  # handle its last messages first; the end is seen again
                 raise ChannelClosed("it closed the connection")
             try:
-                messages += [decode(payload) for payload in self._stream.feed(data)]
+                self._unread += [decode(payload) for payload in self._stream.feed(data)]
             except Refused:
                 self.flush()
                 raise
             self._last_heard = time.monotonic()
         self.flush()
-        return messages
+        return self._take_unread()
+
+    def _take_unread(self) -> Iterator[Message]:
+        while self._unread:
+            yield self._unread.popleft()
 
     def flush(self) -> None:
         """Sends as much as possible without waiting. A broken connection shows when it is read."""

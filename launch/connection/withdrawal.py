@@ -81,7 +81,7 @@ def _tell(channel: Channel, end: float, options: HostOptions, reason: str) -> No
         while time.monotonic() < end:
             selector.modify(channel, channel.events)
             selector.select(0.2)
-            channel.receive()  # raises when the first host ends the connection: it has heard
+            list(channel.receive())  # raises when the first host ends the connection: it has heard
             if channel.authenticated and not told:
                 told = True
                 channel.send(

@@ -62,6 +62,7 @@ class HostAgent:
 
     def run(self) -> int:
         """Runs the ranks and returns the launcher's exit code, the same as the first host's."""
+        self._on_message()  # the first orders may have arrived together with the list of hosts
         while self._code is None or self._ranks is not None:
             self._wait()
             now = time.monotonic()

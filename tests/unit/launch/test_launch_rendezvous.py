@@ -25,6 +25,8 @@ from collective.launch.connection.rendezvous import (
     make_world,
 )
 from collective.launch.connection.withdrawal import withdraw
+from collective.launch.other_hosts.host_agent import HostAgent
+from collective.launch.planning.plan import LaunchPlan
 from collective.version import __version__
 
 SECRET = b"a secret of the test"
@@ -228,6 +230,31 @@ def test_declining_to_nobody_is_no_error():
 def test_hosts_come_together(signals):
     server = gathering()
     finish(server, Wait(server, signals), signals)
+
+
+def test_orders_that_arrive_with_the_list_of_hosts_are_followed(signals):
+    """The network, or a busy host, delivers both in one piece: one read takes all."""
+    server = gathering()
+    waiting = Wait(server, signals)
+    result = []
+    host = threading.Thread(target=lambda: result.append(come(server.port, signals)))
+    host.start()
+    [guest] = waiting.end().values()
+    flush, guest.channel.flush = guest.channel.flush, lambda: None
+    hosts = make_world([Host("h1", (None,))], {1: guest})
+    guest.channel.send("over", code=7)
+    flush()
+    host.join(10)
+    [(channel, _, node)] = result
+    plan = LaunchPlan(("python",), (None,) * 3, {}, 1, hosts=tuple(hosts), node=node)
+    codes = []
+    agent = threading.Thread(
+        target=lambda: codes.append(HostAgent(plan, signals, channel).run()), daemon=True
+    )
+    agent.start()
+    agent.join(10)
+    assert codes == [7]
+    guest.channel.close()
 
 
 @pytest.mark.parametrize(
