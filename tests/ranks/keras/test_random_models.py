@@ -15,6 +15,10 @@ from tests.ranks.random_models import seeds
 pytestmark = pytest.mark.double
 
 HELD_OUT = 30
+# How far weights may be off. A crossed network subtracts squares from the square of a sum, which
+# leaves few digits: plain Keras that adds up each sample's rows in two parts, as two owners do,
+# is 2.0e-6 off plain Keras that adds them in their order (seed 35).
+ATOL = {"crossed": 3e-6}
 
 
 def of_rank(arrays, rank, size):
@@ -119,13 +123,14 @@ def check(strategy, rank, size, drawn):
     }
     # Before anything is compared: a failure of one rank is all ranks' failure.
     everyone = grouped.everyone({table.name: list(ids) for table, (_, _, ids) in held.items()})
+    atol = ATOL.get(drawn.network, 1e-6)
     for variable, want in zip(built.model.weights, want_weights):
         if not isinstance(variable, Sharded):
-            close(variable.numpy(), want, variable.name)
+            close(variable.numpy(), want, variable.name, atol)
             continue
         table = tables[id(variable)]
         rows, want_rows, _ = held[table]
-        close(rows, want_rows, f"{table.name} on this rank")
+        close(rows, want_rows, f"{table.name} on this rank", atol)
         there = np.concatenate([np.array(each[table.name], int) for each in everyone])
         assert len(set(there.tolist())) == len(there), table.name
         never = np.setdiff1d(np.arange(table.rows), there)
