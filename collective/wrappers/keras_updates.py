@@ -186,8 +186,11 @@ def compute_gradients(
 
 
 def build(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `build` of BY_ROW: slots of tables are as large as the shards."""
-    with shard_view():
+    """Replaces `build` of BY_ROW: slots of tables are as large as the shards.
+
+    A function that calls it makes the variables outside of itself, as TensorFlow does with others.
+    """
+    with tf.init_scope(), shard_view():
         return original(optimizer, *args, **kwargs)
 
 

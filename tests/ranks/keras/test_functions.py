@@ -93,6 +93,28 @@ def test_clipping_counts_every_row_once(strategy, rank, size, optimizer):
     equals(strategy, rank, size, CLIPPED[optimizer], dense=True)
 
 
+def test_a_function_may_build_the_optimizer(strategy, rank, size):
+    def trained(model, arrays, ranks=1):
+        optimizer = new.Adam(0.003)
+        train = train_step(model, optimizer)
+
+        @tf2.function
+        def step(*batch):
+            optimizer.build(model.trainable_variables)
+            return train(*batch)
+
+        for batch in batches(arrays, ranks)[:3]:
+            step(*batch)
+        return model
+
+    arrays = data()
+    plain = trained(make_model(), arrays)
+    with strategy.scope():
+        own = part(arrays, rank, size)
+        model = trained(make_model(strategy.embedding_scope), own, size)
+    compare(model, plain, rank, size)
+
+
 @pytest.mark.slow
 def test_a_refused_call_changes_nothing(strategy, rank, size):
     """An id outside of its table, other functions, an end of data: on all ranks or on none."""
