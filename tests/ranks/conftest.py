@@ -33,7 +33,7 @@ GROUPING = os.environ.get("COLLECTIVE_TEST_GROUPING", "on") == "on"
 EXAMPLES = {"test": 2, "slow": 2, "matrix": 3, "all": 50}
 # The seeds of random models: how many, or first:last.
 MODELS = {"test": "1", "slow": "1", "matrix": "1:11", "all": "0:300"}
-KERAS_MODELS = {"test": "2", "slow": "2", "matrix": "2:10", "all": "0:300"}
+KERAS_MODELS = {"test": "2", "slow": "2", "matrix": "2:20", "all": "0:300"}
 # The seeds of random programs, of which each runs four.
 PROGRAMS = {"test": "0:5", "slow": "0:5", "matrix": "5:9", "all": "0:50"}
 
