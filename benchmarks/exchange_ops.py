@@ -31,9 +31,9 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np  # noqa: E402
 import report  # noqa: E402
-import step_workload  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
-from step_workload import Setting  # noqa: E402
+from training_step import workload as step_workload  # noqa: E402
+from training_step.workload import Setting  # noqa: E402
 
 from collective.ops.exchange import embedding_bag  # noqa: E402
 

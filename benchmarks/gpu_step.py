@@ -4,9 +4,10 @@
         [--rows N] [--network dlrm] [--optimizer adagrad] [--steps 30] [--json FILE] [--keras]
 
 `step` is this library on one rank, `plain` is TensorFlow alone, the same model on the same GPU;
-their data are in memory already (`step_workload`), their losses must be the same. Times are
-medians, in milliseconds, of whole runs of a session, which ends when the GPU is done. With --keras
-they are steps of Keras's `fit` (`step_keras`), which aren't traced: --network none or dlrm.
+their data are in memory already (`training_step.workload`), their losses must be the same. Times
+are medians, in milliseconds, of whole runs of a session, which ends when the GPU is done. With
+--keras they are steps of Keras's `fit` (`training_step.fit`), which aren't traced: --network none
+or dlrm.
 
 A step is traced, too: by CUPTI, where TensorFlow finds it. `GPU` is how long the GPU is busy in
 that step, with kernels and with copies. The longest of these follow, each with its number and time,
@@ -27,9 +28,9 @@ from typing import Any, NamedTuple
 
 import jobs
 import numpy as np
-import step_workload
 from argument_types import count, span
-from step_workload import SLOTS, Setting
+from training_step import workload as step_workload
+from training_step.workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain")
 KERAS = {"step": "keras", "plain": "plain_keras"}

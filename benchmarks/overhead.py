@@ -7,7 +7,7 @@ Prints tables in Markdown, each figure the median of --repeat rounds:
 
     step    milliseconds of a training step that has next to nothing to compute: --step-tables
             tables of 100 rows of 16, one id a feature, 64 samples a rank, Adagrad
-    parts   the same step of the library taken apart (`step_parts`), in milliseconds
+    parts   the same step of the library taken apart (`training_step.parts`), in milliseconds
     dynamic milliseconds of such a step with ten tables that take any key, and with ten static ones
     start   seconds from the first line of a program to its first completed step, by the number of
             tables, on the largest number of ranks, and of its phases: importing, building the
@@ -41,10 +41,10 @@ from typing import Any
 import jobs
 import report
 import step
-import step_parts
-import step_workload
 from argument_types import checkout, count, counts
-from step_workload import FEATURES, Setting
+from training_step import parts as step_parts
+from training_step import workload as step_workload
+from training_step.workload import FEATURES, Setting
 
 PARTS = ("step", "parts", "dynamic", "start", "import")
 DYNAMIC_TABLES, ROWS, DIM, SAMPLES = 10, 100, 16, 64

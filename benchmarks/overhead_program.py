@@ -4,8 +4,8 @@
 
 Copies of `plain` have nothing to do with each other: add --independent.
 
-FOLDER has the data (`step_workload.write`). overhead.py starts this program, and the clock starts
-with its first line: importing TensorFlow and the library are the first phases.
+FOLDER has the data (`training_step.workload.write`). overhead.py starts this program, and the clock
+starts with its first line: importing TensorFlow and the library are the first phases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import jobs  # noqa: E402
-from step_workload import Setting, read  # noqa: E402
+from training_step.workload import Setting, read  # noqa: E402
 
 
 class Clock:
@@ -39,8 +39,8 @@ class Clock:
 def run(name: str, folder: Path) -> dict[str, float]:
     """Returns the seconds of each phase."""
     clock = Clock(START)
-    import step_model
     import tensorflow.compat.v1 as tf
+    from training_step import model as step_model
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_eager_execution()

@@ -20,11 +20,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import report
-import step_workload
 import tensorflow.compat.v1 as tf
 from exchange_ops import aligned
 from sparse_updates import OPTIMIZERS
-from step_workload import Setting
+from training_step import workload as step_workload
+from training_step.workload import Setting
 
 from collective.ops import native_library
 from collective.ops.updates import reduced_updates

@@ -43,7 +43,7 @@ from collective.data import Batch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from step_workload import BOTTOM, TOP  # noqa: E402
+from training_step.workload import BOTTOM, TOP  # noqa: E402
 
 ROWS, DIM, FEATURES, NUMBERS = 100_000, 16, 26, 13
 ARROW = "application/vnd.apache.arrow.stream"

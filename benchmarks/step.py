@@ -4,8 +4,8 @@ the bare exchange.
     python benchmarks/step.py [--dim 128] [--ids 1-10] [--network dlrm] [--backend sok] [--repeat 3]
     python benchmarks/step.py --against CHECKOUT [--dim 16] [--repeat 3] …
 
-Four programs run one after the other on the same data (`step_workload`), each on as many processes
-as there are ranks, started by the launcher, with one intra-op thread each:
+Four programs run one after the other on the same data (`training_step.workload`), each on as many
+processes as there are ranks, started by the launcher, with one intra-op thread each:
 
     step         this library, tables sharded over the ranks
     plain        plain TensorFlow: each process does one rank's part of the work with whole tables,
@@ -57,13 +57,13 @@ from pathlib import Path
 from typing import Any
 
 import jobs
-import step_hosts
-import step_parts
-import step_report
-import step_workload
 from argument_types import checkout, count, policy_option, span
-from step_report import Round
-from step_workload import SLOTS, Setting
+from training_step import hosts as step_hosts
+from training_step import parts as step_parts
+from training_step import report as step_report
+from training_step import workload as step_workload
+from training_step.report import Round
+from training_step.workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain", "wire", "replicated")
 WITH_KERAS = ("step", "plain", "keras", "plain_keras")
@@ -199,17 +199,17 @@ def run(
     timeout: float = 600.0,
     hosts: jobs.Hosts | None = None,
 ) -> dict[str, Any]:
-    """Runs one program on all ranks and returns its `step_report.summary`.
+    """Runs one program on all ranks and returns its `training_step.report.summary`.
 
     Args:
         program: one of PROGRAMS.
         setting: what to measure.
-        folder: what `step_workload.write` has filled for the setting.
+        folder: what `training_step.workload.write` has filled for the setting.
         library: the checkout to run on.
         carrier: one of CARRIERS; the library's own choice without it.
         malloc: one of `jobs.ALLOCATORS`.
         trace: folder for Chrome traces.
-        parts: take some steps apart: 'parts' of the summary (`step_parts.medians`).
+        parts: take some steps apart: 'parts' of the summary (`training_step.parts.medians`).
         timeout: seconds.
         hosts: on which the ranks are.
     """

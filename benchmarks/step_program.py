@@ -5,7 +5,8 @@
 PROGRAM is step, plain, wire, replicated, keras or plain_keras. Copies of `plain` and `plain_keras`
 have nothing to do with each other: add --independent.
 
-FOLDER has the data (`step_workload.write`); the rank's measurements go to FOLDER/PROGRAM.RANK.json.
+FOLDER has the data (`training_step.workload.write`); the rank's measurements go to
+FOLDER/PROGRAM.RANK.json.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jobs
 import numpy as np
 import psutil
-import step_model as model
-import step_parts
 import tensorflow.compat.v1 as tf
-from step_workload import Setting, read
+from training_step import model
+from training_step import parts as step_parts
+from training_step.workload import Setting, read
 
 import collective
 from collective import CollectiveStrategy
@@ -113,7 +114,7 @@ def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) ->
 @contextlib.contextmanager
 def bare_exchange(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
     """Prepares the program of a step's collectives alone."""
-    from step_wire import Wire
+    from training_step.wire import Wire
 
     from collective.ops.communication import collectives
 
@@ -133,7 +134,7 @@ PROGRAMS: dict[str, Callable[[Setting, Path, int], contextlib.AbstractContextMan
 }
 
 
-# Those that `step_keras` measures.
+# Those that `training_step.fit` measures.
 KERAS = ("keras", "plain_keras")
 
 
@@ -289,7 +290,7 @@ def main() -> None:
 
     base = psutil.Process().memory_info().rss / 2**20
     if name in KERAS:
-        import step_keras
+        from training_step import fit as step_keras
 
         measured = step_keras.measure(setting, folder, rank, name == "plain_keras", together, busy)
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)

@@ -26,8 +26,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("COLLECTIVE_STREAM_KEY", "of a benchmark")
 
 import numpy as np  # noqa: E402
+from report import machine_load, table  # noqa: E402
 
-from benchmarks.report import machine_load, table  # noqa: E402
 from collective import data  # noqa: E402
 from collective.data.streams.loader import LoaderServer  # noqa: E402
 from collective.job import streams  # noqa: E402

@@ -17,9 +17,9 @@ STEP = ROOT / "benchmarks" / "step.py"
 sys.path.insert(0, str(STEP.parent))
 
 import step  # noqa: E402
-import step_report  # noqa: E402
-import step_workload  # noqa: E402
-from step_workload import CRITEO_ROWS, Setting  # noqa: E402
+from training_step import report as step_report  # noqa: E402
+from training_step import workload as step_workload  # noqa: E402
+from training_step.workload import CRITEO_ROWS, Setting  # noqa: E402
 
 from tests.jobs.hosts.network import why_not  # noqa: E402
 
@@ -252,8 +252,8 @@ def test_the_model_computes_what_numpy_does(
 ):
     import contextlib
 
-    import step_model
     import tensorflow.compat.v1 as tf
+    from training_step import model as step_model
 
     setting = Setting(tables=tables, dim=8, batch=80, ids=ids, max_rows=50, pool=2, input=kind)
     step_workload.write(setting, tmp_path)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import report
-from step_workload import MergedKeys, Setting
+
+from training_step.workload import MergedKeys, Setting
 
 Round = dict[str, dict[str, Any]]
 

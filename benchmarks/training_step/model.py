@@ -1,6 +1,6 @@
 """Builds the model of step.py in plain TensorFlow, the same for every program that has one.
 
-The symbols of shapes are step_workload's.
+The symbols of shapes are training_step.workload's.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from step_workload import BOTTOM, TOP, Setting, shapes
 
 from collective.train import LazyAdamOptimizer
+from training_step.workload import BOTTOM, TOP, Setting, shapes
 
 LEARNING_RATE = 0.01
 # Of every element of a table: all programs then have the same loss on step 1.
@@ -43,7 +43,7 @@ class Input:
     """Brings the batches into the graph.
 
     Attributes:
-        tensors: by the names in `step_workload.shapes`.
+        tensors: by the names in `training_step.workload.shapes`.
     """
 
     def __init__(self, setting: Setting, batches: list[dict[str, np.ndarray]]):

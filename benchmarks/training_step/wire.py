@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from step_workload import Setting
 
 from collective.ops.communication import collectives
+from training_step.workload import Setting
 
 # Collectives of a run that ranks agree on wait for a gate, a zero.
 GATE = 0

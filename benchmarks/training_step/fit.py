@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import step_model
 import tensorflow.compat.v2 as tf
-from step_workload import BOTTOM, TOP, Setting, read
 
 from collective import CollectiveStrategy  # before tf.keras is used, which is Keras 2 then
+from training_step import model as step_model
+from training_step.workload import BOTTOM, TOP, Setting, read
 
 OPTIMIZERS = {"adagrad": "Adagrad", "ftrl": "Ftrl", "sgd": "SGD"}
 
 
 class Clicks(tf.keras.Model):
-    """Is the network of `step_model.loss`; it is made in embedding_scope()."""
+    """Is the network of `training_step.model.loss`; it is made in embedding_scope()."""
 
     def __init__(self, setting: Setting):
         super().__init__()

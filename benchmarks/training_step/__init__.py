@@ -1,0 +1,1 @@
+"""The parts of step.py and of the programs that it runs: workload, model, collectives, reports."""
