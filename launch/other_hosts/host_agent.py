@@ -106,8 +106,11 @@ class HostAgent:
             ranks.kill("doesn't answer")
         ranks.look(now)
         if ranks.done:
-            ranks.close()
-            self._ranks = None
+            self._close_ranks(ranks)
+
+    def _close_ranks(self, ranks: _RunningRanks) -> None:
+        ranks.close()
+        self._ranks = None
 
     def _on_wakeup(self) -> None:
         for signum in self._signals.take():
@@ -149,7 +152,9 @@ class HostAgent:
 
     def _start(self, message: Message) -> None:
         if self._ranks is not None:
-            raise Refused("a start while ranks run")
+            if not self._ranks.done:
+                raise Refused("a start while ranks run")
+            self._close_ranks(self._ranks)  # This launcher was stopped since they have ended.
         watched = message["watched"]
         plan = replace(
             self._plan,
