@@ -1,6 +1,7 @@
 """Compares the planner's steps with real ones, on the CPU ranks of one machine.
 
     collective launch -np 2 benchmarks/planner.py
+    python benchmarks/planner.py --hosts 2 [--ranks 2] [--link 1gbit] [--delay 0.2ms]
 
 Trains each set of tables with all of them by rows, replicated, whole on one rank each (`whole`: the
 largest first, to the rank with the fewest bytes), whole on rank 0, with the three kinds in turn
@@ -14,6 +15,9 @@ the rank with most of it, and what is left to compare where other programs use t
 The planner knows the machine as `placement='auto'` does: by what the ranks measure, or have kept.
 Ids are drawn equally likely, as the planner assumes; of some tables only multiples of the number of
 ranks, so that by rows one rank is asked for all of them. Give the machine nothing else to do.
+
+With --hosts the ranks are on so many hosts, made of network namespaces (which takes root, `ip` and
+`tc`), with a slow link each.
 
     python benchmarks/planner.py --search
 
@@ -29,13 +33,18 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jobs
 import numpy as np
 import tensorflow.compat.v1 as tf
+from training_step.hosts import slow_hosts
 
 from collective import CollectiveStrategy
 from collective.coordination import barrier
@@ -369,14 +378,59 @@ def auto_ratios(measured: Sequence[Measured], field: str) -> list[float]:
     return [times["auto"] / min(times[u] for u in UNIFORM) for times in by_setting.values()]
 
 
+def run_on_hosts(arguments: argparse.Namespace) -> None:
+    """Runs this program on ranks of hosts with slow links; the first host shows what it prints.
+
+    Raises:
+        SystemExit: there can be no such hosts here, or a launcher failed.
+    """
+    program = [__file__, "--rounds", str(arguments.rounds)]
+    if arguments.json:
+        program += ["--json", os.path.abspath(arguments.json)]
+    each = str(arguments.ranks // arguments.hosts)
+    with slow_hosts(arguments.hosts, arguments.link, arguments.delay) as (hosts, link):
+        print(f"{arguments.ranks} ranks on {arguments.hosts} hosts, {link}", flush=True)
+        started = [
+            subprocess.Popen(
+                [
+                    *(*hosts.on_host(name), sys.executable, "-m", "collective.launch"),
+                    *(*hosts.options_of(name), "-np", each, "--device", "cpu", *program),
+                ],
+                env={**jobs.environment_of(jobs.CHECKOUT), "TF_NUM_INTRAOP_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+            )
+            for name in hosts.names
+        ]
+        try:
+            codes = [launcher.wait() for launcher in started]
+        finally:
+            for launcher in started:
+                if launcher.poll() is None:
+                    jobs.stop(launcher)
+    if any(codes):
+        sys.exit(f"planner.py: the launchers ended with exit codes {codes}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6, help="of ten steps of each placement")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
     parser.add_argument("--search", action="store_true", help="compare searches, without ranks")
+    parser.add_argument("--hosts", type=int, default=0, help="run on so many hosts")
+    parser.add_argument("--ranks", type=int, default=2, help="of all hosts, with --hosts")
+    parser.add_argument("--link", default="1gbit", help="bandwidth of a host's link")
+    parser.add_argument("--delay", default="0.2ms", help="delay of a link in each direction")
     arguments = parser.parse_args()
     if arguments.search:
         print("\n".join(search_lines()))
+        return
+    if arguments.hosts:
+        if arguments.ranks % arguments.hosts:
+            parser.error(
+                f"--hosts {arguments.hosts} takes --ranks that are a multiple of it, not "
+                f"{arguments.ranks}"
+            )
+        run_on_hosts(arguments)
         return
     strategy = CollectiveStrategy()
     machines = job_machines.agree("").machines
