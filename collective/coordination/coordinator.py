@@ -61,6 +61,7 @@ class Coordinator:
             wait for this rank.
         broken: why peers can't be answered: a run that failed half-way, or a fork.
         clock: seconds since 1970 on rank 0, as of the last exchange.
+        training_calls: how many calls of functions have trained with all ranks.
     """
 
     broken = _Broken()
@@ -70,6 +71,7 @@ class Coordinator:
         self.progress = Progress(os.environ)
         self.failure: tuple[Membership, str] | None = None
         self.clock: float | None = None
+        self.training_calls = 0
         self._members: dict[Any, Membership] = {}
         self._sessions = 0
         self._dead = False

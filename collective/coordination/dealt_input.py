@@ -21,7 +21,7 @@ class DealtInput(Protocol):
         """Returns 63 bits of what this rank has seen of data that have ended."""
 
     def report(self, session: Any) -> Any:
-        """Returns what this rank has seen, for JSON."""
+        """Returns what this rank has seen in a session (None: in eager code), for JSON."""
 
     def judge(self, reports: Sequence[Any]) -> BaseException | None:
         """Returns the error that every rank raises for all ranks' reports; None: all is well."""
@@ -38,6 +38,10 @@ class GraphInput:
 
     dealt: DealtInput | None = None
     has_global_batches: bool = False
+
+
+# What eager code deals.
+EAGER_INPUT = GraphInput()
 
 
 def end_digest(session: Any) -> int:

@@ -27,7 +27,7 @@ def is_dealt_by_reader(dataset: Any) -> bool:
     dealt = (DEALT_BY_READER, OF_WORK_QUEUE)
     if any(op.name.startswith(dealt) for op in operations(dataset)):
         return True
-    return any(hasattr(part, "collective_is_dealt") for part in _eager_parts(dataset))
+    return any(hasattr(part, "collective_is_dealt") for part in eager_parts(dataset))
 
 
 def is_of_work_queue(dataset: Any) -> bool:
@@ -48,14 +48,16 @@ def is_resumable(dataset: Any) -> bool:
 def is_sharded(dataset: Any) -> bool:
     if any(op.type == "ShardDataset" for op in operations(dataset)):
         return True
-    return any(type(part).__name__ == "_ShardDataset" for part in _eager_parts(dataset))
+    return any(type(part).__name__ == "_ShardDataset" for part in eager_parts(dataset))
 
 
 def shuffles_differently(dataset: Any) -> bool:
     """Tells whether every rank would shuffle the dataset in a different order."""
-    seed_pairs = [op.inputs[2:4] for op in operations(dataset) if op.type.startswith("Shuffle")]
-    for part in _eager_parts(dataset):
-        if type(part).__name__.startswith("_Shuffle"):
+    made = operations(dataset)
+    seed_pairs = [op.inputs[2:4] for op in made if op.type.startswith("Shuffle")]
+    seed_pairs += [op.inputs[:2] for op in made if op.type.startswith("RandomDataset")]
+    for part in eager_parts(dataset):
+        if type(part).__name__.startswith(("_Shuffle", "_RandomDataset")):
             seed_pairs.append((part._seed, part._seed2))
     for pair in seed_pairs:
         seeds = [tf.get_static_value(seed) for seed in pair]
@@ -86,6 +88,9 @@ def are_seeds_drawn() -> bool:
 
 _drawing: list[bool] = []
 
+# Operations that call Python.
+PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+
 
 def unordered(dataset: Any) -> str | None:
     """Returns the name of an operation that may change the order, whatever its dataset's options.
@@ -99,7 +104,7 @@ def unordered(dataset: Any) -> str | None:
         attributes = op.node_def.attr
         if "deterministic" in attributes and attributes["deterministic"].s == b"false":
             return str(op.type)
-    for part in _eager_parts(dataset):
+    for part in eager_parts(dataset):
         if hasattr(part, "_deterministic") and part._deterministic == "false":
             return type(part).__name__.lstrip("_")
     return None
@@ -112,7 +117,7 @@ def operations(dataset: Any) -> set[tf.Operation]:
     return graph_analysis.walk([dataset._variant_tensor.op], control=False)
 
 
-def _eager_parts(dataset: Any) -> list[Any]:
+def eager_parts(dataset: Any) -> list[Any]:
     """Returns the datasets that `dataset` was made from, and itself; none if it is a graph's."""
     if not _is_eager(dataset):
         return []
@@ -128,6 +133,42 @@ def _eager_parts(dataset: Any) -> list[Any]:
     return list(parts.values())
 
 
+def eager_sources(dataset: Any) -> list[list[Any]]:
+    """Returns the tensors of each dataset of tensors, or slices of them, that it was made from.
+
+    There are none if it is a graph's.
+    """
+    kinds = ("_TensorSliceDataset", "_TensorDataset")
+    parts = [part for part in eager_parts(dataset) if type(part).__name__ in kinds]
+    return [[x for x in part._tensors if x.dtype != tf.variant] for part in parts]
+
+
+def calls_python(dataset: Any) -> bool:
+    """Tells whether a function of an eager dataset calls Python."""
+    graphs = [function.graph for function in _functions(dataset)]
+    return any(
+        op.type in PYTHON or graph_analysis.has_inside(graph, op, PYTHON.__contains__)
+        for graph in graphs
+        for op in graph.get_operations()
+    )
+
+
+def functions_digest(dataset: Any) -> int:
+    """Returns 63 bits of an eager dataset's functions: operations, constants, what they capture."""
+    parts = []
+    for function in _functions(dataset):
+        parts += [_content(op) for op in function.graph.get_operations()]
+        captured = [x for x in function.captured_inputs if hasattr(x, "numpy")]
+        parts += [x.numpy().tobytes() for x in captured if x.dtype.is_numpy_compatible]
+    return digest_of(b"".join(hashlib.blake2b(part, digest_size=16).digest() for part in parts))
+
+
+def _functions(dataset: Any) -> list[Any]:
+    """Returns the functions of an eager dataset, at any depth of datasets, not of functions."""
+    parts = [part for part in eager_parts(dataset) if not isinstance(part, tf.data.Dataset)]
+    return [function.function for part in parts for function in part._functions()]
+
+
 def _is_eager(dataset: Any) -> bool:
     variant = dataset._variant_tensor
     return not isinstance(variant, tf.Tensor) or not hasattr(variant, "op")
@@ -140,9 +181,14 @@ def digest(dataset: Any) -> int:
     """
     parts = []
     for op in operations(dataset):
-        value = op.node_def.attr["value"].tensor.SerializeToString() if op.type == "Const" else b""
-        parts.append(hashlib.blake2b(op.type.encode() + b" " + value, digest_size=16).digest())
+        parts.append(hashlib.blake2b(_content(op), digest_size=16).digest())
     return digest_of(b"".join(sorted(parts)) + str(dataset.element_spec).encode())
+
+
+def _content(op: tf.Operation) -> bytes:
+    """Returns what an operation is, with its value if it is a constant."""
+    value = op.node_def.attr["value"].tensor.SerializeToString() if op.type == "Const" else b""
+    return op.type.encode() + b" " + value
 
 
 def digest_of(content: bytes) -> int:

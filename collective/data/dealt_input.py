@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.dealt_input import GraphInput
+from collective.coordination.dealt_input import EAGER_INPUT, GraphInput
 from collective.data import source_digest
 from collective.data.order_digest import (
     Mark,
@@ -68,20 +69,30 @@ class Difference:
 
 @dataclasses.dataclass
 class DealtInput:
-    """Records the datasets of a graph that are dealt (`coordination.dealt_input.DealtInput`).
+    """Records the datasets of a graph, or of eager code, that are dealt.
+
+    It is a `coordination.dealt_input.DealtInput`.
 
     Attributes:
         digests: the digest and the dealer of each dataset, in the script's order.
-        warned: the datasets with a warning that tensors differ.
+        numbers: of what is dealt, for names.
+        warned: the digests of datasets with a warning that tensors differ.
+        forgets: whether a dataset that differs is compared no more, once all ranks know.
     """
 
     digests: list[tuple[Dealer, OrderDigest | SourceDigest]] = dataclasses.field(
         default_factory=list
     )
-    warned: set[int] = dataclasses.field(default_factory=set)
+    numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    warned: list[OrderDigest | SourceDigest] = dataclasses.field(default_factory=list)
+    forgets: bool = False
 
     def report(self, session: Any) -> list[Reading]:
-        """Returns what this rank has seen in `session`, for `judge`; it is for JSON, too."""
+        """Returns what this rank has seen in `session`, for `judge`; it is for JSON, too.
+
+        Args:
+            session: None: in eager code.
+        """
         return [digest.read(session) for _, digest in self.digests]
 
     def end_digest(self, session: Any) -> int:
@@ -106,10 +117,13 @@ class DealtInput:
             if found is None:
                 continue
             if not found.tensors:
+                if self.forgets:
+                    del self.digests[i]
                 return RankError(_error_text(dealer, found.text))
-            if i not in self.warned and collectives.rank() == 0:
-                warnings.warn(f"{dealer.dataset}: {found.text}", stacklevel=2)
-            self.warned.add(i)
+            if not any(digest is other for other in self.warned):
+                self.warned.append(digest)
+                if collectives.rank() == 0:
+                    warnings.warn(f"{dealer.dataset}: {found.text}", stacklevel=2)
         return None
 
 
@@ -120,7 +134,7 @@ def input_of(graph: tf.Graph) -> DealtInput | None:
 
 
 def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
-    """Returns `dataset`, followed in each session of the graph.
+    """Returns `dataset`, followed in each session of the graph, or in eager code.
 
     Args:
         dataset: the dataset that is about to be dealt.
@@ -128,10 +142,11 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
         by_record: see `order_digest.with_digest`.
     """
     graph = tf.get_default_graph()
-    if graphs.is_eager() or graphs.is_function(graph):
+    if graphs.is_function(graph):
         return dataset
-    known = graph_state.of(graph, DealtInput)
-    table = f"collective/order_digest/{len(known.digests)}"
+    is_eager = tf.executing_eagerly()
+    known = _EAGER if is_eager else graph_state.of(graph, DealtInput)
+    table = f"collective/order_digest/{next(known.numbers)}"
     digests: list[Any] = []
     if by_record or not source_digest.has_cheap_elements(dataset):
         dataset, digest = with_digest(dataset, table, by_record)
@@ -144,8 +159,12 @@ def followed(dataset: Any, dealer: Dealer, by_record: bool) -> Any:
             digests.append(digest)
     if digests:
         known.digests += [(dealer, digest) for digest in digests]
-        graph_state.of(graph, GraphInput).dealt = known
+        (EAGER_INPUT if is_eager else graph_state.of(graph, GraphInput)).dealt = known
     return dataset
+
+
+# A script may go on with another dataset.
+_EAGER = DealtInput(forgets=True)
 
 
 def note_source(dealer: Dealer, digest: int, elements: int) -> None:

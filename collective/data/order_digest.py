@@ -17,7 +17,7 @@ the first `MOST_VALUES` values. A record that moves takes all of its values with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -79,19 +79,26 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OrderDigest:
-    """Holds the digest of one dataset, in any session of its graph.
+    """Holds the digest of one dataset, in any session of its graph, or in eager code.
 
     Attributes:
         tensors: the names of the tensors that count.
-        exported: the keys and rows of the table.
+        export: makes the operations that give the keys and rows of the table.
     """
 
     tensors: tuple[str, ...]
-    exported: tuple[tf.Tensor, tf.Tensor]
+    export: Callable[[], tuple[Any, Any]]
 
     def read(self, session: Any) -> Reading:
-        """Returns what this rank has seen in `session`, without asking other ranks."""
-        keys, rows = run_unpatched(session, list(self.exported))
+        """Returns what this rank has seen, without asking other ranks.
+
+        Args:
+            session: in which it was seen; None: in eager code.
+        """
+        if session is None:
+            keys, rows = (x.numpy() for x in self.export())
+        else:
+            keys, rows = run_unpatched(session, list(self.export()))
         marks = {int(key): self._mark(row.tolist()) for key, row in zip(keys, rows)}
         end, latest = marks.pop(_END, None), marks.pop(_LATEST, None)
         seen = {mark.place: mark for mark in [*marks.values(), *filter(None, [latest])]}
@@ -141,13 +148,14 @@ def with_digest(dataset: Any, table: str, by_record: bool) -> tuple[Any, OrderDi
         with tf.control_dependencies([_inserted(handle, [_END], last[None])]):
             return dataset.take(tf.identity(number))  # number 0: none
 
-    with device_scopes.on_host():
-        exported = _exported(_handle(table, width))
     none = tf.zeros([len(names)], tf.int64)
     start = _State(tf.zeros([_COUNTS], tf.int64), tf.constant(1, tf.int64), none, none, none, none)
     ending = tf2.data.Dataset.range(1).flat_map(end)
     followed = dataset.apply(lambda elements: elements.scan(start, follow).concatenate(ending))
-    return followed, OrderDigest(names, tuple(exported))
+    if tf.executing_eagerly() and (length := dataset.cardinality()) >= 0:
+        # `ending` has none, so that Keras wouldn't know how long an epoch is.
+        followed = followed.apply(tf2.data.experimental.assert_cardinality(length))
+    return followed, OrderDigest(names, _export_of(table, width))
 
 
 def with_digest_of_arrays(
@@ -177,11 +185,9 @@ def with_digest_of_arrays(
         with tf.control_dependencies([_inserted(handle, [_LATEST, _END], tf.stack([row, row]))]):
             return dataset.skip(tf.constant(0, tf.int64))
 
-    with device_scopes.on_host():
-        exported = _exported(_handle(table, width))
     options = dataset.options()
     started = dataset.apply(lambda _: tf2.data.Dataset.range(1).flat_map(start))
-    return started.with_options(options), OrderDigest(tuple(arrays), tuple(exported))
+    return started.with_options(options), OrderDigest(tuple(arrays), _export_of(table, width))
 
 
 def _sample(x: tf.Tensor) -> tf.Tensor:
@@ -352,8 +358,20 @@ def _inserted(handle: tf.Tensor, keys: Any, rows: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=rows)
 
 
-def _exported(handle: tf.Tensor) -> Any:
-    return tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=tf.int64, Tvalues=tf.int64)
+def _export_of(table: str, width: int) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives the keys and rows of a table; in a graph, operations that exist."""
+
+    def export() -> tuple[Any, Any]:
+        with device_scopes.on_host():
+            keys, rows = tf.raw_ops.LookupTableExportV2(
+                table_handle=_handle(table, width), Tkeys=tf.int64, Tvalues=tf.int64
+            )
+        return keys, rows
+
+    if tf.executing_eagerly():
+        return export
+    exported = export()
+    return lambda: exported
 
 
 def _handle(name: str, width: int) -> tf.Tensor:

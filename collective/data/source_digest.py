@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,6 @@ from collective.ops.graph import graph_analysis
 _ARRAYS = frozenset({"TensorSliceDataset", "TensorDataset"})
 _FILES = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 _FEWEST_VALUES = 2
-# Operations that call Python.
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +56,24 @@ def has_cheap_elements(dataset: Any) -> bool:
         shape = getattr(part, "shape", None)
         if shape is None or shape.rank is None or (shape.rank and shape[0] is None):
             return False
+    if tf.executing_eagerly():
+        return not dataset_analysis.calls_python(dataset)
     graph = tf.get_default_graph()
     return not any(
-        graph_analysis.has_inside(graph, op, _PYTHON.__contains__)
+        graph_analysis.has_inside(graph, op, dataset_analysis.PYTHON.__contains__)
         for op in dataset_analysis.operations(dataset)
     )
 
 
 def of_sources(dataset: Any) -> tuple[list[SourceDigest], dict[str, tf.Tensor]]:
-    """Returns the sources of a graph's dataset.
+    """Returns the sources of a dataset; of an eager one arrays alone.
 
     Returns:
         The digests of what is known; and by name what isn't, as it is fed or in a variable.
     """
+    if tf.executing_eagerly():
+        sources = dataset_analysis.eager_sources(dataset)
+        return [digest for source in sources if (digest := of_arrays(source)) is not None], {}
     digests, unknown = [], {}
     for op in sorted(dataset_analysis.operations(dataset), key=lambda op: op._id):
         if op.type not in _ARRAYS and not op.type.startswith(_FILES):
@@ -79,15 +83,32 @@ def of_sources(dataset: Any) -> tuple[list[SourceDigest], dict[str, tf.Tensor]]:
             value = tf.get_static_value(x)
             if value is None:
                 unknown[str(x.op.name)] = x
-            elif np.size(value) >= _FEWEST_VALUES:
+            elif _counts(value):
                 arrays[str(x.op.name)] = value
         if arrays:
             digests.append(SourceDigest(tuple(arrays), _reading(list(arrays.values()))))
     return digests, unknown
 
 
-def _reading(arrays: list[np.ndarray]) -> Reading:
-    hashes = [_hashes(array) for array in arrays]
+def of_arrays(arrays: Sequence[Any], most_rows: int = MOST_ROWS) -> SourceDigest | None:
+    """Returns the digest of arrays, or of eager tensors; None if they have no order.
+
+    Args:
+        arrays: of any shapes.
+        most_rows: of an array, from all over it, that count.
+    """
+    every = [np.asarray(x) for x in arrays]
+    values = {f"array {i}": x for i, x in enumerate(every) if _counts(x)}
+    return SourceDigest(tuple(values), _reading(list(values.values()), most_rows)) if values else None
+
+
+def _counts(array: Any) -> bool:
+    """Tells whether an array has an order."""
+    return np.size(array) >= _FEWEST_VALUES
+
+
+def _reading(arrays: list[np.ndarray], most_rows: int = MOST_ROWS) -> Reading:
+    hashes = [_hashes(array, most_rows) for array in arrays]
     rows = len(arrays[0]) if arrays[0].shape else 1
     mark = Mark(
         1,
@@ -100,11 +121,11 @@ def _reading(arrays: list[np.ndarray]) -> Reading:
     return Reading([mark], mark)
 
 
-def _hashes(array: np.ndarray) -> list[bytes]:
+def _hashes(array: np.ndarray, most_rows: int) -> list[bytes]:
     """Returns a hash of each row that counts."""
     rows = np.asarray(array)
     rows = rows.reshape(len(rows), -1) if rows.shape else rows.reshape(1, 1)
-    rows = rows[:: -(-len(rows) // MOST_ROWS)] if len(rows) else rows
+    rows = rows[:: -(-len(rows) // most_rows)] if len(rows) else rows
     if rows.dtype == object:
         values = [b"\0".join(os.path.basename(tf.compat.as_bytes(x)) for x in row) for row in rows]
     else:

@@ -177,9 +177,10 @@ def shard(dataset: Any) -> tf2.data.Dataset:
         raise ValueError(
             "strategy.shard(): the dataset is shuffled without a seed, so each rank has an order "
             "of its own, and some records would be used twice and others never. Shard it first: "
-            "strategy.shard(dataset).shuffle(…). Or give shuffle() a seed. (list_files() shuffles, "
-            "too: it takes shuffle=False.) Where a part of a zip() is shuffled, shard the parts "
-            "first, then zip them."
+            "strategy.shard(dataset).shuffle(…). Or give shuffle() a seed, and "
+            "sample_from_datasets() one. (list_files() shuffles, too: it takes "
+            "shuffle=False.) Where a part of a zip() is shuffled, shard the parts first, then zip "
+            "them."
         )
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
@@ -31,6 +30,7 @@ from collective.coordination import barrier
 from collective.coordination.dealt_input import GraphInput
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
+from collective.data import same_records
 from collective.data.dealt_input import input_of
 from collective.ops.communication import collectives
 from collective.ops.graph import device_scopes, graph_analysis, graph_state
@@ -359,15 +359,4 @@ def _checksum(batch: Sequence[Any]) -> str:
 
 
 def _warn(iterator: str) -> None:
-    ranks = collectives.size()
-    warnings.warn(
-        f"every rank trains on the same records: the first batches of '{iterator}' are the same "
-        f"on all {ranks} ranks. Training continues, but each record counts {ranks} times in a pass "
-        "over the data, and no step is of more records than one rank's. Let each rank read a part "
-        "of its own: dataset = strategy.shard(dataset), before shuffle() and batch(), and then "
-        "dataset.batch(B // strategy.world_size()), where B is the batch of all ranks together. If "
-        "the ranks are meant to read the same, "
-        "warnings.filterwarnings('ignore', 'every rank trains') silences this.",
-        UserWarning,
-        stacklevel=2,
-    )
+    same_records.warn(f"the first batches of '{iterator}' are")

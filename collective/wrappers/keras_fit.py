@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
+from collective.data import same_records
 from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.fused_reductions import Reduction
 from collective.ops.counting import counted
@@ -84,6 +85,8 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     given = call.arguments
     name = f"fit of the Keras model '{model.name}'"
     said = agreed(f"the start of {name}", lambda: described(given), same=["epochs"])
+    if are_all_same(said) and collectives.rank() == 0:
+        same_records.warn(f"the data of the {name} are")
     shorten(given, said)
     if given["validation_data"] is not None:
         given["validation_data"] = _padded(
@@ -133,6 +136,7 @@ def described(given: dict[str, Any]) -> dict[str, Any]:
         "steps": steps_of(given["x"], given["batch_size"], steps),
         "records": None if steps is not None else records_of(given["x"]),
         "epochs": [given["initial_epoch"], given["epochs"]],
+        "whole": same_records.digest_of_all(given["x"]),
     }
 
 
@@ -141,7 +145,12 @@ def described_evaluation(x: Any, batch_size: int | None, steps: int | None) -> d
     known = steps_of(x, batch_size, steps)
     records = None if steps is not None else records_of(x)
     can_differ = isinstance(x, DATASETS) and steps is None
-    return {"steps": known, "records": records, "batches": None if can_differ else known}
+    return {
+        "steps": known,
+        "records": records,
+        "batches": None if can_differ else known,
+        "whole": same_records.digest_of_all(x),
+    }
 
 
 def steps_of(x: Any, batch_size: int | None, steps: int | None) -> int | None:
@@ -196,6 +205,11 @@ def agreed(
                     f"{rank}. {_SAME[what]}"
                 )
     return said
+
+
+def are_all_same(said: Sequence[dict[str, Any]]) -> bool:
+    """Tells whether all ranks were given the same records, of what they said."""
+    return said[0]["whole"] is not None and len({each["whole"] for each in said}) == 1
 
 
 def shorten(given: dict[str, Any], said: Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination.functions import eager_values, stops
+from collective.coordination.functions import dealing, eager_values, stops
+from collective.data import same_records
 from collective.errors import Preempted
 from collective.ops.communication import collectives
 from collective.tensorflow_internals.keras import tf_utils
@@ -57,6 +58,10 @@ def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:
     said = keras_fit.agreed(
         f"the start of {name}", lambda: keras_fit.described(given), ["epochs"], may_be_unknown=True
     )
+    dealing.begin_again()
+    dealing.compare()
+    if keras_fit.are_all_same(said) and collectives.rank() == 0:
+        same_records.warn(f"the data of the {name} are")
     if all(each["steps"] is not None for each in said):
         keras_fit.shorten(given, said)
     elif given["steps_per_epoch"] is None:
@@ -108,18 +113,30 @@ def _evaluated(
     call = keras_fit.bound(original, model, args, kwargs)
     given = call.arguments
     name = f"the start of {what} of the Keras model '{model.name}'"
-    given["x"] = _until_all_end(model, name, given["x"], given["batch_size"], given["steps"])
+    data = (given["x"], given["batch_size"], given["steps"])
+    given["x"] = _until_all_end(model, name, *data, warns=what == "evaluate")
     return original(*call.args, **call.kwargs)
 
 
-def _until_all_end(model: Any, name: str, x: Any, batch_size: int | None, steps: Any) -> Any:
-    """Returns the data of an evaluation, which lasts until all ranks are out of data."""
+def _until_all_end(
+    model: Any, name: str, x: Any, batch_size: int | None, steps: Any, warns: bool = True
+) -> Any:
+    """Returns the data of an evaluation, which lasts until all ranks are out of data.
+
+    Args:
+        model: Keras's model.
+        name: of the evaluation.
+        x, batch_size, steps: Keras's arguments.
+        warns: whether rank 0 warns where all ranks have the same records.
+    """
     said = keras_fit.agreed(
         name,
         lambda: keras_fit.described_evaluation(x, batch_size, steps),
         ["batches"],
         may_be_unknown=True,
     )
+    if warns and keras_fit.are_all_same(said) and collectives.rank() == 0:
+        same_records.warn_of_evaluation(name.removeprefix("the start of "))
     counts = {each["steps"] for each in said}
     uneven = steps is None and (len(counts) > 1 or None in counts)
     per_execution = model._steps_per_execution

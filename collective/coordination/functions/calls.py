@@ -31,7 +31,7 @@ from collective.coordination.agreement import (
     RUNNING,
     Header,
 )
-from collective.coordination.functions import stops
+from collective.coordination.functions import dealing, stops
 from collective.coordination.functions.answers import answer_of
 from collective.coordination.functions.eager_values import make_equal
 from collective.coordination.prepared_run import Membership, peers_are_idle
@@ -170,6 +170,8 @@ def as_step(graph: Any) -> Iterator[None]:
     yield
     if plans.step.trains:
         milestones.poster().trained()
+        if plans.plan is not None:
+            dealing.after_training()
     try:
         if plans.step.trains:
             call_evictions.after_training(graph)
@@ -254,6 +256,7 @@ def make_variables_equal(
     make_equal(new)
     for variable in new:
         variable._collective_equal = True
+    dealing.begin_again()
 
 
 def agreement_on(

@@ -1,0 +1,45 @@
+"""Lets ranks compare what eager code deals to them, where `fit` begins and after calls that train.
+
+Calls are counted from where the ranks have begun together, with a `fit` or with variables that are
+new to them, and compared after 1, 2, 4, 8, … of them: a million calls have twenty exchanges.
+"""
+
+from __future__ import annotations
+
+from collective.coordination import barrier, coordinator
+from collective.coordination.dealt_input import EAGER_INPUT
+from collective.ops.communication import collectives
+
+
+def begin_again() -> None:
+    """Counts calls from here on; every rank calls it."""
+    coordinator.instance().training_calls = 0
+
+
+def after_training() -> None:
+    """Counts a call that has trained with all ranks, and compares if it is time.
+
+    Raises:
+        RankError: as `compare` does.
+    """
+    if collectives.size() == 1:
+        return
+    ranks = coordinator.instance()
+    ranks.training_calls += 1
+    if ranks.training_calls & (ranks.training_calls - 1) == 0:
+        compare()
+
+
+def compare() -> None:
+    """Compares what was dealt so far; every rank calls it.
+
+    Raises:
+        RankError: the ranks deal from other elements, or in another order; on every rank.
+    """
+    dealt = EAGER_INPUT.dealt
+    report = {} if dealt is None else {"dealt": dealt.report(None)}
+    reports = barrier.exchange(None, "compares what is dealt to the ranks", report)
+    if dealt is not None and all(reports):
+        error = dealt.judge([each["dealt"] for each in reports])
+        if error is not None:
+            raise error
