@@ -29,7 +29,7 @@ from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
 from collective.plan import eager_plan
-from collective.replication import assignments, metrics, moving_averages
+from collective.replication import assignments, eager_states, metrics, moving_averages
 from collective.tables import dense_view, variable_getter
 from collective.tables.table import Sharded
 from collective.tables.updates import fused_updates, optimizer_slots
@@ -85,6 +85,7 @@ from collective.wrappers import (
     keras_functions,
     keras_loops,
     keras_losses,
+    keras_metrics,
     keras_saving,
     keras_updates,
 )
@@ -217,8 +218,8 @@ GRADIENTS = (
             ("summary", eager_plan.summary),
             ("save", keras_saving.save),
             ("save_weights", keras_saving.save),
-            ("get_metrics_result", keras_loops.metrics_result),
-            ("_validate_and_get_metrics_result", keras_loops.epoch_logs),
+            ("get_metrics_result", keras_metrics.metrics_result),
+            ("_validate_and_get_metrics_result", keras_metrics.epoch_logs),
         )
     ),
     Patch(
@@ -400,6 +401,7 @@ REPLICATION = (
     Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
     Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
     Patch(Metric, "tf.keras.metrics.Metric.add_weight", metrics.add_weight, OWN_RECORDS),
+    Patch(resources.ResourceVariable, "ResourceVariable.assign", eager_states.assign, OWN_RECORDS),
     Patch(
         metrics_impl,
         "metrics_impl._aggregate_across_replicas",

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.functions import calls, traces
 from collective.interception import graph_passes
 from collective.ops.graph import control_flow, graphs, nested_calls
+from collective.replication import eager_states
 from collective.tensorflow_internals.graphs import record
 
 # Whether the function that is traced next is one that a dataset calls.
@@ -38,6 +39,7 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
 
     func_graph = original(name, traced, *args, **kwargs)
     traces.close(func_graph)
+    eager_states.note_function(func_graph, together=calls.plan_of(func_graph) is not None)
     return func_graph
 
 

@@ -36,11 +36,6 @@ from collective.replication.analysis import has_replicas, takes_data
 from collective.replication.metric_states import MetricState
 
 SCOPE = "collective/states"
-NEEDS = (
-    "A metric over all ranks needs a state that is a sum from 0 (assign_add, scatter_add), a "
-    "largest value (v.assign(tf.maximum(v, x))) or a smallest one (tf.minimum). Or use a metric of "
-    "tf.metrics or tf.keras.metrics."
-)
 
 
 class _Use(NamedTuple):
@@ -352,7 +347,7 @@ def _refuse_use(
 def _words(reader: str, each: MetricState, obstacle: str = "") -> str:
     return (
         f"'{reader}' reads the metric variable '{each.name}', which {obstacle or each.obstacle}: "
-        f"the ranks' values cannot become one. {NEEDS}"
+        f"the ranks' values cannot become one. {metric_states.NEEDS}"
     )
 
 

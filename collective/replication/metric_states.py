@@ -8,7 +8,7 @@ smaller one. The graph shows all of this: the functions are pure and need no ses
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Callable
 
 import numpy as np
@@ -60,6 +60,12 @@ _ASIDE = frozenset(
     {"VarIsInitializedOp", "IsVariableInitialized", "VariableShape", "DestroyResourceOp"}
 )
 _SAVES = frozenset({"Save", "SaveV2", "SaveSlices"})
+NEEDS = (
+    "A metric over all ranks needs a state that is a sum from 0 (assign_add, scatter_add), a "
+    "largest value (v.assign(tf.maximum(v, x))) or a smallest one (tf.minimum). Or use a metric of "
+    "tf.metrics or tf.keras.metrics."
+)
+NO_SUM = "is a sum that doesn't start from 0"
 
 
 # Tells whether a tensor depends on the state of a metric.
@@ -246,7 +252,7 @@ class _Uses:
                     self.reads.extend(op.outputs if not references else [])
                 elif op.type == "ReadVariableOp":
                     self.reads.extend(op.outputs)
-                elif op.type in graph_analysis.CALLS:
+                elif op.type in graph_analysis.CALLS or op.type.endswith("Dataset"):
                     self.calls.append((op, place))
                 elif x.dtype == tf.resource and not is_aside(op):
                     self.others.append(op)
@@ -269,7 +275,7 @@ class _Uses:
 def _state_of(variable: Any, depends: Depends) -> MetricState:
     state = MetricState(variable)
     uses = _Uses(graph_analysis.memory(variable).outputs[0])
-    kept = _Kept(uses, depends)
+    kept = Kept(uses, depends)
     for op in uses.writes:
         if not _starts(op, variable):
             kept.add(op)
@@ -296,7 +302,7 @@ def _starts(op: tf.Operation, variable: Any) -> bool:
     return value is not None and value.op.type in ("RestoreV2", "Restore", "RestoreSlice")
 
 
-class _Kept:
+class Kept:
     """Collects what the updates of a variable keep of it.
 
     Attributes:
@@ -373,13 +379,33 @@ class _Kept:
         self.is_last |= constant is None
 
 
-def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -> bool:
+def kept_inside(references: Sequence[tf.Tensor]) -> list[Kept]:
+    """Returns what a traced function keeps of each of the states that it captures."""
+    depends = _depending_on(references)
+    return [_kept_inside(_Uses(reference), depends)[0] for reference in references]
+
+
+def _kept_inside(uses: _Uses, depends: Depends) -> tuple[Kept, bool]:
+    """Returns what a function's body keeps of a variable.
+
+    Returns:
+        That; and whether a function that it calls may give something that depends on its value.
+    """
+    kept, gives_value = Kept(uses, depends), False
+    for write in uses.writes:
+        kept.add(write, inside=True)
+    for call, place in uses.calls:
+        gives_value |= _kept_by_call(call, place, depends, kept)
+    return kept, gives_value
+
+
+def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: Kept) -> bool:
     """Adds to `kept` what the functions do that `op` calls with a variable.
 
     Returns:
         Whether they may give something that depends on its value.
     """
-    first = 1 if op.type in ("If", "StatelessIf", "Case") else 0
+    chooses = op.type in ("If", "StatelessIf", "Case")
     gives_value = False
     for name, body in _bodies(op):
         if body is None:
@@ -387,18 +413,18 @@ def _kept_by_call(op: tf.Operation, place: int, depends: Depends, kept: _Kept) -
                 f"is used by '{op.name}' ({op.type}), whose function was imported"
             )
             continue
+        # What the function gets comes last among the operation's inputs.
+        first = len(op.inputs) - len(body.inputs)
         states = [
-            inner for outer, inner in zip(list(op.inputs)[first:], body.inputs) if depends(outer)
+            inner
+            for outer, inner in zip(list(op.inputs)[max(first, 0) :], body.inputs[max(-first, 0) :])
+            if depends(outer)
         ]
         uses = _Uses(body.inputs[place - first])
-        inner_depends = _depending_on(states)
-        inner_kept = _Kept(uses, inner_depends)
-        for write in uses.writes:
-            inner_kept.add(write, inside=True)
-        if uses.writes and first and depends(op.inputs[0]):
+        inner_kept, gives = _kept_inside(uses, _depending_on(states))
+        gives_value |= gives
+        if uses.writes and chooses and depends(op.inputs[0]):
             kept.obstacles.append(f"decides by '{op.name}' ({op.type}) whether it is updated")
-        for call, at in uses.calls:
-            gives_value |= _kept_by_call(call, at, inner_depends, inner_kept)
         kept.reductions |= inner_kept.reductions
         kept.obstacles += inner_kept.obstacles
         given = {x.op for x in body.outputs if x.dtype not in (tf.resource, tf.variant)}
@@ -428,19 +454,26 @@ def _function(graph: Any, name: str) -> Any:
     return None
 
 
-def _obstacle(variable: Any, kept: _Kept) -> str:
+def _obstacle(variable: Any, kept: Kept) -> str:
     """Returns why the ranks' states can't become one; '' if they can."""
-    if kept.obstacles:
-        return kept.obstacles[0]
-    if len(kept.reductions) > 1:
-        names = " and ".join(sorted(each.value for each in kept.reductions))
-        return f"is updated in several ways ({names})"
+    if obstacle := obstacle_of(kept.reductions, kept.obstacles):
+        return obstacle
     if not kept.reductions:
         return f"is given its last value by '{kept.set_alike[0].name}'" if kept.is_last else ""
     if Reduction.SUM not in kept.reductions:
         is_local = analysis_of(variable.graph).is_rank_local([variable.initial_value])
         return "starts from what each rank alone knows" if is_local else ""
-    return "" if _is_zero(variable.initial_value) else "is a sum that doesn't start from 0"
+    return "" if _is_zero(variable.initial_value) else NO_SUM
+
+
+def obstacle_of(reductions: Set[Reduction], obstacles: Sequence[str]) -> str:
+    """Returns why states that are updated in these ways can't become one; '' if they may."""
+    if obstacles:
+        return obstacles[0]
+    if len(reductions) > 1:
+        names = " and ".join(sorted(each.value for each in reductions))
+        return f"is updated in several ways ({names})"
+    return ""
 
 
 def _is_zero(value: Any) -> bool:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication.fused_reductions import Reduction, of_all_ranks
 from collective.ops.graph import graph_analysis, graph_state, graphs
-from collective.replication import metric_states
+from collective.replication import eager_states, metric_states
 from collective.replication.analysis import has_replicas
 from collective.tensorflow_internals.variables import variables
 
@@ -89,6 +89,7 @@ def add_weight(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly_outside_functions():
         # It isn't made equal on all ranks: each adds its own records.
         variable._collective_equal = True
+        eager_states.note(metric, variable)
     else:
         metric_states.note(variable.graph, [variable])
     return variable

@@ -20,6 +20,7 @@ from collective.coordination.functions import calls, first_values, stops
 from collective.coordination.prepared_run import Membership
 from collective.errors import RankError
 from collective.ops.communication import collectives
+from collective.replication import eager_states
 
 ENDS = (StopIteration, tf.errors.OutOfRangeError)
 # Whether a step is being taken.
@@ -98,12 +99,13 @@ def _answer(model: Any, step: Callable[[Iterator[Any]], Any], batch: Any) -> Non
     """Takes a step for the sake of the peers: this rank's metrics stay what they are."""
     states = {id(v): v.numpy() for metric in model.metrics for v in metric.variables}
     _taken(step, batch)
-    for metric in model.metrics:
-        for variable in metric.variables:
-            if id(variable) in states:
-                variable.assign(states[id(variable)])
-            else:  # made in this step
-                metric.reset_state()
+    with eager_states.as_they_are():
+        for metric in model.metrics:
+            for variable in metric.variables:
+                if id(variable) in states:
+                    variable.assign(states[id(variable)])
+                else:  # made in this step
+                    metric.reset_state()
 
 
 def _of_no_record(spec: Any) -> Any:

@@ -4,8 +4,8 @@ The files are TensorFlow's own, with whole tables and slots: plain TensorFlow re
 number of ranks. All ranks call what a script calls, with the same paths. What has no tables is left
 to TensorFlow: there a script may let rank 0 save alone, and restore.
 
-A metric's state, which each rank adds up over its own records, is saved as the sum of all ranks';
-when it is restored, rank 0 gets it, and the others begin with none.
+A metric's state, which each rank keeps of its own records, is saved as that of all ranks; when it
+is restored, rank 0 gets it, and the others begin with none.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.functions import whole_files
 from collective.coordination import barrier
-from collective.coordination.functions import eager_values
 from collective.errors import RankError
 from collective.ops.communication import collectives
+from collective.replication import eager_states
 from collective.tables import dense_view
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.checkpoints import checkpoint as checkpoint_lib
@@ -56,16 +56,18 @@ def write(
     if not _is_of_all_ranks(checkpoint):
         return original(checkpoint, file_prefix, options)
     doing = f"saving the tf.train.Checkpoint '{file_prefix}'"
-    states = [each for each in _tracked(checkpoint) if _is_state(each)]
+    states = [
+        ("A metric in the checkpoint", each) for each in _tracked(checkpoint) if _is_state(each)
+    ]
     if dense_view.saves_whole():  # The file is Keras's, and each rank's has another path.
-        with eager_values.of_all_ranks("metrics in a checkpoint", states):
+        with eager_states.of_all_ranks("metrics in a checkpoint", states):
             return original(checkpoint, file_prefix, options)
 
     def save(path: str) -> None:
         chosen = copy.copy(options)
         if chosen is not None and collectives.rank() > 0:
             chosen.experimental_write_callbacks = None
-        with eager_values.of_all_ranks("metrics in a checkpoint", states):
+        with eager_states.of_all_ranks("metrics in a checkpoint", states):
             original(checkpoint, path, chosen)
 
     barrier.exchange(None, doing, {})
@@ -157,7 +159,7 @@ def restore_table(original: Callable[..., Any], variable: Any, tensors: Any) -> 
         for early in _early.pop(variable._update_uid, []):
             state = early()
             if state is not None:
-                state.assign(tf.zeros_like(state))
+                state.assign(eager_states.start_of(state))
     return original(variable, tensors)
 
 
@@ -165,7 +167,7 @@ def restore_state(original: Callable[..., Any], variable: Any, tensors: Any) -> 
     """Replaces `BaseResourceVariable._restore_from_tensors`: rank 0 gets the states of metrics."""
     done = original(variable, tensors)
     if _is_of_others(variable):
-        variable.assign(tf.zeros_like(variable))
+        variable.assign(eager_states.start_of(variable))
     elif collectives.rank() > 0 and tf.executing_eagerly() and _is_state(variable):
         _early[variable._update_uid].append(weakref.ref(variable))
     return done
@@ -177,7 +179,7 @@ def make_state(original: Callable[..., Any], metric: Any, *args: Any, **kwargs: 
     if tf.executing_eagerly_outside_functions():
         with tf.init_scope():
             if _is_of_others(variable):
-                variable.assign(tf.zeros_like(variable))
+                variable.assign(eager_states.start_of(variable))
     return variable
 
 

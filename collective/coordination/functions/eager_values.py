@@ -14,6 +14,20 @@ from collective.ops.communication import collectives
 from collective.ops.graph.sessions import run_unpatched, session_before_scripts
 from collective.tables.table import is_movable
 
+# Makes one array of the ranks' arrays.
+Combined = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def added(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the sum of the ranks' arrays, of their type."""
+    total: np.ndarray = sum(arrays[1:], arrays[0])
+    return total
+
+
+def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the mean of the ranks' arrays."""
+    return added(arrays) / len(arrays)
+
 
 def make_equal(variables: Sequence[Any]) -> None:
     """Gives every rank rank 0's values of `variables`.
@@ -42,7 +56,7 @@ def sums(name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """
     # Of one rank by the other: numbers of types that no sum over ranks is made of.
     of_ranks = parts(f"the sum of {name}", arrays)
-    return [sum(parts[1:], parts[0]) for parts in zip(*of_ranks)]
+    return [added(parts) for parts in zip(*of_ranks)]
 
 
 def parts(
@@ -91,23 +105,24 @@ def _listed(shapes: Sequence[Sequence[Any]]) -> list[str]:
 
 
 @contextlib.contextmanager
-def of_all_ranks(name: str, states: Sequence[Any]) -> Iterator[None]:
-    """Inside, variables that ranks add up have their sums; afterwards each rank's own values again.
+def of_all_ranks(name: str, states: Sequence[Any], combined: Sequence[Combined]) -> Iterator[None]:
+    """Inside, variables have the values of all ranks; afterwards each rank's own values again.
 
-    Those with the aggregation MEAN have the mean. Every rank enters it with the same ones.
+    Every rank enters it with the same ones.
 
     Args:
         name: says what they are, for messages.
         states: variables that were made eagerly.
+        combined: what makes one value of the ranks' values, for each of them.
 
     Raises:
         ValueError: another rank has others.
         RankError: another rank does something else.
     """
     own = [v.numpy() for v in states]
-    for variable, total in zip(states, sums(name, own)):
-        is_mean = variable.aggregation == tf.VariableAggregation.MEAN
-        variable.assign(total / collectives.size() if is_mean else total)
+    of_ranks = parts(name, own)
+    for variable, combine, values in zip(states, combined, zip(*of_ranks)):
+        variable.assign(combine(values))
     try:
         yield
     finally:
