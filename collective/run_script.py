@@ -92,7 +92,10 @@ def _is_of_version_2(framework: str, command: Sequence[str]) -> bool:
 def _open_scope(scopes: contextlib.ExitStack) -> None:
     """Opens scope() around the whole script, unless its framework has opened it."""
     from collective.strategy import CollectiveStrategy
+    from collective.wrappers import keras_metrics
 
+    if INSTALLATION.has_version_2:
+        keras_metrics.keep_own_results()  # Such a script makes one of them itself.
     if not SCOPES.is_open:
         scopes.enter_context(CollectiveStrategy().scope())
 

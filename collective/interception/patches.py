@@ -58,6 +58,7 @@ from collective.tensorflow_internals.keras import (
     backend,
     legacy_optimizer,
     loss_scale_optimizer,
+    metrics_utils,
     savers,
 )
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
@@ -401,6 +402,12 @@ REPLICATION = (
     Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
     Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
     Patch(Metric, "tf.keras.metrics.Metric.add_weight", metrics.add_weight, OWN_RECORDS),
+    Patch(
+        metrics_utils,
+        "keras.metrics_utils.result_wrapper",
+        keras_metrics.result_wrapper,
+        OWN_RECORDS,
+    ),
     Patch(resources.ResourceVariable, "ResourceVariable.assign", eager_states.assign, OWN_RECORDS),
     Patch(
         metrics_impl,

@@ -42,6 +42,7 @@ class EagerState:
         reductions: what the updates of functions keep of it.
         obstacles: why the ranks' states can't be combined.
         is_updated_together: whether ranks call a function together that updates it.
+        is_of_all_ranks: whether the variable has the value of all ranks, for a while.
     """
 
     is_of_keras: bool
@@ -50,6 +51,7 @@ class EagerState:
     reductions: set[Reduction] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     is_updated_together: bool = False
+    is_of_all_ranks: bool = False
 
 
 # The states by the ids of their handles, by which functions capture them.
@@ -72,6 +74,14 @@ def note(metric: Any, variable: Any) -> None:
 def state_of(variable: Any) -> EagerState | None:
     """Returns what is known of a variable; None if it is no metric's."""
     return getattr(variable, "_collective_state", None)
+
+
+def to_combine(variables: Sequence[Any]) -> list[Any]:
+    """Returns those states of a metric that are each rank's own, if ranks update it together."""
+    known = [(v, state_of(v)) for v in variables]
+    own = [(v, state) for v, state in known if state is None or not state.is_of_all_ranks]
+    is_common = any(state is not None and state.is_updated_together for _, state in own)
+    return [v for v, _ in own] if is_common else []
 
 
 def start_of(variable: Any) -> np.ndarray:
@@ -170,8 +180,16 @@ def of_all_ranks(name: str, states: Sequence[tuple[str, Any]]) -> Iterator[None]
         RankError: another rank does something else.
     """
     combined = [_combined(whose, variable) for whose, variable in states]
-    with as_they_are(), eager_values.of_all_ranks(name, [v for _, v in states], combined):
-        yield
+    variables = [variable for _, variable in states]
+    known = [state for variable in variables if (state := state_of(variable))]
+    with as_they_are(), eager_values.of_all_ranks(name, variables, combined):
+        for state in known:
+            state.is_of_all_ranks = True
+        try:
+            yield
+        finally:
+            for state in known:
+                state.is_of_all_ranks = False
 
 
 def _is_zero(value: np.ndarray) -> bool:

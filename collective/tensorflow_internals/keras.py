@@ -47,6 +47,7 @@ DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures
 Embedding = _module("layers").Embedding
 BatchNormalizationBase = _module("layers.normalization.batch_normalization").BatchNormalizationBase
 Metric = _module("metrics").Metric
+metrics_utils = _module("utils.metrics_utils")
 loss_scale_optimizer = _module("mixed_precision.loss_scale_optimizer")
 LossScaleOptimizer = loss_scale_optimizer.LossScaleOptimizer
 optimizer = _module("optimizers.optimizer")

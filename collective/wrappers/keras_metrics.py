@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import eager_values
+from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.replication import eager_states
 from collective.tensorflow_internals.keras import tf_utils
 from collective.wrappers import keras_eager_steps
+
+# Not empty where `Metric.result()` is of this rank's records.
+_own: list[bool] = []
+
+
+def keep_own_results() -> None:
+    """Lets `Metric.result()` be of each rank's own records, as scripts of Horovod have it."""
+    _own.append(True)
+
+
+def result_wrapper(original: Callable[..., Any], result: Callable[..., Any]) -> Any:
+    """Replaces Keras's `result_wrapper`, which each metric has around its `result`.
+
+    Without a function, the result of a metric that ranks update together is of all ranks' records.
+    Every rank asks for it.
+    """
+    of_states = original(result)
+
+    def of_all_ranks(metric: Any, *args: Any) -> Any:
+        with _of_all_ranks(metric):
+            return of_states(metric, *args)
+
+    return functools.wraps(of_states)(of_all_ranks)
+
+
+@contextlib.contextmanager
+def _of_all_ranks(metric: Any) -> Iterator[None]:
+    """Inside, a metric's result is computed of all ranks' states, if ranks update it together."""
+    is_own = bool(_own) or not tf.executing_eagerly() or keras_eager_steps.is_inside()
+    states = [] if is_own else eager_states.to_combine(metric.variables)
+    with contextlib.ExitStack() as combined:
+        if states:
+            whose = f"The metric '{metric.name}'"
+            name = f"calls result() of the Keras metric '{metric.name}', as all ranks must"
+            every = eager_states.of_all_ranks(name, [(whose, v) for v in states])
+            try:
+                combined.enter_context(every)
+            except tf.errors.OpError as error:
+                raise RankError(f"A rank {name}, and another one has ended.") from error
+        yield
 
 
 def metrics_result(original: Callable[..., Any], model: Any) -> Any:
@@ -28,7 +71,8 @@ def metrics_result(original: Callable[..., Any], model: Any) -> Any:
     states = [
         (f"The metric '{metric.name}'", v) for metric in model.metrics for v in metric.variables
     ]
-    with eager_states.of_all_ranks(f"the metrics of the Keras model '{model.name}'", states):
+    name = f"the metrics of the Keras model '{model.name}'"
+    with eager_states.of_all_ranks(name, states):
         return tf_utils.sync_to_numpy_or_python_type(original(model))
 
 
@@ -59,9 +103,13 @@ def epoch_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
 def _results(model: Any) -> dict[str, Any]:
     """Returns the results of a model's metrics on this rank."""
     results: dict[str, Any] = {}
-    for metric in model.metrics:
-        result = metric.result()
-        results.update(result if isinstance(result, dict) else {metric.name: result})
+    _own.append(True)
+    try:
+        for metric in model.metrics:
+            result = metric.result()
+            results.update(result if isinstance(result, dict) else {metric.name: result})
+    finally:
+        _own.pop()
     return results
 
 

@@ -374,6 +374,37 @@ def test_a_script_of_sok_in_tensorflow_2(tmp_path: Path):
     assert losses(done.stdout, 1) == [first, second]
 
 
+OWN_RESULT = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+hvd.init()
+weight, mean = tf.Variable(1.0), tf.keras.metrics.Mean()
+optimizer = tf.keras.optimizers.legacy.SGD(0.1)
+
+@tf.function
+def train(x):
+    with tf.GradientTape() as tape:
+        loss = weight * x
+    tape = hvd.DistributedGradientTape(tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [weight]), [weight]))
+    mean.update_state(x)
+
+train(tf.constant(hvd.rank() + 1.0))
+if hvd.rank() == 1:
+    print("mean", float(mean.result()))
+"""
+
+
+@pytest.mark.matrix
+def test_a_metric_of_horovods_script_is_each_ranks_own(tmp_path: Path):
+    """One rank may ask for it alone."""
+    script = tmp_path / "train.py"
+    script.write_text(OWN_RESULT)
+    done = pool.launch("-np", 2, "--device", "cpu", "--as", "horovod", script, pool=False)
+    assert done.returncode == 0 and "[1] mean 2.0\n" in done.stdout, done.stdout
+
+
 @pytest.mark.matrix
 def test_a_script_without_a_scope_is_told(tmp_path: Path):
     script = tmp_path / "train.py"

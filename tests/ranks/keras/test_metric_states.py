@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
+from collective.errors import RankError
 from tests.ranks.keras.models import BATCH, dataset, keras, part
 
 RECORDS = 4 * BATCH
@@ -228,3 +229,84 @@ def test_without_a_function_a_metric_that_assigns_is_keras_own(strategy, rank, s
         return
     with strategy.scope(), pytest.raises(NotImplementedError, match="assigned without a function"):
         make().fit(dataset(part(arrays, rank, size), BATCH // size), verbose=0)
+
+
+def loop(make, arrays, batch):
+    """Trains a layer by a function that updates metrics, and returns it with these."""
+    layer = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.5))
+    optimizer, updated = keras.optimizers.SGD(1e-6), make()
+    layer.build([None, 3])
+
+    @tf2.function
+    def train(x, y):
+        with tf2.GradientTape() as tape:
+            errors = (layer(x)[:, 0] - y) ** 2
+            loss = tf2.reduce_mean(errors)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables))
+        updated["loss"].update_state(loss)
+        updated["errors"].update_state(errors)
+        updated["tensor"].update_state(tf2.reduce_mean(x, 0))
+        updated["mae"].update_state(y, layer(x)[:, 0])
+        updated["span"].update_state(y)
+
+    for each in dataset(arrays, batch):
+        train(*each)
+    return train, updated
+
+
+def loop_metrics():
+    return {
+        "loss": metrics.Mean(),
+        "errors": metrics.Sum(),
+        "tensor": metrics.MeanTensor(),
+        "mae": metrics.MeanAbsoluteError(),
+        "span": Span(),
+    }
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.either_backend
+def test_a_loop_has_results_of_all_ranks(strategy, rank, size):
+    """Every rank keeps states of its own records; a metric that no function updates is its own."""
+    _, plain = loop(loop_metrics, labelled(), BATCH)
+    with strategy.scope():
+        train, updated = loop(loop_metrics, labelled(rank, size), BATCH // size)
+        for _ in range(2):
+            for name, metric in updated.items():
+                got, want = metric.result(), plain[name].result()
+                tf2.nest.map_structure(
+                    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), got, want
+                )
+        assert updated["span"].number.numpy() == RECORDS / size
+        updated["mae"].reset_state()
+        assert updated["mae"].result().numpy() == 0
+        own = metrics.Mean()
+        own.update_state([rank + 1.0])
+        assert own.result().numpy() == rank + 1
+        if size == 1:
+            return
+        with pytest.raises(RankError, match=r"calls result\(\) of the Keras metric 'sum'"):
+            if rank == 0:
+                updated["errors"].result()
+            else:
+                train(*labelled(rank, size))
+
+
+def test_results_after_fit_are_of_all_ranks(strategy, rank, size):
+    """Neither `fit` nor a callback combines what is combined already."""
+    seen = []
+
+    def fitted(arrays, batch):
+        model = model_of(1, None, "mse", [metrics.MeanAbsoluteError(name="mae"), Span()])
+        results = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: seen.append(model.metrics[1].result().numpy())
+        )
+        logs = model.fit(dataset(arrays, batch), verbose=0, callbacks=[results]).history
+        of_model = model.get_metrics_result()
+        return logs["mae"][0], seen.pop(), model.metrics[1].result(), of_model["mae"]
+
+    want = fitted(labelled(), BATCH)
+    with strategy.scope():
+        got = fitted(labelled(rank, size), BATCH // size)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
