@@ -99,7 +99,9 @@ def of_arrays(arrays: Sequence[Any], most_rows: int = MOST_ROWS) -> SourceDigest
     """
     every = [np.asarray(x) for x in arrays]
     values = {f"array {i}": x for i, x in enumerate(every) if _counts(x)}
-    return SourceDigest(tuple(values), _reading(list(values.values()), most_rows)) if values else None
+    return (
+        SourceDigest(tuple(values), _reading(list(values.values()), most_rows)) if values else None
+    )
 
 
 def _counts(array: Any) -> bool:
