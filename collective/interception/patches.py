@@ -55,6 +55,7 @@ from collective.tensorflow_internals.keras import (
     Metric,
     Model,
     OptimizerV2,
+    PreprocessingLayer,
     backend,
     legacy_optimizer,
     loss_scale_optimizer,
@@ -84,6 +85,7 @@ from collective.wrappers import (
     keras,
     keras_fit,
     keras_functions,
+    keras_layers,
     keras_loops,
     keras_losses,
     keras_metrics,
@@ -130,6 +132,7 @@ NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, 
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
 PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
+DIVIDED_TWICE = "A mean over ranks would be divided by the samples of all ranks."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
@@ -234,6 +237,15 @@ GRADIENTS = (
         "tf.keras.Model._prepare_total_loss",
         keras_losses.prepare_total_loss,
         PART_OF_SUM,
+    ),
+    *(
+        Patch(
+            owner,
+            f"{name}.nn.compute_average_loss",
+            keras_losses.compute_average_loss,
+            DIVIDED_TWICE,
+        )
+        for owner, name in ((tf.nn, "tf"), (tf2.nn, "tf2"), (tensorflow.nn, "tensorflow"))
     ),
     *(
         Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)
@@ -349,6 +361,7 @@ PLAIN_AVERAGE = "A table's average would be a plain variable, not sharded as the
 TOO_LATE = "An assignment in a branch or a function could not be synced later."
 WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
 OWN_RECORDS = "A metric's value would be of this rank's records only."
+OWN_RECORDS_LEARNED = "A vocabulary or a mean would be that of this rank's records only."
 OWN_START = "A tape would record what a rank computes with first values of its own."
 REPLICATION = (
     Patch(
@@ -378,6 +391,18 @@ REPLICATION = (
             "BatchNormalizationBase._assign_moving_average",
             "BatchNormalizationBase._assign_new_value",
         )
+    ),
+    Patch(
+        BatchNormalizationBase,
+        "BatchNormalizationBase._sync_calculate_mean_and_var",
+        keras_layers.refuse_synchronized,
+        THIS_RANK_ONLY,
+    ),
+    Patch(
+        PreprocessingLayer,
+        "tf.keras.layers.PreprocessingLayer.adapt",
+        keras_layers.adapt,
+        OWN_RECORDS_LEARNED,
     ),
     *(
         Patch(owner, f"{name}.{method}", assignments.assign, TOO_LATE)

@@ -46,6 +46,7 @@ GraphModel = _module("engine.training_v1").Model
 DenseFeatures = _module("feature_column.dense_features_v2").DenseFeatures
 Embedding = _module("layers").Embedding
 BatchNormalizationBase = _module("layers.normalization.batch_normalization").BatchNormalizationBase
+PreprocessingLayer = _module("engine.base_preprocessing_layer").PreprocessingLayer
 Metric = _module("metrics").Metric
 metrics_utils = _module("utils.metrics_utils")
 loss_scale_optimizer = _module("mixed_precision.loss_scale_optimizer")
