@@ -8,10 +8,11 @@ ranks also exchange reports, in which each describes what it did.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -295,6 +296,35 @@ def verdict(
     return None
 
 
+# Why this rank does what it does, outermost first.
+_reasons: list[str] = []
+
+
+@contextlib.contextmanager
+def because(reason: str) -> Iterator[None]:
+    """Inside, reports give a reason for what this rank does, for messages."""
+    _reasons.append(reason)
+    try:
+        yield
+    finally:
+        _reasons.remove(reason)
+
+
+LOST_EARLY = (
+    "Where that rank ended without an error, it made fewer calls than this one. All ranks make the "
+    "same: as many steps of a loop (give each as many batches), and each evaluation and each save, "
+    "of which rank 0 writes the files"
+)
+
+
+def explained(error: tf.errors.OpError) -> tf.errors.OpError:
+    """Returns an error that also says why a peer may have ended before this rank, if one has."""
+    if f"which has ended, while '{NAME}" not in error.message or LOST_EARLY in error.message:
+        return error
+    message = f"{error.message}\n{LOST_EARLY}."
+    return type(error)(error.node_def, error.op, message)
+
+
 def report(description: str, shared: Iterable[str]) -> dict[str, Any]:
     """Returns what a rank tells its peers if headers disagree.
 
@@ -302,7 +332,10 @@ def report(description: str, shared: Iterable[str]) -> dict[str, Any]:
         description: says what the rank does, for messages.
         shared: the names of what all ranks must run (`RunFootprint.shared`).
     """
-    return {"description": description, "shared": list(shared)}
+    said = description
+    for reason in _reasons:
+        said = reason if reason.startswith(description) else f"{said} ({reason})"
+    return {"description": said, "shared": list(shared)}
 
 
 def _descriptions(reports: Sequence[dict[str, Any]]) -> str:

@@ -56,6 +56,7 @@ from collective.tensorflow_internals.keras import (
     Model,
     OptimizerV2,
     PreprocessingLayer,
+    TerminateOnNaN,
     backend,
     legacy_optimizer,
     loss_scale_optimizer,
@@ -83,6 +84,7 @@ from collective.train import composed_rules
 from collective.wrappers import (
     horovod,
     keras,
+    keras_callbacks,
     keras_fit,
     keras_functions,
     keras_layers,
@@ -225,6 +227,12 @@ GRADIENTS = (
             ("get_metrics_result", keras_metrics.metrics_result),
             ("_validate_and_get_metrics_result", keras_metrics.epoch_logs),
         )
+    ),
+    Patch(
+        TerminateOnNaN,
+        "tf.keras.callbacks.TerminateOnNaN.on_batch_end",
+        keras_callbacks.end_batch,
+        OWN_LOOP,
     ),
     Patch(
         LossesContainer,

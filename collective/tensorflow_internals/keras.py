@@ -34,6 +34,7 @@ package = importlib.import_module(PACKAGE)
 backend = _module("backend")
 base_layer_utils = _module("engine.base_layer_utils")
 Callback: Any = _module("callbacks").Callback
+TerminateOnNaN = _module("callbacks").TerminateOnNaN
 LossesContainer = _module("engine.compile_utils").LossesContainer
 Layer: Any = package.layers.Layer
 Model = _module("engine.training").Model

@@ -11,6 +11,7 @@ to make the same runs: as many batches in an epoch, and as many epochs. And what
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Sequence
@@ -20,12 +21,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.coordination import barrier
+from collective.coordination import agreement, barrier
 from collective.data import same_records
 from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.fused_reductions import Reduction
 from collective.ops.counting import counted
 from collective.tensorflow_internals.keras import Callback, backend, package
+from collective.wrappers import keras_callbacks
 
 DATASETS = (tf.data.Dataset, tf2.data.Dataset)
 # Of the batches that Keras makes of arrays.
@@ -130,7 +132,12 @@ def bound(
 
 
 def described(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a rank says of the arguments of its `fit`."""
+    """Returns what a rank says of the arguments of its `fit`.
+
+    Raises:
+        NotImplementedError: a callback would decide by what is of one rank.
+    """
+    keras_callbacks.check(callbacks_in(given["callbacks"]))
     steps = given["steps_per_epoch"]
     return {
         "steps": steps_of(given["x"], given["batch_size"], steps),
@@ -273,10 +280,28 @@ class _AgreedStop(Callback):
         super().__init__()
         self._name = name
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._is_inside(True)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._is_inside(False)
         stops = bool(self.model.stop_training)
         said = barrier.exchange(None, f"the end of an epoch in {self._name}", {"stops": stops})
         self.model.stop_training = any(each["stops"] for each in said)
+
+    def _is_inside(self, epoch: bool) -> None:
+        model: Any = self.model
+        vars(model)["_collective_epoch"] = epoch  # not tracked by Keras
+
+
+def stopping(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside, peers of this rank are told why its epoch is over, if a callback has ended it."""
+    if model.stop_training and getattr(model, "_collective_epoch", False):
+        return agreement.because(
+            "a callback set stop_training in the middle of an epoch, by what is of this rank "
+            "alone: set it in on_epoch_end, or at the same batch on all ranks"
+        )
+    return contextlib.nullcontext()
 
 
 def with_agreed_stop(callbacks: Any, name: str) -> Any:

@@ -15,7 +15,7 @@ from collective.errors import RankError
 from collective.ops.communication import collectives
 from collective.replication import eager_states
 from collective.tensorflow_internals.keras import tf_utils
-from collective.wrappers import keras_eager_steps
+from collective.wrappers import keras_eager_steps, keras_fit
 
 # Not empty where `Metric.result()` is of this rank's records.
 _own: list[bool] = []
@@ -85,7 +85,8 @@ def epoch_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     if collectives.size() == 1 or not tf.executing_eagerly():
         return original(model, logs)
     own = _results(model) if logs else {}
-    metrics = model.get_metrics_result()
+    with keras_fit.stopping(model):
+        metrics = model.get_metrics_result()
     if not logs or set(logs) == set(metrics):
         return metrics
     names = sorted(name for name, value in logs.items() if _is_number(value))
