@@ -176,8 +176,9 @@ class ScopeStack:
         """
         if not self.is_open:
             raise RuntimeError(
-                "embedding_scope() has its effect inside scope() only: with strategy.scope(), "
-                "tf.Graph().as_default(): with strategy.embedding_scope(): …"
+                "embedding_scope() has its effect inside scope() only: with strategy.scope(): "
+                "with strategy.embedding_scope(): … (for a session: with strategy.scope(), "
+                "tf.Graph().as_default(): …)"
             )
         around = self.embedding_options or EmbeddingOptions.by_default(os.environ)
         # A script that opens one knows itself what is a table.

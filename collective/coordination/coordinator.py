@@ -400,7 +400,10 @@ class Coordinator:
     def exchange_headers(self, header: Header) -> list[Header]:
         """Returns every rank's header, exchanged outside of any run."""
         self.progress.enters(Phase.AGREEING)
-        return self.hear(self.channel.headers(header))
+        try:
+            return self.hear(self.channel.headers(header))
+        except tf.errors.UnknownError as error:
+            raise agreement.explained(error) from None
 
     def hear(self, headers: list[Header]) -> list[Header]:
         """Notes what every rank's header says to all, and returns them."""
@@ -553,7 +556,7 @@ def instance() -> Coordinator:
 def failure_half_way(error: tf.errors.OpError) -> tf.errors.OpError:
     """Returns what to raise for a run that failed half-way, once peers that wait are told."""
     carrier_choice.give_up()
-    return error
+    return agreement.explained(error)
 
 
 def _refusal(broken: str) -> RankError:

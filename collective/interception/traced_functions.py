@@ -40,7 +40,20 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     func_graph = original(name, traced, *args, **kwargs)
     traces.close(func_graph)
     eager_states.note_function(func_graph, together=calls.plan_of(func_graph) is not None)
+    if nested_calls.is_compiled() and _exchanges(func_graph):
+        raise NotImplementedError(
+            f"The function '{func_graph.name}' is made with jit_compile=True, and looks up tables "
+            "or takes gradients of all ranks: XLA compiles no exchange between ranks. Leave "
+            "jit_compile out of tf.function."
+        )
     return func_graph
+
+
+def _exchanges(graph: Any) -> bool:
+    """Tells whether a function has operations of this library, or collectives."""
+    return calls.plan_of(graph) is not None or any(
+        op.type.startswith("Collective") for op in graph.get_operations()
+    )
 
 
 def make_for_dataset(
@@ -99,7 +112,8 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
             f"The concrete function '{function.graph.name}' is called inside another tf.function, "
             "or in a branch or a loop of one, and ranks agree on calls from eager code only. Call "
             "the tf.function that it is of, directly in the other one, which makes it a part of "
-            "that."
+            "that. To export a Keras model (model.export, tf.saved_model.save): "
+            "strategy.export_saved_model(folder, model=model)."
         )
     if record.could_possibly_record():
         raise NotImplementedError(

@@ -34,6 +34,8 @@ class _Attempt:
 
 
 _attempts: list[_Attempt] = []
+# Of the functions that eager code calls now, whether XLA compiles them.
+_compiled: list[bool] = []
 # Those that have to be parts of functions that call them.
 _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -55,9 +57,20 @@ def want_inlining(graph: tf.Graph) -> None:
         _attempts[-1].is_given_up = True
 
 
+def is_compiled() -> bool:
+    """Tells whether XLA would compile the function that eager code calls now."""
+    return bool(_compiled) and _compiled[-1]
+
+
 def call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces a `tf.function`'s `__call__`, inside of functions that eager code calls."""
-    if tf.executing_eagerly() or not graphs.is_traced(tf.get_default_graph()):
+    if tf.executing_eagerly():
+        _compiled.append(bool(function._jit_compile))
+        try:
+            return original(function, *args, **kwargs)
+        finally:
+            _compiled.pop()
+    if not graphs.is_traced(tf.get_default_graph()):
         return original(function, *args, **kwargs)
     if function not in _parts:
         attempt = _Attempt()

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from collective.coordination import barrier
+from collective.coordination import agreement, barrier
 from collective.ops.communication import collectives
 from collective.tables import dense_view
 
@@ -41,4 +41,5 @@ def write(doing: str, path: str, save: Callable[[str], None]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 save(os.path.join(folder, os.path.basename(path.rstrip("/"))))
 
-    barrier.run_on_all_ranks(None, doing, save_here)
+    with agreement.because(f"{doing}, which all ranks call, and rank 0 writes"):
+        barrier.run_on_all_ranks(None, doing, save_here)
