@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import calls, traces
 from collective.interception import graph_passes
+from collective.ops.communication import collectives
 from collective.ops.graph import control_flow, graphs, nested_calls
-from collective.replication import eager_states
+from collective.replication import drifts, eager_states
 from collective.tensorflow_internals.graphs import record
 
 # Whether the function that is traced next is one that a dataset calls.
@@ -39,7 +40,10 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
 
     func_graph = original(name, traced, *args, **kwargs)
     traces.close(func_graph)
-    eager_states.note_function(func_graph, together=calls.plan_of(func_graph) is not None)
+    are_together = calls.plan_of(func_graph) is not None
+    eager_states.note_function(func_graph, together=are_together)
+    if are_together and collectives.size() > 1:
+        drifts.warn_of_drifts(func_graph)
     if nested_calls.is_compiled() and _exchanges(func_graph):
         raise NotImplementedError(
             f"The function '{func_graph.name}' is made with jit_compile=True, and looks up tables "
