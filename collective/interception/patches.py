@@ -82,6 +82,7 @@ from collective.tensorflow_internals.variables import moving_averages as average
 from collective.tensorflow_internals.variables import resource_variable_ops as resources
 from collective.train import composed_rules
 from collective.wrappers import (
+    distribution,
     horovod,
     keras,
     keras_callbacks,
@@ -137,9 +138,17 @@ PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
 DIVIDED_TWICE = "A mean over ranks would be divided by the samples of all ranks."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
+TWO_STRATEGIES = "TensorFlow would say that variables are not of its strategy."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
+    *(
+        Patch(owner, f"{name}.Strategy.scope", distribution.scope, TWO_STRATEGIES)
+        for owner, name in (
+            (tf.distribute.Strategy, "tf.distribute"),
+            (tf2.distribute.Strategy, "tf2.distribute"),
+        )
+    ),
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.jacobian", reduction.refuse_jacobian, NOT_REDUCED),

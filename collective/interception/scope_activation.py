@@ -20,7 +20,7 @@ from collective.plan import job_machines
 from collective.profiling import profiler
 from collective.scope import SCOPES
 from collective.tables import grouping
-from collective.wrappers import keras
+from collective.wrappers import distribution, keras
 
 _determinism = Determinism()
 _patches = Patches(PATCHES)
@@ -40,6 +40,7 @@ def warn_of_missing_operations() -> None:
 
 
 def _open_first() -> None:
+    distribution.refuse_open()
     keras.refuse_second_package()
     file_systems.register_in_scope()
     kernel_device.let_memory_grow()

@@ -150,3 +150,17 @@ def test_the_average_loss_of_a_loop(strategy, rank, size, weighted, in_function)
         else:
             with pytest.raises(NotImplementedError, match="Leave global_batch_size out"):
                 rows_after(layer(), own, global_batch_size=12)
+
+
+def test_strategies_of_tf_distribute_are_refused_by_name(strategy, rank):
+    mirrored = tf2.distribute.MirroredStrategy(["CPU:0"])
+    refused = pytest.raises(NotImplementedError, match="MirroredStrategy can't be .* leave it out")
+    with strategy.scope():
+        with refused, mirrored.scope():
+            pass
+        with tf2.distribute.get_strategy().scope():  # TensorFlow's default, which Keras opens
+            features(keras.layers.Dense(1)).compile("sgd", "mse")
+    with mirrored.scope(), refused, strategy.scope():
+        pass
+    with mirrored.scope():  # by itself it is TensorFlow's own matter
+        assert tf2.distribute.get_strategy() is mirrored
