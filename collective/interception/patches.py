@@ -259,7 +259,7 @@ GRADIENTS = (
         Patch(
             owner,
             f"{name}.nn.compute_average_loss",
-            keras_losses.compute_average_loss,
+            distribution.compute_average_loss,
             DIVIDED_TWICE,
         )
         for owner, name in ((tf.nn, "tf"), (tf2.nn, "tf2"), (tensorflow.nn, "tensorflow"))

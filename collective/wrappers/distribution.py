@@ -1,6 +1,6 @@
-"""Refuses strategies of `tf.distribute` together with scope(), which distributes the training.
+"""Refuses what `tf.distribute` has for several replicas: scope() distributes the training.
 
-Both would make replicas of variables, and add up gradients.
+Both would make replicas of variables, and add up gradients. To TensorFlow a rank has one replica.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v2 as tf2
+
+from collective.ops.communication import collectives
 
 
 def scope(original: Callable[..., Any], strategy: Any) -> Any:
@@ -30,6 +32,29 @@ def refuse_open() -> None:
     """
     if tf2.distribute.has_strategy():
         _refuse(tf2.distribute.get_strategy())
+
+
+def compute_average_loss(
+    original: Callable[..., Any],
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+) -> Any:
+    """Replaces `tf.nn.compute_average_loss`, by which a loop of `tf.distribute` has its loss.
+
+    There gradients are added up over replicas, and here an update takes their mean.
+
+    Raises:
+        NotImplementedError: it would divide by the batch of all ranks, and there are several.
+    """
+    if global_batch_size is not None and collectives.size() > 1:
+        raise NotImplementedError(
+            "tf.nn.compute_average_loss(…, global_batch_size=…) would divide the loss of a rank "
+            "by the samples of all ranks, and gradients are means over ranks: training would be "
+            f"{collectives.size()} times too slow. Leave global_batch_size out; each rank then "
+            "divides by the number of its own samples."
+        )
+    return original(per_example_loss, sample_weight, global_batch_size)
 
 
 def _refuse(strategy: Any) -> None:

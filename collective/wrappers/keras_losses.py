@@ -39,29 +39,6 @@ def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> 
             endpoint._loss_fn = loss
 
 
-def compute_average_loss(
-    original: Callable[..., Any],
-    per_example_loss: Any,
-    sample_weight: Any = None,
-    global_batch_size: Any = None,
-) -> Any:
-    """Replaces `tf.nn.compute_average_loss`, by which a loop of `tf.distribute` has its loss.
-
-    There gradients are added up over replicas, and here an update takes their mean.
-
-    Raises:
-        NotImplementedError: it would divide by the batch of all ranks, and there are several.
-    """
-    if global_batch_size is not None and collectives.size() > 1:
-        raise NotImplementedError(
-            "tf.nn.compute_average_loss(…, global_batch_size=…) would divide the loss of a rank "
-            "by the samples of all ranks, and gradients are means over ranks: training would be "
-            f"{collectives.size()} times too slow. Leave global_batch_size out; each rank then "
-            "divides by the number of its own samples."
-        )
-    return original(per_example_loss, sample_weight, global_batch_size)
-
-
 def _of_all_ranks(loss: Any) -> Any:
     """Returns a loss whose mean over ranks is `loss` of all samples."""
     ranks = collectives.size()

@@ -37,9 +37,12 @@ def compare() -> None:
         RankError: the ranks deal from other elements, or in another order; on every rank.
     """
     dealt = EAGER_INPUT.dealt
-    report = {} if dealt is None else {"dealt": dealt.report(None)}
-    reports = barrier.exchange(None, "compares what is dealt to the ranks", report)
-    if dealt is not None and all(reports):
-        error = dealt.judge([each["dealt"] for each in reports])
+    reports = barrier.run_on_all_ranks(
+        None,
+        "compares what is dealt to the ranks",
+        lambda: None if dealt is None else dealt.report(None),
+    )
+    if dealt is not None and None not in reports:
+        error = dealt.judge(reports)
         if error is not None:
             raise error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf2
 
+from collective.coordination.dealt_input import EAGER_INPUT
 from collective.errors import RankError
 from tests.ranks import grouped
 from tests.ranks.keras.models import BATCH, data, keras, make_model, part, train_step
@@ -130,3 +132,19 @@ def test_records_that_a_rank_finds_by_itself_are_its_own(strategy, rank, size):
             filtered.map(lambda _, record: record).batch(BATCH // size),
         ):
             assert warned(functools.partial(model.fit, dataset, verbose=0)) == []
+
+
+def test_a_comparison_that_fails_on_one_rank_fails_on_all(strategy, rank, size, monkeypatch):
+    def report(session):
+        if rank == size - 1:
+            raise OSError("broken on purpose")
+
+    monkeypatch.setattr(EAGER_INPUT, "dealt", SimpleNamespace(report=report))
+    with strategy.scope():
+        model = make_model(strategy.embedding_scope)
+        model.compile(new.SGD(0.1), "mse")
+        if size > 1:
+            kind = OSError if rank == size - 1 else RankError
+            with pytest.raises(kind, match="broken on purpose"):
+                model.fit(*part(data(), rank, size), verbose=0)
+        assert grouped.everyone(rank) == list(range(size))  # nobody waits for the one that failed
