@@ -46,10 +46,10 @@ for python; do
     # which would install TensorFlow for each.
     "$scratch/venv/bin/python" -m pip install --quiet --upgrade pip 'setuptools>=65,<70' 'wheel<0.46'
     version=$("$scratch/venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    resolve "$root[data,serve,tensorboard,test]" "${datasets[@]}" "${BUILD[@]}" >"$scratch/pins"
+    resolve "$root[data,recommenders,serve,tensorboard,test]" "${datasets[@]}" "${BUILD[@]}" >"$scratch/pins"
     cat - "$scratch/pins" >"$pins/python$version.txt" <<EOF
-# TensorFlow $release on Python $version, by tools/pin.sh: collective-strategy[data,serve,tensorboard,test], Horovod and what
-# builds it, tensorflow-datasets.
+# TensorFlow $release on Python $version, by tools/pin.sh: collective-strategy[data,recommenders,serve,tensorboard,test], Horovod
+# and what builds it, tensorflow-datasets.
 EOF
     echo "TensorFlow $release, Python $version: $(wc -l <"$scratch/pins") packages"
     resolve "$root[gpu]" 'tensorflow[and-cuda]' -c "$scratch/pins" | grep -vxFf "$scratch/pins" >"$scratch/gpu$version"

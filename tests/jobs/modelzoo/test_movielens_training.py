@@ -101,3 +101,19 @@ def test_training_goes_on_where_it_ended_on_another_number_of_ranks(tmp_path):
     )
     # Nothing is left to train, but it reports the scores.
     np.testing.assert_allclose(again, rest[-1:], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_towers_by_fit_are_the_same_on_any_number_of_ranks_and_served(tmp_path):
+    program, small = MOVIELENS / "fit.py", (*SMALL, "--generated")
+    of_two = results(launch(program, 2, *small, "--export-dir", tmp_path))
+    np.testing.assert_allclose(results(launch(program, 1, *small)), of_two, atol=2e-4)
+    ((auc, log_loss, count, step),) = of_two
+    assert 0.6 < auc and (count, step) == (1600, 150)
+
+    test = ratings.generate(8000).test
+    np.savez(tmp_path / "ids.npz", user_id=test.user_id, movie_id=test.movie_id)
+    alone(ASK, tmp_path, tmp_path / "ids.npz", tmp_path / "answer.npy")
+    served = np.load(tmp_path / "answer.npy")[:, 0]
+    assert metrics.auc(test.high, served) == pytest.approx(auc, abs=1e-3)
+    assert metrics.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)

@@ -52,7 +52,7 @@ def assert_allowed(requirements: list[str], python: str, pinned: dict[str, str])
 def test_every_requirement_is_pinned_within_its_range(tensorflow: str, python: str):
     extras = project()["optional-dependencies"]
     pinned = pins(tensorflow, f"python{python}.txt")
-    chosen = ("data", "datasets", "serve", "tensorboard", "test")
+    chosen = ("data", "datasets", "recommenders", "serve", "tensorboard", "test")
     optional = [text for extra in chosen for text in extras[extra]]
     if tensorflow != "2.15" and python in PYTHONS["2.15"]:
         # There the extra is for TensorFlow 2.15, whose protobuf is older.
