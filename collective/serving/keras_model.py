@@ -7,8 +7,9 @@ a checkpoint, here a temporary one that the ranks make of the model.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def signatures_of(model: Any, embedding_scope: Callable[..., Any]) -> Callable[[
     Raises:
         TypeError: it is another kind of model.
     """
-    if not isinstance(model, package.Model) or not getattr(model, "_is_graph_network", False):
+    if not _is_network(model):
         raise TypeError(
             "export_saved_model(model=…) takes a functional or sequential Keras model with known "
             f"inputs, not {type(model).__name__}. For others, pass checkpoint_dir, with a "
@@ -85,27 +86,70 @@ def signatures_of(model: Any, embedding_scope: Callable[..., Any]) -> Callable[[
             "that builds the model in a graph."
         )
 
-    def copied(layer: Any) -> Any:
-        """Makes a layer again; in embedding_scope() if its weights are tables."""
-        made = type(layer).from_config(layer.get_config())
-        tables = [v for v in layer.variables if isinstance(v, Table)]
-        if tables:
-            build = made.build
+    def copied(layer: Any, copies: dict[int, Any]) -> Any:
+        """Makes a layer again, once."""
+        if id(layer) not in copies:
+            if _is_network(layer):
+                copies[id(layer)] = clone(layer, copies)
+            else:
+                copies[id(layer)] = made = type(layer).from_config(layer.get_config())
+                build_alike(layer, made)
+        return copies[id(layer)]
 
-            def build_tables(shape: Any) -> None:
-                with embedding_scope(policy=tables[0].policy):
-                    build(shape)
+    def build_alike(layer: Any, made: Any) -> None:
+        """Lets `made`, when it is built, have variables of the names and tables of `layer`.
 
-            made.build = build_tables
-        return made
+        A graph would give a layer another name whose name an input has. So do the layers inside.
+        """
+        own = [*layer._trainable_weights, *layer._non_trainable_weights]
+        policies = [v.policy for v in own if isinstance(v, Table)]
+        inner, inner_made = _layers_in(layer), _layers_in(made)
+        for each in zip(inner, inner_made):
+            build_alike(*each)
+        build, later = made.build, len(inner_made)
+        if not own and len(inner) == later:
+            return
+
+        def build_named(shape: Any) -> None:
+            with contextlib.ExitStack() as opened:
+                if scope := _scope_of(layer, own):
+                    opened.enter_context(tf.name_scope(f"{scope}/"))
+                if policies:
+                    opened.enter_context(embedding_scope(policy=policies[0]))
+                build(shape)
+            for each in zip(inner[later:], _layers_in(made)[later:]):  # made by build
+                build_alike(*each)
+
+        made.build = build_named
+
+    def clone(network: Any, copies: dict[int, Any]) -> Any:
+        copy_layer = functools.partial(copied, copies=copies)
+        return package.models.clone_model(network, clone_function=copy_layer)
 
     def build_model() -> Any:
-        copy = package.models.clone_model(model, clone_function=copied)
+        copy = clone(model, {})
         inputs = dict(zip(model.input_names, copy.inputs))
         outputs = dict(zip(model.output_names, copy.outputs))
         return tf.saved_model.predict_signature_def(inputs, outputs)
 
     return build_model
+
+
+def _scope_of(layer: Any, variables: Sequence[Any]) -> str:
+    """Returns the name scope of a layer, by the names of its variables; '' if it isn't in them."""
+    path = str(variables[0].name).split("/")[:-1] if variables else []
+    while path and path[-1] != layer.name:  # scopes that the layer opens itself
+        path.pop()
+    return "/".join(path)
+
+
+def _layers_in(layer: Any) -> list[Any]:
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
+def _is_network(layer: Any) -> bool:
+    """Tells whether a layer is a functional or sequential model with known inputs."""
+    return isinstance(layer, package.Model) and bool(getattr(layer, "_is_graph_network", False))
 
 
 def keep_eager(model: Any) -> None:

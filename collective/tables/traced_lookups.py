@@ -94,7 +94,7 @@ def is_scratch(graph: tf.Graph) -> bool:
         SCOPES.is_open
         and hasattr(graph, "outer_graph")
         and tf.executing_eagerly_outside_functions()
-        and not graphs.is_traced(graphs.outermost(graph))
+        and not any(map(graphs.is_traced, graphs.since_eager()))
     )
 
 

@@ -8,6 +8,7 @@ graphs of functions, which are part of a graph that is run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.tensorflow_internals.graphs import record
+from collective.tensorflow_internals.graphs import context, record
 
 _traced: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _of_datasets: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
@@ -60,6 +61,17 @@ def is_eager() -> bool:
     if not tf.executing_eagerly_outside_functions():
         return False
     return tf.executing_eagerly() or not is_traced(outermost(tf.get_default_graph()))
+
+
+def since_eager() -> list[tf.Graph]:
+    """Returns the graphs that this thread builds inside each other, the innermost one first.
+
+    Those end at eager code: what is built in `tf.init_scope()` is inside nothing around that, even
+    if TensorFlow has it for a new graph's `outer_graph`.
+    """
+    switches = context.context().context_switches.stack
+    inner = itertools.takewhile(lambda switch: switch.is_building_function, reversed(switches))
+    return [switch.enter_context_fn.__self__ for switch in inner]
 
 
 def refuse_eager(scope: str, action: str, advice: str = "") -> None:
