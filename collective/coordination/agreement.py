@@ -357,6 +357,12 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
         "graph. What one rank alone writes or prints (a summary, for one), all ranks must fetch: "
         "put `if strategy.rank() == 0` around the writing only."
     )
+    if any(report["description"].startswith("calls the function") for report in reports):
+        advice = (
+            " Every rank must call the same functions in the same order. A rank that has caught an "
+            "error of its own (of its data, of a callback) has made a call less than the others: "
+            "let all ranks leave the loop then."
+        )
     if different:
         ranks = [str(r) for r, names in enumerate(used) if different[0] in names]
         first = f" First difference: '{different[0]}' is used by rank {', '.join(ranks)} only."

@@ -159,7 +159,9 @@ def functions_digest(dataset: Any) -> int:
     for function in _functions(dataset):
         parts += [_content(op) for op in function.graph.get_operations()]
         captured = [x for x in function.captured_inputs if hasattr(x, "numpy")]
-        parts += [x.numpy().tobytes() for x in captured if x.dtype.is_numpy_compatible]
+        parts += [
+            tf.io.serialize_tensor(x).numpy() for x in captured if x.dtype.is_numpy_compatible
+        ]
     return digest_of(b"".join(hashlib.blake2b(part, digest_size=16).digest() for part in parts))
 
 

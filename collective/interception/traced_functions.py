@@ -14,9 +14,11 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import calls, traces
 from collective.interception import graph_passes
+from collective.monitoring import consistency_check
 from collective.ops.communication import collectives
 from collective.ops.graph import control_flow, graphs, nested_calls
 from collective.replication import drifts, eager_states
+from collective.scope import SCOPES
 from collective.tensorflow_internals.graphs import record
 
 # Whether the function that is traced next is one that a dataset calls.
@@ -42,7 +44,8 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     traces.close(func_graph)
     are_together = calls.plan_of(func_graph) is not None
     eager_states.note_function(func_graph, together=are_together)
-    if are_together and collectives.size() > 1:
+    # A part of a step gets what the ranks have made equal before.
+    if are_together and collectives.size() > 1 and not calls.is_part_of_step(func_graph):
         drifts.warn_of_drifts(func_graph)
     if nested_calls.is_compiled() and _exchanges(func_graph):
         raise NotImplementedError(
@@ -126,7 +129,10 @@ def call(original: Any, function: Any, tensor_inputs: Any, captured_inputs: Any)
             "tf.function, too."
         )
     with calls.as_step(function.graph):
-        return calls.carry_out(plan, lambda: original(function, tensor_inputs, captured_inputs))
+        out = calls.carry_out(plan, lambda: original(function, tensor_inputs, captured_inputs))
+    if plan.trains and collectives.size() > 1:
+        consistency_check.after_call(plan, SCOPES.options.runs_between_checks)
+    return out
 
 
 def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:

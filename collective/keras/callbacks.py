@@ -17,7 +17,7 @@ from collective.job.info import job_info
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.tensorflow_internals.keras import Callback
-from collective.wrappers import keras_names
+from collective.wrappers import keras_fit, keras_names
 
 __all__ = ["Checkpoint"]
 
@@ -48,8 +48,11 @@ class Checkpoint(Callback):
     validated is complete: the next job goes on with the one after it.
 
     Not in a checkpoint are the states of metrics, which start again in each epoch, the vocabularies
-    of lookup layers, and the position in the data: of an epoch that it has begun, as many batches
-    are passed over.
+    of lookup layers, what other callbacks remember (`ReduceLROnPlateau` its best value), and the
+    position in the data: of an epoch that it has begun, as many batches are passed over, and with
+    `steps_per_epoch` also those of earlier epochs, if Keras goes on in a dataset from epoch to
+    epoch. `LearningRateScheduler` sets the rate at the beginning of an epoch: let it compute the
+    rate from the epoch alone, since that of an epoch that goes on is set once more.
 
     Args:
         directory: the folder of the checkpoints; it is made if it doesn't exist.
@@ -118,7 +121,8 @@ class Checkpoint(Callback):
             if self._fit_saved > self._fits:  # This one was over.
                 epoch, steps = int(self.params["epochs"]), 0
             self._epoch, self._steps = epoch, steps
-            self._resumed = _Place(self.model, epoch, steps)
+            earlier = keras_fit.steps_of_epochs(self.model, self.params.get("steps"), epoch)
+            self._resumed = _Place(self.model, epoch, steps, earlier + steps)
             self._saved = (keras_names.step_of(self.model), epoch, steps)
 
     def restore(self, model: Any) -> int | None:
@@ -275,14 +279,15 @@ class _Place:
         model: the model that `fit` trains.
         epoch: the epoch, from 0.
         steps: how many steps of it are made.
+        batches: how many batches these, and earlier epochs, have taken of the data.
     """
 
-    def __init__(self, model: Any, epoch: int, steps: int):
-        self._model, self._epoch, self._steps = model, epoch, steps
+    def __init__(self, model: Any, epoch: int, steps: int, batches: int):
+        self._model, self._epoch, self._steps, self._batches = model, epoch, steps, batches
         self._others = model._training_state
         model._training_state = self
         self._train = self._first = model.train_function
-        if steps:
+        if batches:
             self._first = model.train_function = self._after_batches(self._train)
 
     def leave(self) -> None:
@@ -307,12 +312,13 @@ class _Place:
         def first(iterator: Any) -> Any:
             self._model.train_function = train
             try:
-                for _ in range(self._steps):
+                for _ in range(self._batches):
                     next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 raise ValueError(
                     f"The checkpoint was saved after {counted(self._steps, 'step')} of epoch "
-                    f"{self._epoch}, and this rank's data end before. Give fit the data of that "
+                    f"{self._epoch}, and this rank's data end before: they have less than "
+                    f"{counted(self._batches, 'batch', 'batches')}. Give fit the data of that "
                     "epoch, or Checkpoint another continue_id: then all epochs are trained."
                 ) from None
             return train(iterator)

@@ -3,6 +3,9 @@
     every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all
                                                                                     ranks, or none
 
+Calls of functions that train are checked alike. After 1, 2, 4, 8, … of them the ranks compare in
+any case, less strictly, and warn: two numbers of each variable show what is more than rounding.
+
 Replicas start equal, every rank applies the same updates to them, and an assignment of the script
 becomes the mean over ranks (see `collective.replication.assignments`). Anything else that a script
 does to them (feeding or running something different on one rank) makes replicas drift apart, which
@@ -12,22 +15,35 @@ would go unnoticed until the numbers are wrong.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import barrier
+from collective.coordination import barrier, coordinator
+from collective.coordination.functions.calls import FunctionPlan
 from collective.coordination.session_state import state_of_session
 from collective.errors import ReplicaError
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_analysis
 from collective.ops.graph.sessions import run_unpatched
+from collective.replication import drifts, eager_states
 from collective.replication.analysis import replicated_variables
 from collective.replication.pending_syncs import pending_syncs_of
+from collective.tables.table import is_movable
 
 SHOWN = 5  # variables in one error
+NEAR = 1e-3  # of a variable's size: what differs by less may be rounding
+SAMPLED = 1 << 20  # elements of a variable by which it is compared less strictly
+CAUSES = (
+    "Usually one was updated from what only this rank knows (integers that count its part of the "
+    "data; its rank; numbers that NumPy or Python drew without a seed; a learning rate that a "
+    "callback changed by the logs of a batch) or loaded on some ranks only. Update it from what "
+    "all ranks have: horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant "
+    "to be each rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES], "
+    "in eager code synchronization=tf.VariableSynchronization.ON_READ."
+)
 
 
 def after_training(session: Any, runs_between: int) -> None:
@@ -49,15 +65,98 @@ def after_training(session: Any, runs_between: int) -> None:
     checksums_by_rank = barrier.run_on_all_ranks(
         session,
         f"compares replicated variables after training run {number} (scope(check={runs_between}))",
-        lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)},
+        lambda: {str(v.name): _checksum_in(session, v) for v in _compared(session.graph)},
     )
+    unequal = _unequal(checksums_by_rank)
+    if unequal:
+        raise ReplicaError(
+            _error_text(f"training run {number} of this session", unequal, runs_between)
+        )
+
+
+def after_call(plan: FunctionPlan, calls_between: int) -> None:
+    """Compares variables that a function uses, if it is time; every rank calls it after a call.
+
+    Args:
+        plan: of the function, which trains.
+        calls_between: of how many calls one is followed by a strict comparison; 0 for none.
+
+    Raises:
+        ReplicaError: a variable isn't equal on all ranks, by a strict comparison; on every rank.
+        RankError: a rank could not read its own, or does something else; on every rank.
+    """
+    number = coordinator.instance().training_calls
+    is_strict = calls_between > 0 and number % calls_between == 0
+    if not is_strict and number & (number - 1):
+        return
+    variables: dict[str, Any] = {}
+    for v in plan.variables:
+        is_own = v.synchronization == tf.VariableSynchronization.ON_READ or not is_movable(v)
+        if is_own or eager_states.state_of(v) is not None:
+            continue
+        if is_strict or v.dtype.is_floating and not drifts.is_warned_of(v):
+            same = sum(v.name == other.name for other in variables.values())
+            variables[f"{v.name} ({same + 1})" if same else str(v.name)] = v
+    of_variable: Callable[[Any], Any] = _checksum_of if is_strict else _size_and_direction
+    said = barrier.run_on_all_ranks(
+        None,
+        f"compares replicated variables after call {number} that trains",
+        lambda: {name: of_variable(v) for name, v in variables.items()},
+    )
+    if is_strict:
+        if unequal := _unequal(said):
+            raise ReplicaError(_error_text(f"call {number} that trains", unequal, calls_between))
+        return
+    drifted = [
+        name
+        for name in variables
+        if any(not _is_near(of_rank[name], said[0][name]) for of_rank in said if name in of_rank)
+    ]
+    for name in drifted:
+        drifts.note_warning(variables[name])
+    if drifted and collectives.rank() == 0:
+        listed = ", ".join(f"'{name}'" for name in drifted[:SHOWN])
+        if len(drifted) > SHOWN:
+            listed += f" and {len(drifted) - SHOWN} more"
+        tf.logging.warning(
+            f"After call {number} that trains, replicated variables are not equal on all ranks any "
+            f"more: {listed}. {CAUSES} scope(check=1) finds the first call after which they differ."
+        )
+
+
+def _checksum_of(variable: Any) -> str:
+    return _checksum(variable.numpy())
+
+
+def _size_and_direction(variable: Any) -> list[float]:
+    """Returns the root of the mean square, and the product with a fixed direction of length 1.
+
+    Of a large variable these are of elements in equal distances.
+    """
+    distance = -(-variable.shape.num_elements() // SAMPLED) or 1
+    flat = np.asarray(tf.reshape(variable, [-1])[::distance], np.float64)
+    if not flat.size:
+        return [0.0, 0.0]
+    direction = np.random.default_rng(0).integers(0, 2, flat.size, np.int8) * 2.0 - 1.0
+    return [float(np.sqrt(np.mean(flat**2))), float(flat @ direction / np.sqrt(flat.size))]
+
+
+def _is_near(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Tells whether two variables may differ by rounding alone, of what `_size_and_direction` says.
+
+    Both numbers change by about the size of a difference.
+    """
+    return bool(np.allclose(a, b, rtol=0, atol=NEAR * max(abs(a[0]), abs(b[0])), equal_nan=True))
+
+
+def _unequal(checksums_by_rank: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Returns the checksums by rank of the variables that aren't equal."""
     unequal: dict[str, list[str]] = {}
     for name in checksums_by_rank[0]:
         of_ranks = [checksums.get(name) for checksums in checksums_by_rank]
         if len(set(of_ranks) - {None}) > 1:
             unequal[name] = [checksum or "" for checksum in of_ranks]
-    if unequal:
-        raise ReplicaError(_error_text(number, unequal, runs_between))
+    return unequal
 
 
 def _compared(graph: tf.Graph) -> list[Any]:
@@ -73,39 +172,39 @@ def _compared(graph: tf.Graph) -> list[Any]:
     return variables
 
 
-def _checksum(session: Any, variable: Any) -> str:
-    """Reads a variable; returns a digest of its bits, so that NaN is equal to itself."""
+def _checksum_in(session: Any, variable: Any) -> str:
     try:
-        value = np.ascontiguousarray(run_unpatched(session, variable))
+        return _checksum(run_unpatched(session, variable))
     except tf.errors.FailedPreconditionError:
         return "not initialized"
+
+
+def _checksum(value: np.ndarray) -> str:
+    """Returns a digest of a value's bits, so that NaN is equal to itself."""
+    value = np.ascontiguousarray(value)
     digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=12)
     digest.update(value.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _error_text(number: int, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
+def _error_text(when: str, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
     """Says which variables are unequal, and which ranks have the same value of them.
 
     Args:
-        number: the training run's.
+        when: the training run or call before the comparison.
         unequal: for each variable the checksums, by rank.
-        runs_between: how many training runs there are between two comparisons.
+        runs_between: how many of them there are between two comparisons.
     """
     shown = list(unequal.items())[:SHOWN]
     variables = ", ".join(f"'{name}' ({_ranks_by_value(of_ranks)})" for name, of_ranks in shown)
     if len(unequal) > SHOWN:
         variables += f" and {len(unequal) - SHOWN} more"
-    advice = ""
+    advice, kind = "", "call" if when.startswith("call") else "run"
     if runs_between > 1:
-        advice = " scope(check=1) finds the first run after which they differ."
+        advice = f" scope(check=1) finds the first {kind} after which they differ."
     return (
-        f"After training run {number} of this session replicated variables are not equal on all "
-        f"ranks any more: {variables}. Usually one was updated from what only this rank knows "
-        "(integers that count its part of the data; its rank; numbers that NumPy or Python drew "
-        "without a seed) or loaded on some ranks only. Update it from what all ranks have: "
-        "horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant to be each "
-        f"rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES].{advice}"
+        f"After {when} replicated variables are not equal on all ranks any more: {variables}. "
+        f"{CAUSES}{advice}"
     )
 
 

@@ -289,11 +289,11 @@ class MonitoringOptions(Options):
             "True, False or a number of training runs",
             lambda value: isinstance(value, int) and value >= 0,
         ),
-        """k: after every k-th training run of a session, the ranks compare checksums of the bits of
-        all replicated variables. True means 100, False never. A difference is a `ReplicaError` on
-        every rank, which names the variables. Variables are read one after another. Variables that
-        belong to one rank are skipped: local variables, and those with
-        `VariableSynchronization.ON_READ`.
+        """k: after every k-th training run of a session, or call of a function that trains, the
+        ranks compare checksums of the bits of all replicated variables. True means 100, False
+        never. A difference is a `ReplicaError` on every rank, which names the variables. Variables
+        are read one after another. Variables that belong to one rank are skipped: local variables,
+        states of metrics, and those with `VariableSynchronization.ON_READ`.
         """,
     )
 

@@ -32,8 +32,8 @@ def warn_of_drifts(graph: Any) -> None:
         variable = captured.get(op.inputs[0].op) if op.type in _ASSIGNS else None
         if variable is None or isinstance(variable, Sharded) or eager_states.state_of(variable):
             continue
-        if not hasattr(variable, "_collective_drifts") and _is_of_rank(op.inputs[1], captured):
-            variable._collective_drifts = True
+        if not is_warned_of(variable) and _is_of_rank(op.inputs[1], captured):
+            note_warning(variable)
             if collectives.rank() == 0:
                 tf.logging.warning(
                     f"The replicated variable '{variable.name}' is assigned in the function "
@@ -41,6 +41,15 @@ def warn_of_drifts(graph: Any) -> None:
                     "the ranks' values drift apart. Assign horovod.tensorflow.allreduce(x), the "
                     "mean of the ranks' x, or allreduce(x, op=horovod.tensorflow.Sum)."
                 )
+
+
+def is_warned_of(variable: Any) -> bool:
+    return hasattr(variable, "_collective_drifts")
+
+
+def note_warning(variable: Any) -> None:
+    """Notes that the script has been warned of a variable, once for all."""
+    variable._collective_drifts = True
 
 
 def _is_of_rank(value: tf.Tensor, captured: dict[tf.Operation, Any]) -> bool:

@@ -72,8 +72,11 @@ def note(metric: Any, variable: Any) -> None:
 
 
 def state_of(variable: Any) -> EagerState | None:
-    """Returns what is known of a variable; None if it is no metric's."""
-    return getattr(variable, "_collective_state", None)
+    """Returns what is known of a variable; None if it is no metric's.
+
+    By its handle: with mixed precision, a function has another object for it than the metric.
+    """
+    return _states.get(id(variable.handle))
 
 
 def to_combine(variables: Sequence[Any]) -> list[Any]:

@@ -27,8 +27,12 @@ from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.fused_reductions import Reduction
 from collective.ops.counting import counted
 from collective.tensorflow_internals.keras import Callback, backend, package
-from collective.wrappers import keras_callbacks
+from collective.wrappers import keras_callbacks, keras_settings
 
+_SAME_FOR_ALL = (
+    "Callbacks change it by what is the same on all ranks: by the logs of epochs, not those of "
+    "batches, and on all ranks."
+)
 DATASETS = (tf.data.Dataset, tf2.data.Dataset)
 # Of the batches that Keras makes of arrays.
 _BATCH = 32
@@ -173,6 +177,32 @@ def steps_of(x: Any, batch_size: int | None, steps: int | None) -> int | None:
     return None if records is None else math.ceil(records / (batch_size or _BATCH))
 
 
+def note_data(model: Any, given: dict[str, Any]) -> None:
+    """Notes since which epoch `fit` goes on in its data; None if each begins with the first batch.
+
+    Args:
+        model: that is trained.
+        given: the arguments of `fit`.
+    """
+    x, steps = given["x"], given["steps_per_epoch"]
+    goes_on = hasattr(x, "__next__")
+    if isinstance(x, DATASETS) and steps is not None:
+        goes_on = int(backend.get_value(tf.data.experimental.cardinality(x))) != steps
+    vars(model)["_collective_first_epoch"] = given["initial_epoch"] if goes_on else None
+
+
+def steps_of_epochs(model: Any, steps: int | None, epoch: int) -> int:
+    """Returns how many batches of its data `fit` takes before an epoch.
+
+    Args:
+        model: that is trained.
+        steps: of an epoch.
+        epoch: the epoch, from 0.
+    """
+    first = vars(model).get("_collective_first_epoch")
+    return 0 if first is None or steps is None else max(0, epoch - first) * steps
+
+
 def records_of(x: Any) -> int | None:
     """Returns how many records arrays have; None if `x` isn't made of arrays."""
     parts = tf.nest.flatten(x)
@@ -285,9 +315,12 @@ class _AgreedStop(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._is_inside(False)
-        stops = bool(self.model.stop_training)
-        said = barrier.exchange(None, f"the end of an epoch in {self._name}", {"stops": stops})
+        name = f"the end of epoch {epoch + 1} in {self._name}"
+        of_optimizer = keras_settings.of_optimizer(self.model) if tf.executing_eagerly() else {}
+        own = {"stops": bool(self.model.stop_training), "settings": of_optimizer}
+        said = barrier.exchange(None, name, own)
         self.model.stop_training = any(each["stops"] for each in said)
+        keras_settings.compare(name, [each["settings"] for each in said], _SAME_FOR_ALL)
 
     def _is_inside(self, epoch: bool) -> None:
         model: Any = self.model

@@ -17,7 +17,7 @@ from collective.coordination.functions import dealing, stops
 from collective.data import same_records
 from collective.errors import Preempted
 from collective.ops.communication import collectives
-from collective.wrappers import keras_fit
+from collective.wrappers import keras_fit, keras_settings
 from collective.wrappers.keras_fit import DATASETS
 
 
@@ -38,6 +38,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     call = keras_fit.bound(original, model, args, kwargs)
     if collectives.size() > 1:
         _of_all_ranks(model, call.arguments)
+    keras_fit.note_data(model, call.arguments)
     stops.begin_again()
     try:
         return original(*call.args, **call.kwargs)
@@ -50,9 +51,15 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
 def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:
     """Lets ranks agree on the arguments of their `fit`, and changes what has to be the same."""
     name = f"fit of the Keras model '{model.name}'"
+    start = f"the start of {name}"
     said = keras_fit.agreed(
-        f"the start of {name}", lambda: keras_fit.described(given), ["epochs"], may_be_unknown=True
+        start,
+        lambda: {**keras_fit.described(given), "settings": keras_settings.of_model(model)},
+        ["epochs"],
+        may_be_unknown=True,
     )
+    settings = [each["settings"] for each in said]
+    keras_settings.compare(start, settings, "Compile the same model on all ranks.")
     dealing.begin_again()
     dealing.compare()
     if keras_fit.are_all_same(said) and collectives.rank() == 0:
@@ -60,7 +67,7 @@ def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:
     if all(each["steps"] is not None for each in said):
         keras_fit.shorten(given, said)
     elif given["steps_per_epoch"] is None:
-        given["x"] = _of_unknown_length(given["x"], f"the start of {name}")
+        given["x"] = _of_unknown_length(given["x"], start)
     if given["validation_data"] is not None:
         given["validation_data"] = _until_all_end(
             model,

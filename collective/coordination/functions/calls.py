@@ -60,7 +60,7 @@ class FunctionPlan:
     Attributes:
         description: says what a call does, for peers, the launcher and errors.
         shared: the names of everything that all ranks must run, sorted.
-        signature: 63 bits of these names.
+        signature: 63 bits of these names and the description.
         trains: whether it updates a table or a trainable variable.
         checks: of the ids of its lookups.
         variables: the replicated variables that it uses.
@@ -155,6 +155,11 @@ def training_of(variable: Any) -> FunctionPlan | None:
 def note_part_of_step(graph: tf.Graph) -> None:
     """Notes that a function is called within steps that have begun: all of it is done, or none."""
     graph_state.of(graph, Plans).is_part = True
+
+
+def is_part_of_step(graph: tf.Graph) -> bool:
+    """Tells whether a function is called within steps that have begun."""
+    return graph_state.of(graph, Plans).is_part
 
 
 @contextlib.contextmanager

@@ -220,7 +220,7 @@ def _plan(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operatio
     return FunctionPlan(
         description,
         shared,
-        run_analysis.signature_of(shared, trains, False),
+        run_analysis.signature_of([description, *shared], trains, False),
         trains,
         gates_of(graph).checks,
         sorted((v for v in variables.values() if is_replicated(v)), key=calls.order),

@@ -216,3 +216,27 @@ def test_an_epoch_of_unknown_length_is_over_when_it_is_validated(strategy, rank,
         model = compiled("Adam", strategy.embedding_scope)
         train(model)
         check(model, plain, rank, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["repeated", "generator"])
+def test_data_that_go_on_from_epoch_to_epoch(strategy, rank, size, folder, kind):
+    """An epoch of 3 steps begins where the one before it ended, also in a script that goes on."""
+    own = part(batches_of(0, 20), rank, size)
+
+    def fit_epochs(model, epochs, arrays, batch, **options):
+        x = dataset(arrays, batch).repeat()
+        if kind == "generator":
+            x = x.as_numpy_iterator()
+        model.fit(x, steps_per_epoch=3, epochs=epochs, initial_epoch=1, verbose=0, **options)
+
+    plain = compiled("Adam")
+    fit_epochs(plain, 8, batches_of(0, 20), BATCH)
+    with strategy.scope():
+        for epochs, save_freq in ((3, "epoch"), (5, 2), (8, "epoch")):
+            model = compiled("Adam", strategy.embedding_scope)
+            saved = collective.keras.callbacks.Checkpoint(
+                folder, save_freq=save_freq, continue_id="one"
+            )
+            fit_epochs(model, epochs, own, BATCH // size, callbacks=[saved])
+        check(model, plain, rank, size)
