@@ -22,6 +22,7 @@ from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients, tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
 from collective.tables import dense_view
+from collective.tables.grouping import before_write
 from collective.tables.table import Sharded, in_shard_view
 from collective.tables.updates import row_writes
 
@@ -57,7 +58,10 @@ def scatter(original: Callable[..., Any], ref: Any, *args: Any, **kwargs: Any) -
     Raises:
         TableError: `ref` is a dynamic table, or elements are named, not rows.
     """
-    if not isinstance(ref, Sharded) or in_shard_view() or collectives.size() == 1:
+    if not isinstance(ref, Sharded):
+        return original(ref, *args, **kwargs)
+    if in_shard_view() or collectives.size() == 1:
+        before_write(ref)
         return original(ref, *args, **kwargs)
     name = original.__name__
     how = name.rpartition("_")[2]

@@ -22,8 +22,7 @@ from collective.options import ScopeOptions
 from collective.prefetch import enable
 from collective.replication import assignments, metric_reads
 from collective.scope import SCOPES
-from collective.tables import traced_lookups
-from collective.tables.grouping import group_in_scope, lookups_of
+from collective.tables.grouping import group_in_scope, group_traced, lookups_of
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded
 from collective.tables.updates import write_announcements
@@ -108,10 +107,10 @@ def group_lookups(
 def prepare_traced(graph: tf.Graph) -> None:
     """Groups the lookups of a traced function so far, which have no exchange before.
 
-    It is called before the function takes gradients, updates tables or branches, and at its end.
+    It is called before the function takes gradients, writes tables or branches, and at its end.
     """
     rank_parts.settle(graph)
-    traced_lookups.group(graph)
+    group_traced(graph)
 
 
 def connect_step(graph: tf.Graph, options: ScopeOptions) -> None:

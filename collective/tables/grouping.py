@@ -35,6 +35,7 @@ from collective.ops.graph import (
     graph_state,
     graphs,
     library_operations,
+    nested_calls,
     seen_operations,
 )
 from collective.ops.graph.graph_analysis import (
@@ -45,6 +46,7 @@ from collective.ops.graph.graph_analysis import (
 )
 from collective.ops.kernel_device import on_device
 from collective.options import ScopeOptions
+from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 from collective.strategies.single_exchange import exchange_single
@@ -143,6 +145,8 @@ class GraphLookups:
             by_level.setdefault(key, []).append(written)
         with graphs.open_for_changes(graph):
             for (level, *_), lookups in sorted(by_level.items(), key=lambda item: item[0]):
+                if collectives.size() > 1:
+                    gates.at(level, str(lookups[0].lookup.table.op.name))
                 with (
                     graphs.outside(),
                     device_scopes.anywhere(),
@@ -186,6 +190,38 @@ def group_in_scope(
             None if ys is None else tf.nest.flatten(ys),
             xs,
             answers=not options.prefetch_keys,
+        )
+
+
+def group_traced(graph: tf.Graph) -> None:
+    """Connects the lookups of a traced function so far to an exchange.
+
+    It is called before the function takes gradients, writes tables or branches, and at its end.
+    """
+    if lookups_of(graph).groupable():
+        group_in_scope(graph, SCOPES.options)
+
+
+def before_write(table: Any) -> None:
+    """Keeps a function's writes of tables in order: lookups from before read the rows as they are.
+
+    TensorFlow orders what uses a variable by when the operations were made, and the exchanges of
+    lookups are made when these are grouped. A function that another one calls becomes a part of
+    that.
+
+    Raises:
+        NotImplementedError: such a function can't become a part.
+    """
+    graph = tf.get_default_graph()
+    if graphs.is_traced(graphs.outermost(graph)):
+        # TensorFlow notes what is read. A call that writes a table trains.
+        graph.watch_variable(table)
+    if graphs.is_traced(graph):
+        group_traced(graph)
+    elif nested_calls.want_inlining(graph):
+        raise NotImplementedError(
+            f"table '{table.op.name}' is written in a function that is inside a tf.function, and "
+            "has to become a part of that: call the tf.function itself, made without jit_compile."
         )
 
 

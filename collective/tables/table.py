@@ -22,6 +22,7 @@ from collective.ops.graph import graphs
 from collective.ops.placement import Placement, RowPlacement
 from collective.policy import TablePolicy
 from collective.tables import dense_view
+from collective.tables.grouping import before_write
 from collective.tables.rows import initializers
 from collective.tensorflow_internals.checkpoints import tensor_callable
 from collective.tensorflow_internals.variables import base, resource_variable_ops
@@ -406,6 +407,7 @@ def _whole_assignment(method: str) -> Any:
         read_value: bool = True,
     ) -> Any:
         if self._is_whole():
+            before_write(self)
             return inherited(self, value, use_locking, name, read_value)
         if read_value and graphs.is_traced(tf.get_default_graph()):
             raise NotImplementedError(
@@ -417,6 +419,7 @@ def _whole_assignment(method: str) -> Any:
         if tf.executing_eagerly():
             # A value of another shape on one rank is an error of all, too.
             dense_view.compare_eagerly(self, method, given)
+        before_write(self)
         value = dense_view.local_rows(self, given)
         if tf.executing_eagerly():
             with shard_view():
@@ -440,6 +443,7 @@ def _refusing_on_several_ranks(method: str, way: str) -> Any:
     def guarded(self: Sharded, *args: Any, **kwargs: Any) -> Any:
         if not self._is_whole():
             self.refuse(way)
+        before_write(self)
         return inherited(self, *args, **kwargs)
 
     return guarded

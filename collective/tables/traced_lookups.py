@@ -6,9 +6,9 @@ it. So a lookup is first a stand-in, of which the tape knows only that it depend
     ids ──► stand-in ──► identity ──► what the script computes          while it is traced
     ids of all lookups ──► exchange ──► identities                      once they are grouped
 
-Lookups are grouped when gradients are taken, and when the function is traced to its end: nothing is
-executed before. `collective.gradients.traced_gradients` takes a tape's gradients with respect to
-the identities on to the tables.
+Lookups are grouped when gradients are taken, before tables are written, and when the function is
+traced to its end: nothing is executed before. `collective.gradients.traced_gradients` takes a
+tape's gradients with respect to the identities on to the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from collective import strategies
 from collective.ops.graph import device_scopes, graphs, nested_calls
 from collective.scope import SCOPES
-from collective.tables.grouping import WrittenLookup, group_in_scope, lookups_of, reason_alone
+from collective.tables.grouping import WrittenLookup, lookups_of, reason_alone
 from collective.tables.rows import rows_in_file
 from collective.tables.table import Sharded
 from collective.tensorflow_internals.graphs import pywrap_tfe, record
@@ -128,15 +128,6 @@ def stand_in(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     lookups_of(out.graph).add(lookup, out, "")
     rows_in_file.note_use(out.graph, table)
     return out
-
-
-def group(graph: tf.Graph) -> None:
-    """Connects the lookups of a traced function so far to an exchange.
-
-    It is called before the function takes gradients, updates tables or branches, and at its end.
-    """
-    if lookups_of(graph).groupable():
-        group_in_scope(graph, SCOPES.options)
 
 
 def lookups_in(graph: tf.Graph) -> list[WrittenLookup]:

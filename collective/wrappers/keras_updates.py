@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.gradients import eager_gradients, loss_scaling, reduction
 from collective.ops.graph import graphs, library_operations
-from collective.tables import traced_lookups
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.grouping import group_traced
 from collective.tables.policies import eager_steps
 from collective.tables.rows import rows_in_file
 from collective.tables.table import Sharded, shard_view
@@ -78,7 +78,7 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
             )
     if not tables:
         return list(grads_and_vars)
-    traced_lookups.group(graph)
+    group_traced(graph)
     return [
         (_with_shape(g, v) if g is not None and isinstance(v, Sharded) else g, v)
         for g, v in reduction.of_shards(grads_and_vars)

@@ -190,9 +190,10 @@ class TracedGate(Gate):
 
 
 SECOND_LEVEL = (
-    "Ids of a lookup depend on the rows of another lookup, or on what ranks exchange. Inside a "
-    "tf.function ranks agree on all ids before they exchange anything: take the ids from the "
-    "function's inputs, or make two functions of it, of which the second gets them as an input."
+    "Ids of a lookup depend on the rows of another lookup, on what ranks exchange, or on "
+    "what is written after that. Inside a tf.function ranks agree on all ids before they exchange "
+    "anything: take the ids from the function's inputs, or make two functions of it, of which the "
+    "second gets them as an input."
 )
 
 
@@ -234,8 +235,12 @@ class GraphGates:
         """
         return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
-    def at(self, level: int) -> Gate:
+    def at(self, level: int, table: str = "") -> Gate:
         """Returns the gate of `level`, from 1.
+
+        Args:
+            level: of a collective that waits for it.
+            table: the name of the table that is looked up, for errors.
 
         Raises:
             NotImplementedError: the graph is a traced function's, and the level isn't 1.
@@ -243,7 +248,8 @@ class GraphGates:
         while len(self.gates) < level:
             traced = graphs.is_traced(outermost(tf.get_default_graph()))
             if traced and level > 1:
-                raise NotImplementedError(SECOND_LEVEL)
+                named = f"table '{table}': " if table else ""
+                raise NotImplementedError(named + SECOND_LEVEL)
             self.gates.append(TracedGate() if traced else Gate(len(self.gates) + 1))
             self._levels[self.gates[-1].zero.op] = len(self.gates)
         return self.gates[level - 1]

@@ -40,7 +40,7 @@ _compiled: list[bool] = []
 _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def want_inlining(graph: tf.Graph) -> None:
+def want_inlining(graph: tf.Graph) -> bool:
     """Asks for the function that is being called to become a part of the one around it.
 
     The caller then raises an error, which is the script's if that isn't possible.
@@ -48,13 +48,17 @@ def want_inlining(graph: tf.Graph) -> None:
     Args:
         graph: where it has to be a part: that of the function, or of a branch or a loop in it,
             which stay what they are; or the one around it.
+
+    Returns:
+        Whether a function is being called that can become a part.
     """
     while not graphs.is_traced(graph):
         if type(graph) is not FuncGraph:
-            return
+            return False
         graph = graph.outer_graph
     if _attempts:
         _attempts[-1].is_given_up = True
+    return bool(_attempts)
 
 
 def is_compiled() -> bool:

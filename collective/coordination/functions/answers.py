@@ -20,6 +20,7 @@ from collective.ops.communication.gate import gates_of
 from collective.ops.graph import graph_state
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables import dense_view, traced_lookups
+from collective.tables.grouping import group_traced
 
 
 def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
@@ -45,7 +46,7 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
                 traced_lookups.stand_in(_without_ids(member.lookup), None)
                 for member in group.members
             ]
-            traced_lookups.group(inner)
+            group_traced(inner)
         return outs + [dense_view.l2_loss(table) for table, _ in squares]
 
     function = answer.get_concrete_function(tf2.TensorSpec([], tf.int32))

@@ -22,7 +22,7 @@ from collective.ops.communication.gate import gates_of
 from collective.ops.graph import device_scopes, graph_analysis, graphs
 
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-_LOOPS = frozenset({"While", "StatelessWhile"})
+LOOPS = frozenset({"While", "StatelessWhile"})
 
 
 def compare(
@@ -37,7 +37,7 @@ def compare(
         graph: the function's.
         executed: what a call executes.
         written: the operations that write variables.
-        updating: those of them that are branches and update tables or trainable variables.
+        updating: those of them that are branches or loops and update tables or trainable variables.
 
     Returns:
         What each choice depends on, by a name for people.
@@ -52,7 +52,7 @@ def compare(
         exchanges = _exchanges(graph, op)
         if op.type in BRANCHES and (exchanges or op in updating):
             kind, tensors = "branch", [op.inputs[0]]
-        elif op.type in _LOOPS and exchanges:
+        elif op.type in LOOPS and (exchanges or op in updating):
             kind, tensors = "loop", _inputs_of_condition(op)
         elif exchanges:
             _refuse(op, "loop over a dataset", "ranks may have different numbers of batches")
@@ -75,14 +75,14 @@ def compare(
 
 def _exchanges(graph: Any, op: tf.Operation) -> bool:
     """Tells whether a branch, a loop or a dataset's function has collectives inside."""
-    may_have = op.type in BRANCHES or op.type in _LOOPS or op.type.endswith("Dataset")
+    may_have = op.type in BRANCHES or op.type in LOOPS or op.type.endswith("Dataset")
     return may_have and graph_analysis.has_inside(graph, op, graph_analysis.is_collective)
 
 
 def _bodies(op: tf.Operation) -> Iterator[Any]:
     """Returns the graphs that TensorFlow has traced for a branch or a loop."""
     names = ["_true_graph", "_false_graph"]
-    if op.type in _LOOPS:
+    if op.type in LOOPS:
         names = ["_cond_graph", "_body_graph"]
     elif "Case" in op.type:
         names = [f"_branch_graph_{i}" for i in range(len(op.get_attr("branches")))]

@@ -10,6 +10,7 @@ Other writes (metrics, an optimizer's number of steps) wait, too: a refused call
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import weakref
 from collections.abc import Sequence
@@ -40,14 +41,17 @@ def close(graph: Any) -> None:
 
     Raises:
         NotImplementedError: ids depend on what is exchanged; or ranks can't make sure that they
-            take the same branches, in which they exchange something.
+            take the same branches, in which they exchange something; or a lookup would read rows
+            that are written after it.
     """
     _leave_later_operations(graph)
     gates = gates_of(graph)
     ends = [*(x.op for x in graph.outputs), *graph.control_outputs]
     executed = graph_analysis.upstream(ends)
+    written = _writes(graph, executed)
+    _check_order(graph, executed, written)
     if collectives.size() == 1:
-        _close_alone(graph, executed, gates.checked)
+        _close_alone(graph, executed, written, gates.checked)
         return
     if not gates.gates:
         return
@@ -57,8 +61,7 @@ def close(graph: Any) -> None:
     gates.changed()
     for check in gates.checks:
         if gates.level(check.bounds.op):
-            gates.at(2)  # says why not
-    written = _writes(graph, executed)
+            gates.at(2, check.tables[0])  # says why not
     updating = _updating_branches(graph, written)
     choices = deciders.compare(graph, executed, set(written), updating)
     executed = graph_analysis.upstream(ends)
@@ -105,6 +108,31 @@ def _leave_later_operations(graph: Any) -> None:
             op._add_control_inputs(kept)
 
 
+def _check_order(graph: Any, executed: set[tf.Operation], written: Sequence[tf.Operation]) -> None:
+    """Refuses a function in which something writes a table between a lookup and its exchange.
+
+    Methods of tables have lookups grouped before they write (`grouping.before_write`).
+    """
+    lookups = [lookup for lookup in traced_lookups.lookups_in(graph) if lookup.out in executed]
+    if not lookups:
+        return
+    handles, writes = _handles_inside(graph), collections.defaultdict(list)
+    for op in written:
+        for memory in {graph_analysis.holder(x) for x in op.inputs}:
+            writes[memory].append(op)
+    for lookup in lookups:
+        table, group = lookup.lookup.table, lookup.group
+        handle = handles.get(id(table.handle))
+        for op in writes[handle.op] if group and handle is not None else []:
+            if group and lookup.out._id < op._id < group.pool._id:
+                raise NotImplementedError(
+                    f"'{op.name}' ({op.type}) writes the table '{table.op.name}' in a tf.function "
+                    "after a lookup of it, which would find what is written. Make two functions "
+                    "of it, or write the table by its own methods (assign, assign_add, "
+                    "assign_sub), directly in the function that eager code calls."
+                )
+
+
 def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
     if trains:
         traced_lookups.refuse_half_precision(f"the function '{graph.name}' trains")
@@ -114,7 +142,12 @@ def _note_step(graph: Any, executed: set[tf.Operation], trains: bool) -> None:
     plans.step = stops.Step(trains, run_analysis.takes_batch(executed))
 
 
-def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Operation]) -> None:
+def _close_alone(
+    graph: Any,
+    executed: set[tf.Operation],
+    written: Sequence[tf.Operation],
+    checks: Sequence[tf.Operation],
+) -> None:
     """Lets all writes of a function that trains wait for its data and checks, on one rank.
 
     TensorFlow itself counts a step in a call that finds the data at their end.
@@ -122,9 +155,9 @@ def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Op
     Args:
         graph: the function's.
         executed: what a call executes.
+        written: the operations that write variables.
         checks: of the ids of its lookups.
     """
-    written = _writes(graph, executed)
     trains = bool(_updated(graph, written))
     _note_step(graph, executed, trains)
     updating = _updating_branches(graph, written)
@@ -139,8 +172,12 @@ def _close_alone(graph: Any, executed: set[tf.Operation], checks: Sequence[tf.Op
 
 
 def _updating_branches(graph: Any, written: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Returns the branches among the writes that update variables, as averages of weights are."""
-    return {op for op in written if op.type in deciders.BRANCHES and _updated(graph, [op])}
+    """Returns the branches and loops among the writes that update variables.
+
+    Averages of weights are one kind.
+    """
+    kinds = deciders.BRANCHES | deciders.LOOPS
+    return {op for op in written if op.type in kinds and _updated(graph, [op])}
 
 
 def _sources(graph: Any, executed: set[tf.Operation]) -> list[tf.Operation]:
@@ -192,11 +229,16 @@ def note_handles(graph: tf.Graph, arguments: Any = ()) -> None:
     handles.arguments += map(weakref.ref, tables)
 
 
+def _handles_inside(graph: Any) -> dict[int, tf.Tensor]:
+    """Returns what a function calls the handles of variables outside, by their ids."""
+    note_handles(graph)
+    return graph_state.of(graph, Handles).inside
+
+
 def _updated(graph: Any, written: Sequence[tf.Operation]) -> list[Any]:
     """Returns the tables and trainable variables that operations of a function write."""
-    note_handles(graph)
-    handles = graph_state.of(graph, Handles)
-    inside, arguments = handles.inside, [table() for table in handles.arguments]
+    inside = _handles_inside(graph)
+    arguments = [table() for table in graph_state.of(graph, Handles).arguments]
     holders = {graph_analysis.holder(x) for op in written for x in op.inputs}
     return [
         v
