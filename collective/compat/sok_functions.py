@@ -19,7 +19,7 @@ from collective.checkpoint.functions.saves import ModelSaver
 from collective.compat import script_modules
 from collective.compat.sok_rows import exported, imported
 from collective.compat.sok_variables import DynamicVariable
-from collective.gradients import eager_gradients
+from collective.gradients import eager_table_gradient
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.strategy import CollectiveStrategy
@@ -226,7 +226,7 @@ def _copied(optimizer: Any) -> Any:
     optimizer._create_hypers()
     wrapped = copy.copy(optimizer)
     wrapped._weights, wrapped._iterations = [], None
-    eager_gradients.forget_functions(wrapped)
+    eager_table_gradient.forget_functions(wrapped)
     return wrapped
 
 

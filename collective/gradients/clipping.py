@@ -16,15 +16,15 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.gradients import eager_gradients, rank_parts, table_gradients
+from collective.gradients import eager_table_gradient, rank_parts, table_gradients
 from collective.ops.communication import collectives, gate
 from collective.ops.graph import library_operations
 
 
 def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:
     """Stands in for `tf.linalg.global_norm`: a table's gradient counts whole, every shard once."""
-    if any(eager_gradients.is_one(t) for t in t_list):
-        return eager_gradients.computed(
+    if any(eager_table_gradient.is_one(t) for t in t_list):
+        return eager_table_gradient.computed(
             "global_norm", lambda given: [global_norm(original, given)], list(t_list)
         )[0]
     tables = [t for t in t_list if rank_parts.is_part(t)]
@@ -52,7 +52,7 @@ def clip_by_global_norm(
     In graphs it is TensorFlow's, by a norm that counts whole tables.
     """
     t_list = list(t_list)
-    if not any(eager_gradients.is_one(t) for t in t_list):
+    if not any(eager_table_gradient.is_one(t) for t in t_list):
         return original(t_list, clip_norm, use_norm, name)
     numbers = [tf.convert_to_tensor(clip_norm, tf.float32)]
     numbers += [] if use_norm is None else [tf.convert_to_tensor(use_norm, tf.float32)]
@@ -62,14 +62,14 @@ def clip_by_global_norm(
         in_function, norm = original(given[count:], *given[:count])
         return [*in_function, norm]
 
-    *clipped, norm = eager_gradients.computed("clip_by_global_norm", clip, [*numbers, *t_list])
+    *clipped, norm = eager_table_gradient.computed("clip_by_global_norm", clip, [*numbers, *t_list])
     return clipped, norm
 
 
 def _eagerly(function: Any, original: Any, t: Any, numbers: Sequence[Any]) -> Any:
     """Clips the gradient of a table that was taken eagerly, by numbers."""
     tensors = [tf.convert_to_tensor(number, t.dtype) for number in numbers]
-    return eager_gradients.computed(
+    return eager_table_gradient.computed(
         function.__name__,
         lambda given: [function(original, given[-1], *given[:-1])],
         [*tensors, t],
@@ -85,7 +85,7 @@ def clip_by_norm(
     original: Any, t: Any, clip_norm: Any, axes: Any = None, name: str | None = None
 ) -> Any:
     """Stands in for `tf.clip_by_norm`: clips by the norm of the whole table's gradient."""
-    if eager_gradients.is_one(t) and axes is None:
+    if eager_table_gradient.is_one(t) and axes is None:
         return _eagerly(clip_by_norm, original, t, [clip_norm])
     if not rank_parts.is_part(t):
         return original(t, clip_norm, axes, name)
@@ -100,7 +100,7 @@ def clip_by_norm(
 
 def clip_by_value(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `tf.clip_by_value`: sums repeated ids first."""
-    if eager_gradients.is_one(t):
+    if eager_table_gradient.is_one(t):
         bound = inspect.signature(original).bind(t, *args, **kwargs).arguments
         return _eagerly(
             clip_by_value, original, t, [bound["clip_value_min"], bound["clip_value_max"]]

@@ -176,6 +176,8 @@ class GradientParts:
         mixed, self._mixed = self._mixed, []
         if not mixed or graph_state.of(self._graph, ShownMeans).operations:
             return  # With local steps a gradient goes by sums, of which nobody can tell.
+        if graphs.is_traced(self._graph):
+            return  # Nobody can tell a function's arguments from a batch: a rate, other gradients.
         analysis = pending_syncs.analysis_of(self._graph, frozenset(self.settled | self._same))
         for op, part, others in mixed:
             for x in others:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import calls, traces
+from collective.gradients import function_borders
 from collective.interception import graph_passes
 from collective.monitoring import consistency_check
 from collective.ops.communication import collectives
@@ -35,7 +36,8 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     def traced(*inner: Any, **options: Any) -> Any:
         graph = tf.get_default_graph()
         graphs.note_traced(graph)
-        outputs = python_func(*inner, **options)
+        inner, options = function_borders.received((inner, options))
+        outputs = function_borders.returned(python_func(*inner, **options))
         graph_passes.prepare_traced(graph)
         traces.note_handles(graph, [inner, options])
         return outputs

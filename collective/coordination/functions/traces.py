@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import run_analysis
+from collective.coordination import reduced_reads, run_analysis
 from collective.coordination.functions import calls, deciders, stops
 from collective.coordination.functions.calls import FunctionPlan, Plans
 from collective.job.progress_board import Label
@@ -43,6 +43,7 @@ def close(graph: Any) -> None:
         NotImplementedError: ids depend on what is exchanged; or ranks can't make sure that they
             take the same branches, in which they exchange something; or a lookup would read rows
             that are written after it.
+        TableError: it computes with rows of a table's gradient what only all ranks' rows tell.
     """
     _leave_later_operations(graph)
     gates = gates_of(graph)
@@ -53,6 +54,7 @@ def close(graph: Any) -> None:
     if collectives.size() == 1:
         _close_alone(graph, executed, written, gates.checked)
         return
+    reduced_reads.refuse(graph, executed, ())
     if not gates.gates:
         return
     zero = gates.gates[0].zero

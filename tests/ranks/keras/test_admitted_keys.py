@@ -65,28 +65,39 @@ def compare(model, truth):
     assert found == {int(k): truth.frequencies[int(k)] for k in mine if int(k) in truth.rows}
 
 
-def update_of(model, other, optimizer):
+def update_of(model, other, optimizer, take):
     """Returns a step of one's own, on the model's table and that of another layer.
 
     They share an exchange, which an invalid id of the other layer refuses.
     """
+    variables = [*model.trainable_variables, other.embeddings]
 
-    def work(ids, number):
+    def gradients(ids, number):
         with tf2.GradientTape() as tape:
             loss = model.loss(None, model(ids)) + tf2.reduce_sum(other(number))
-        variables = [*model.trainable_variables, other.embeddings]
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return tape.gradient(loss, variables)
+
+    taken = take(gradients)
+
+    def work(ids, number):
+        optimizer.apply_gradients(zip(taken(ids, number), variables))
 
     return work
 
 
-def train_by(step, optimizer_of=lambda model: model.optimizer):
-    """Returns a loop over the batches, with calls of `step` that are refused and that are not."""
+def train_by(step, optimizer_of=lambda model: model.optimizer, take=lambda gradients: gradients):
+    """Returns a loop over the batches, with calls of `step` that are refused and that are not.
+
+    Args:
+        step: makes what is called of a step.
+        optimizer_of: makes the optimizer.
+        take: makes of what takes gradients what the step calls for it.
+    """
 
     def train(model, rank, size, keys):
         other = keras.layers.Embedding(4, 2, name="other")
         other.build([])
-        call = step(update_of(model, other, optimizer_of(model)))
+        call = step(update_of(model, other, optimizer_of(model), take))
         for ids, _ in own(keys, rank, size):
             with pytest.raises(tf2.errors.InvalidArgumentError):
                 call(ids, tf2.constant([9 if rank == size - 1 else 1]))
@@ -113,6 +124,7 @@ WAYS = {
     "eagerly": (train_by_fit, BLOOM, {"run_eagerly": True}),
     "function": (train_by(tf2.function, new_optimizer), COUNT, {}),
     "tape": (train_by(lambda work: work, new_optimizer), COUNT, {}),
+    "returned": (train_by(lambda work: work, new_optimizer, tf2.function), COUNT, {}),
 }
 
 

@@ -276,14 +276,6 @@ def test_what_one_rank_refuses_all_refuse(strategy, rank, size):
                     zip(gradients, weights)
                 )
         gradient = tape.gradient(loss, weights[0])
-        for use in (
-            tf2.convert_to_tensor,
-            lambda x: x.values,
-            lambda x: x.indices,
-            tf2.function(tf2.identity),
-        ):
-            with pytest.raises(NotImplementedError, match="would be those of a single rank"):
-                use(gradient)
         with pytest.raises(NotImplementedError, match="leave the argument out"):
             tape.gradient(loss, weights[0], unconnected_gradients="zero")
         half = {"mixed_precision": "float16"}, {"mixed_precision": "bfloat16"}

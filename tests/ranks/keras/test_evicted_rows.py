@@ -105,9 +105,10 @@ WAYS = {
     "eagerly": (train_by_fit, {"run_eagerly": True}),
     "function": (train_by(tf2.function), {}),
     "tape": (train_by(lambda work: work), {}),
+    "returned": (train_by(lambda work: work, take=tf2.function), {}),
 }
 CASES = [(way, name) for way in ("fit", "function") for name in POLICIES]
-CASES += [(way, n) for way in ("eagerly", "tape") for n in POLICIES if "drawn" not in n]
+CASES += [(way, n) for way in ("eagerly", "tape", "returned") for n in POLICIES if "drawn" not in n]
 CASES += [("several steps", name) for name in ("between saves", "capacity", "drawn and old")]
 
 
