@@ -26,6 +26,9 @@ from collective.ops.exchange import shard_gradients
 from collective.ops.graph import training_flag
 from collective.tables.policies import eager_steps
 
+# In the place of the number of a call of `tf.gradients`, which are from 1.
+_RECEIVED = 0
+
 
 def received(arguments: Any) -> Any:
     """Returns the arguments of a traced function, nested, with gradients of tables as in graphs."""
@@ -41,7 +44,13 @@ def _received(gradient: EagerTableGradient) -> table_gradients.TableGradient:
             rows = table.last_used.mark(rows, tf.constant(True))
     rows = shard_gradients.mark_distinct(tf.identity(rows))
     own = table_gradients.ShardGradient(tf.identity(gradient._values), rows)
-    return table_gradients.present(own, table, 1)
+    return table_gradients.present(own, table, _RECEIVED)
+
+
+def receives_any(graph: tf.Graph) -> bool:
+    """Tells whether a traced function gets a gradient of a table, and with it those of others."""
+    of_tables = table_gradients.gradients_of(graph).of_tables
+    return any(known.call == _RECEIVED for known in of_tables.values())
 
 
 def returned(outputs: Any) -> Any:

@@ -46,8 +46,9 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     traces.close(func_graph)
     are_together = calls.plan_of(func_graph) is not None
     eager_states.note_function(func_graph, together=are_together)
-    # A part of a step gets what the ranks have made equal before.
-    if are_together and collectives.size() > 1 and not calls.is_part_of_step(func_graph):
+    # A part of a step gets what the ranks have made equal before: gradients of all ranks.
+    is_part = calls.is_part_of_step(func_graph) or function_borders.receives_any(func_graph)
+    if are_together and collectives.size() > 1 and not is_part:
         drifts.warn_of_drifts(func_graph)
     if nested_calls.is_compiled() and _exchanges(func_graph):
         raise NotImplementedError(
