@@ -92,7 +92,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=count, default=default.batch, help="of all ranks together")
     add("--backend", choices=["hb", "sok"], default=default.backend)
     add("--optimizer", choices=list(SLOTS), default=default.optimizer)
-    add("--network", choices=["dlrm", "none"], default=default.network)
+    add("--network", choices=["dlrm", "wide", "none"], default=default.network)
     add("--input", choices=["feed", "dataset"], help="(feed; dataset with --prefetch-keys)")
     add("--dynamic", action="store_true", help="the library's tables take any key")
     add(
@@ -182,7 +182,7 @@ def is_possible_by_fit(setting: Setting) -> bool:
     return (
         not (setting.pooled or setting.dynamic or setting.policy or setting.scope)
         and setting.optimizer != "lazy_adam"
-        and setting.network in ("dlrm", "none")
+        and setting.network in ("dlrm", "wide", "none")
     )
 
 
@@ -293,8 +293,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     (setting,) = settings_of(arguments)
     if arguments.keras and not is_possible_by_fit(setting):
         sys.exit(
-            "step.py: --keras takes one id a feature of static tables, --network dlrm or none, and "
-            "--optimizer adagrad, ftrl or sgd, without options of scope()"
+            "step.py: --keras takes one id a feature of static tables, --network dlrm, wide or none, "
+            "and --optimizer adagrad, ftrl or sgd, without options of scope()"
         )
     with tempfile.TemporaryDirectory(prefix="step-") as name:
         folder = Path(name)

@@ -18,7 +18,7 @@ import tensorflow.compat.v2 as tf
 
 from collective import CollectiveStrategy  # before tf.keras is used, which is Keras 2 then
 from training_step import model as step_model
-from training_step.workload import BOTTOM, TOP, Setting, read
+from training_step.workload import BOTTOM, TOPS, Setting, read
 
 OPTIMIZERS = {"adagrad": "Adagrad", "ftrl": "Ftrl", "sgd": "SGD"}
 
@@ -39,9 +39,9 @@ class Clicks(tf.keras.Model):
         generator = np.random.default_rng(7)
         inputs = setting.tables * setting.dim
         self.weighted = generator.uniform(-1.0, 1.0, [inputs, 1]).astype(np.float32)
-        if setting.network == "dlrm":
+        if setting.network in TOPS:
             self.bottom = _layers((*BOTTOM, setting.dim), "relu")
-            self.top = _layers((*TOP, 1), None)
+            self.top = _layers((*TOPS[setting.network], 1), None)
 
     def call(self, batch: Any, training: Any = None) -> Any:
         ids = tf.unstack(batch["ids"], self.setting.tables)

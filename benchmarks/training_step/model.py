@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.train import LazyAdamOptimizer
-from training_step.workload import BOTTOM, TOP, Setting, shapes
+from training_step.workload import BOTTOM, TOPS, Setting, shapes
 
 LEARNING_RATE = 0.01
 # Of every element of a table: all programs then have the same loss on step 1.
@@ -164,7 +164,7 @@ def loss(setting: Setting, batch: Mapping[str, tf.Tensor], table_scope: Any) -> 
     count = setting.tables + 1
     below = [i * count + j for i in range(count) for j in range(i)]
     crossed = tf.gather(tf.reshape(products, [setting.samples, count * count]), below, axis=1)
-    logits = _layers(tf.concat([bottom, crossed], 1), (*TOP, 1), "top", None)
+    logits = _layers(tf.concat([bottom, crossed], 1), (*TOPS[setting.network], 1), "top", None)
     return _cross_entropy(logits, batch["label"])
 
 

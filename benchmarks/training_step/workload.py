@@ -33,6 +33,8 @@ FEWEST_ROWS = 100
 DENSE_FEATURES = 13
 # Units of hidden layers; the bottom network ends in D units, the top one in 1.
 BOTTOM, TOP = (512, 256), (512, 256)
+# By networks: the units of the top layers. Gradients of `wide` are 14 MB.
+TOPS = {"dlrm": TOP, "wide": (1024,) * 4}
 SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0, "lazy_adam": 2}
 
 
@@ -49,8 +51,9 @@ class Setting:
         batch: samples of all ranks together, with up to 26 tables; see `samples`.
         backend: COLLECTIVE_STRATEGY.
         optimizer: a key of SLOTS.
-        network: 'dlrm'; or 'none', the logit then being a fixed weighted sum of the embeddings; or
-            'squares', the loss then being half the embeddings' squares, without a product.
+        network: 'dlrm'; 'wide', the same with larger layers; 'none', the logit then being a fixed
+            weighted sum of the embeddings; or 'squares', the loss then being half the embeddings'
+            squares, without a product.
         input: 'feed', 'dataset' or 'memory', how a batch reaches the graph; the last copies none.
         dynamic: tables of this library take any key; the other programs have static ones.
         policy: options of the `collective.TablePolicy` of dynamic tables.
@@ -111,11 +114,11 @@ class Setting:
 
     def layers(self) -> list[tuple[int, int]]:
         """Returns (inputs, units) of the network's layers, bottom ones first."""
-        if self.network != "dlrm":
+        if self.network not in TOPS:
             return []
         vectors = self.tables + 1
         bottom = [DENSE_FEATURES, *BOTTOM, self.dim]
-        top = [self.dim + vectors * (vectors - 1) // 2, *TOP, 1]
+        top = [self.dim + vectors * (vectors - 1) // 2, *TOPS[self.network], 1]
         return [*zip(bottom, bottom[1:]), *zip(top, top[1:])]
 
     def dense_parameters(self) -> int:
