@@ -63,10 +63,11 @@ def compare(name: str, said: Sequence[dict[str, Any]], advice: str) -> None:
 
 
 def _config(given: Any) -> Any:
+    """Returns what a Keras object is made with; nothing of another one, or if it can't tell."""
     try:
         return given.get_config()
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return {}  # of no Keras object, or of one that can't tell
+    except Exception:  # whatever a script's own class raises
+        return {}
 
 
 def _settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
