@@ -36,7 +36,8 @@ the median of each round's ratio; the losses must be the same.
 With --hosts H the ranks are on H hosts, made of network namespaces (which takes root, `ip` and
 `tc`), with links of --link and --delay. `step` runs with exchanges that are flat, and with
 hierarchical ones, in turn: scope(hierarchical=False), True. What a host sends in a step, of
-whatever kind, is read off its interface.
+whatever kind, is read off its interface. With --against the two checkouts' steps are compared
+there.
 
 With --json the last line is a JSON object. Its names say what most figures are. *_ms are medians,
 in ms; bytes_per_step is what a rank receives by collectives (its own part included), the mean over
@@ -49,6 +50,7 @@ time of a rank, all its threads together; shard_mb is a rank's shards with slots
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -144,10 +146,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     scope.add_argument("--local-steps", type=count)
     scope.add_argument("--prefetch-keys", action="store_true", default=None)
     parsed = parser.parse_args(arguments)
-    if parsed.hosts and (parsed.against or parsed.ranks % parsed.hosts):
+    if parsed.hosts and parsed.ranks % parsed.hosts:
         parser.error(
-            f"--hosts {parsed.hosts} takes --ranks that are a multiple of it, not {parsed.ranks}, "
-            "and no --against"
+            f"--hosts {parsed.hosts} takes --ranks that are a multiple of it, not {parsed.ranks}"
         )
     if parsed.keras:
         if parsed.hosts or parsed.against:
@@ -248,7 +249,11 @@ def carrier_of(column: str, arguments: argparse.Namespace) -> str | None:
 
 
 def run_rounds(
-    setting: Setting, arguments: argparse.Namespace, folder: Path, repeat: int
+    setting: Setting,
+    arguments: argparse.Namespace,
+    folder: Path,
+    repeat: int,
+    hosts: jobs.Hosts | None = None,
 ) -> list[Round]:
     """Runs the programs in turn, or with --against `step` on the two checkouts in turn."""
     step_workload.write(setting, folder)
@@ -268,6 +273,7 @@ def run_rounds(
                 malloc=arguments.malloc,
                 trace=arguments.trace and arguments.trace / name,
                 timeout=arguments.timeout,
+                hosts=hosts,
             )
         other = "against" if arguments.against else "keras" if arguments.keras else "replicated"
         step_report.check_losses(setting, round_, other)
@@ -277,13 +283,17 @@ def run_rounds(
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Prints this checkout's step compared with another checkout's; returns what --json prints."""
-    results = []
-    for setting in settings_of(arguments):
-        with tempfile.TemporaryDirectory(prefix="step-") as folder:
-            rounds = run_rounds(
-                setting, arguments, Path(folder), arguments.repeat or COMPARED_ROUNDS
-            )
-        results.append(step_report.comparison(setting, rounds))
+    results, repeat = [], arguments.repeat or COMPARED_ROUNDS
+    with contextlib.ExitStack() as opened:
+        hosts = None
+        if arguments.hosts:
+            slow = step_hosts.slow_hosts(arguments.hosts, arguments.link, arguments.delay)
+            hosts, link = opened.enter_context(slow)
+            print(f"{arguments.hosts} hosts, {link}")
+        for setting in settings_of(arguments):
+            with tempfile.TemporaryDirectory(prefix="step-") as folder:
+                rounds = run_rounds(setting, arguments, Path(folder), repeat, hosts)
+            results.append(step_report.comparison(setting, rounds))
     print(step_report.comparison_table(setting, results))
     return {"against": str(arguments.against), "comparisons": results}
 
@@ -293,8 +303,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     (setting,) = settings_of(arguments)
     if arguments.keras and not is_possible_by_fit(setting):
         sys.exit(
-            "step.py: --keras takes one id a feature of static tables, --network dlrm, wide or none, "
-            "and --optimizer adagrad, ftrl or sgd, without options of scope()"
+            "step.py: --keras takes one id a feature of static tables, and --optimizer adagrad, "
+            "ftrl or sgd, without options of scope()"
         )
     with tempfile.TemporaryDirectory(prefix="step-") as name:
         folder = Path(name)
@@ -344,10 +354,10 @@ def measure_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     arguments = parse()
     jobs.exit_on_sigterm()
-    if arguments.hosts:
-        result = measure_hosts(arguments)
+    if arguments.against:
+        result = compare(arguments)
     else:
-        result = compare(arguments) if arguments.against else measure(arguments)
+        result = measure_hosts(arguments) if arguments.hosts else measure(arguments)
     if arguments.json:
         print(json.dumps(result))
 
