@@ -33,7 +33,7 @@ FEWEST_ROWS = 100
 DENSE_FEATURES = 13
 # Units of hidden layers; the bottom network ends in D units, the top one in 1.
 BOTTOM, TOP = (512, 256), (512, 256)
-# By networks: the units of the top layers. Gradients of `wide` are 14 MB.
+# By networks: the units of the top layers. Gradients of `wide` are 15 MB.
 TOPS = {"dlrm": TOP, "wide": (1024,) * 4}
 SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0, "lazy_adam": 2}
 
