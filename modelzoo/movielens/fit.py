@@ -69,11 +69,11 @@ class TwoTowers(tfrs.Model):
         return loss + self._l2 * tf.reduce_mean(tf.add_n(squares))
 
     def served(self) -> tf.keras.Model:
-        """Returns the model from ids [B] of users and of movies to probabilities [B, 1]."""
+        """Returns the model from ids [B] of users and of movies to probabilities [B]."""
         ids = {
             key: tf.keras.Input([], dtype=tf.string, name=key) for key in ("user_id", "movie_id")
         }
-        scores = logits(self.user(ids["user_id"]), self.movie(ids["movie_id"]))
+        scores = logits(self.user(ids["user_id"]), self.movie(ids["movie_id"]))[:, 0]
         return tf.keras.Model(
             ids, tf.keras.layers.Activation("sigmoid", name="probability")(scores)
         )

@@ -114,6 +114,10 @@ def test_two_towers_by_fit_are_the_same_on_any_number_of_ranks_and_served(tmp_pa
     test = ratings.generate(8000).test
     np.savez(tmp_path / "ids.npz", user_id=test.user_id, movie_id=test.movie_id)
     alone(ASK, tmp_path, tmp_path / "ids.npz", tmp_path / "answer.npy")
-    served = np.load(tmp_path / "answer.npy")[:, 0]
+    served = np.load(tmp_path / "answer.npy")
     assert metrics.auc(test.high, served) == pytest.approx(auc, abs=1e-3)
     assert metrics.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)
+
+    user, movie = test.user_id[0], test.movie_id[0]
+    answer = alone(MOVIELENS / "serve.py", tmp_path, "--user", user, "--movies", movie)
+    assert answer == f"user {user}  movie {movie}  {served[0]:.4f}\n"
