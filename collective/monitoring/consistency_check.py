@@ -14,6 +14,7 @@ would go unnoticed until the numbers are wrong.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,7 +71,7 @@ def after_training(session: Any, runs_between: int) -> None:
     unequal = _unequal(checksums_by_rank)
     if unequal:
         raise ReplicaError(
-            _error_text(f"training run {number} of this session", unequal, runs_between)
+            _error_text(f"training run {number} of this session", "run", unequal, runs_between)
         )
 
 
@@ -90,13 +91,15 @@ def after_call(plan: FunctionPlan, calls_between: int) -> None:
     if not is_strict and number & (number - 1):
         return
     variables: dict[str, Any] = {}
+    names: collections.Counter[str] = collections.Counter()
     for v in plan.variables:
         is_own = v.synchronization == tf.VariableSynchronization.ON_READ or not is_movable(v)
         if is_own or eager_states.state_of(v) is not None:
             continue
         if is_strict or v.dtype.is_floating and not drifts.is_warned_of(v):
-            same = sum(v.name == other.name for other in variables.values())
-            variables[f"{v.name} ({same + 1})" if same else str(v.name)] = v
+            name = str(v.name)
+            names[name] += 1
+            variables[f"{name} ({names[name]})" if names[name] > 1 else name] = v
     of_variable: Callable[[Any], Any] = _checksum_of if is_strict else _size_and_direction
     said = barrier.run_on_all_ranks(
         None,
@@ -105,7 +108,8 @@ def after_call(plan: FunctionPlan, calls_between: int) -> None:
     )
     if is_strict:
         if unequal := _unequal(said):
-            raise ReplicaError(_error_text(f"call {number} that trains", unequal, calls_between))
+            when = f"call {number} that trains"
+            raise ReplicaError(_error_text(when, "call", unequal, calls_between))
         return
     drifted = [
         name
@@ -187,11 +191,14 @@ def _checksum(value: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _error_text(when: str, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
+def _error_text(
+    when: str, kind: str, unequal: Mapping[str, Sequence[str]], runs_between: int
+) -> str:
     """Says which variables are unequal, and which ranks have the same value of them.
 
     Args:
         when: the training run or call before the comparison.
+        kind: 'run' or 'call'.
         unequal: for each variable the checksums, by rank.
         runs_between: how many of them there are between two comparisons.
     """
@@ -199,7 +206,7 @@ def _error_text(when: str, unequal: Mapping[str, Sequence[str]], runs_between: i
     variables = ", ".join(f"'{name}' ({_ranks_by_value(of_ranks)})" for name, of_ranks in shown)
     if len(unequal) > SHOWN:
         variables += f" and {len(unequal) - SHOWN} more"
-    advice, kind = "", "call" if when.startswith("call") else "run"
+    advice = ""
     if runs_between > 1:
         advice = f" scope(check=1) finds the first {kind} after which they differ."
     return (

@@ -36,8 +36,8 @@ def of_model(model: Any) -> dict[str, Any]:
             found[name] = loss
         found.update(_settings(name, _config(loss)))
     for layer in model._flatten_layers(include_self=False):
-        settings = sorted(_settings("", _config(layer)))
-        content = json.dumps([type(layer).__name__, settings]).encode()
+        settings = dict(_settings("", _config(layer)))
+        content = json.dumps([type(layer).__name__, settings], sort_keys=True).encode()
         found[f"the layer '{layer.name}'"] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return found
 
@@ -55,7 +55,7 @@ def compare(name: str, said: Sequence[dict[str, Any]], advice: str) -> None:
     """
     for rank, each in enumerate(said):
         for what, value in said[0].items():
-            if what in each and each[what] != value:
+            if what in each and repr(each[what]) != repr(value):  # NaN is equal to itself
                 other = f"{value} on rank 0, and {each[what]} on rank {rank}"
                 if what.startswith("the layer"):
                     other = f"made with other arguments on rank {rank} than on rank 0"
@@ -80,7 +80,7 @@ def _settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for place, inner in enumerate(value):
             yield from _settings(f"{name}[{place}]", inner)
     elif isinstance(value, np.generic):
-        yield name, value.item()
+        yield from _settings(name, value.item())
     elif isinstance(value, (bool, int, float)) or (
         isinstance(value, str) and " at 0x" not in value
     ):

@@ -98,6 +98,21 @@ def test_another_loss_or_layer(strategy, rank, size):
             model.fit(np.ones([8, 3], np.float32), np.ones(8), verbose=0)
 
 
+def test_settings_that_are_no_numbers_or_words(strategy, rank, size):
+    """NaN is equal to itself; bytes, and keys that differ by type only, are left out or told."""
+
+    class Odd(keras.layers.Layer):
+        def get_config(self):
+            odd = {"nan": float("nan"), "bytes": np.bytes_(b"a"), 1: "one", "1": 2}
+            return {**super().get_config(), "odd": odd}
+
+    with strategy.scope():
+        inputs = keras.Input([3])
+        model = keras.Model(inputs, keras.layers.Dense(1)(Odd()(inputs)))
+        model.compile(keras.optimizers.SGD(float("nan")), "mse")
+        model.fit(np.ones([8, 3], np.float32), np.ones(8), verbose=0)
+
+
 def test_a_callback_that_changes_the_rate_by_what_is_of_its_rank(strategy, rank, size):
     class Lowers(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs):
