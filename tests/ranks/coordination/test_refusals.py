@@ -8,8 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from tests.ranks import reference
 
-pytestmark = [pytest.mark.timeout(60)]
-
 THREADS = tf.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
 ROWS = 8
 

@@ -100,7 +100,6 @@ def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_step_that_is_refused_after_its_first_exchange(strategy, rank, size, monkeypatch):
     """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are
     not lost, even if another thread is slow to let them go.
