@@ -270,9 +270,9 @@ def verdict(
             return RankError(
                 f"Rank {r} is out of data in an evaluation, others are not, and it can not answer "
                 "them: the run has a lookup in tf.cond or tf.while_loop, or a gradient, or a "
-                "collective of your own (hvd.allreduce), or its keys are exchanged ahead "
-                "(prefetch_keys), or Keras evaluates a table's embeddings_regularizer. Look up "
-                "outside of control flow, in a graph of its own, or give every rank the same "
+                "collective of your own (hvd.allreduce, all_gather), or its keys are exchanged "
+                "ahead (prefetch_keys), or Keras evaluates a table's embeddings_regularizer. Look "
+                "up outside of control flow, in a graph of its own, or give every rank the same "
                 "number of batches."
             )
         if h.status == INVALID:

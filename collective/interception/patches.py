@@ -5,7 +5,8 @@ when the first scope() opens, and undoes it when the last one closes. To find a 
 name that it replaces. Each row's reason says what would go wrong without it.
 `collective.job.training_apart.REPLACED` lists what is replaced before a scope opens, in ranks that
 may never load this library. `collective.interception.checkpoint_patches` lists what saves and
-restores, `collective.interception.horovod_patches` what is replaced in Horovod, if it is installed.
+restores, `distribution_patches` what is replaced of `tf.distribute`, `horovod_patches` what is
+replaced in Horovod, if it is installed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collective.estimator import python_random, refusal
 from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
 from collective.interception.checkpoint_patches import CHECKPOINTS
+from collective.interception.distribution_patches import DISTRIBUTION
 from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
@@ -82,7 +84,6 @@ from collective.tensorflow_internals.variables import moving_averages as average
 from collective.tensorflow_internals.variables import resource_variable_ops as resources
 from collective.train import composed_rules
 from collective.wrappers import (
-    distribution,
     horovod,
     keras,
     keras_callbacks,
@@ -135,20 +136,11 @@ NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, 
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
 PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
-DIVIDED_TWICE = "A mean over ranks would be divided by the samples of all ranks."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
-TWO_STRATEGIES = "TensorFlow would say that variables are not of its strategy."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
-    *(
-        Patch(owner, f"{name}.Strategy.scope", distribution.scope, TWO_STRATEGIES)
-        for owner, name in (
-            (tf.distribute.Strategy, "tf.distribute"),
-            (tf2.distribute.Strategy, "tf2.distribute"),
-        )
-    ),
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.jacobian", reduction.refuse_jacobian, NOT_REDUCED),
@@ -254,15 +246,6 @@ GRADIENTS = (
         "tf.keras.Model._prepare_total_loss",
         keras_losses.prepare_total_loss,
         PART_OF_SUM,
-    ),
-    *(
-        Patch(
-            owner,
-            f"{name}.nn.compute_average_loss",
-            distribution.compute_average_loss,
-            DIVIDED_TWICE,
-        )
-        for owner, name in ((tf.nn, "tf"), (tf2.nn, "tf2"), (tensorflow.nn, "tensorflow"))
     ),
     *(
         Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)
@@ -409,11 +392,13 @@ REPLICATION = (
             "BatchNormalizationBase._assign_new_value",
         )
     ),
-    Patch(
-        BatchNormalizationBase,
-        "BatchNormalizationBase._sync_calculate_mean_and_var",
-        keras_layers.refuse_synchronized,
-        THIS_RANK_ONLY,
+    *(
+        Patch(BatchNormalizationBase, f"BatchNormalizationBase.{name}", replacement, THIS_RANK_ONLY)
+        for name, replacement in (
+            ("_sync_calculate_mean_and_var", keras_layers.synchronized_moments),
+            ("_no_sync_calculate_mean_and_var", keras_layers.moments),
+            ("_fused_batch_norm", keras_layers.fused_batch_norm),
+        )
     ),
     Patch(
         PreprocessingLayer,
@@ -577,6 +562,7 @@ FUNCTIONS = (
 PATCHES = (
     *VARIABLES,
     *GRADIENTS,
+    *DISTRIBUTION,
     *CLIPPING,
     *OPTIMIZERS,
     *(horovod_patches.HOROVOD if hvd else ()),

@@ -143,6 +143,17 @@ class UpdateOptions(Options):
         (clipped by one norm) are run together.
         """,
     )
+    sync_batch_norm: bool = option(
+        False,
+        one_of(False, True),
+        """Whether layers of batch normalisation (`tf.layers`, Keras) normalise by the mean and the
+        variance of the batches of all ranks, like plain TensorFlow with the whole batch. By default
+        each rank normalises by its own batch. It costs two small allreduces in each layer, and one
+        or two for its gradients. Keras's `BatchNormalization(synchronized=True)` does it without
+        this option. Layers with fused=True (by default those of images) or with a
+        virtual_batch_size are refused, and what a script computes by itself isn't changed.
+        """,
+    )
 
 
 @options_class

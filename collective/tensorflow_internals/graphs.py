@@ -11,6 +11,8 @@ from tensorflow.python import pywrap_tfe as pywrap_tfe
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper as StructuredFunctionWrapper,
 )
+from tensorflow.python.distribute import distribute_lib as distribute_lib
+from tensorflow.python.distribute import summary_op_util as summary_op_util
 from tensorflow.python.eager import context as context
 from tensorflow.python.eager import record as record
 from tensorflow.python.eager import tape as tape

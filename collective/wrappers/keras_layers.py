@@ -1,6 +1,7 @@
-"""Keeps Keras's layers from silently learning what only one rank has seen.
+"""Has Keras's layers that learn from data learn from the data of all ranks.
 
-BatchNormalization(synchronized=True)    statistics of a batch are those of its rank: refused
+BatchNormalization(synchronized=True)    statistics of a batch are those of all ranks' batches; of
+                                         other layers with scope(sync_batch_norm=True)
 layer.adapt(data)                        means and vocabularies: ranks compare what they learned
 """
 
@@ -17,22 +18,105 @@ import tensorflow.compat.v2 as tf2
 from collective.coordination import barrier
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
+from collective.replication import cross_replica
+from collective.scope import SCOPES
 from collective.tables.table import is_movable
 
 
-def refuse_synchronized(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+def synchronized_moments(
+    original: Callable[..., Any],
+    layer: Any,
+    x: tf.Tensor,
+    reduction_axes: Any,
+    keep_dims: bool,
+    mask: Any = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Replaces what a `BatchNormalization(synchronized=True)` computes a batch's statistics by.
 
-    Raises:
-        NotImplementedError: there are several ranks.
+    They are those of the batches of all ranks together, as in Keras those of all replicas: means of
+    values and of their squares, in float32 if the values are float16. Gradients go through them.
+
+    Returns:
+        Mean and variance, of the type of `x`.
     """
-    if collectives.size() == 1:
-        return original(layer, *args, **kwargs)
-    raise NotImplementedError(
-        f"The layer '{layer.name}' is a BatchNormalization with synchronized=True (a "
-        "SyncBatchNormalization), but ranks don't share a batch's mean and variance. Use "
-        "BatchNormalization() instead: it normalises by the batch of its rank, and its moving "
-        "averages are the means over all ranks."
+    if cross_replica.is_alone():
+        return original(layer, x, reduction_axes, keep_dims, mask=mask)
+    values = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
+    weights = _weights(values, mask)
+    total, squares, count = _sums(
+        layer, reduction_axes, [values * weights, tf.square(values * weights), weights]
+    )
+    mean = tf.math.divide_no_nan(total, count)
+    # Rounded, the difference may be less than 0.
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0)
+    return _squeezed(x, reduction_axes, keep_dims, mean, variance)
+
+
+def moments(
+    original: Callable[..., Any],
+    layer: Any,
+    x: tf.Tensor,
+    reduction_axes: Any,
+    keep_dims: bool,
+    mask: Any = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Replaces what other `BatchNormalization` layers compute a batch's statistics by.
+
+    With `scope(sync_batch_norm=True)` they are those of the batches of all ranks together. The
+    variance is the mean of the squared differences from the mean, as by `tf.nn.moments`.
+
+    Raises:
+        NotImplementedError: the layer has a virtual_batch_size, with that option.
+    """
+    if not SCOPES.options.sync_batch_norm or cross_replica.is_alone():
+        return original(layer, x, reduction_axes, keep_dims, mask=mask)
+    if layer.virtual_batch_size is not None:
+        raise NotImplementedError(
+            f"The layer '{layer.name}' has virtual_batch_size={layer.virtual_batch_size}: it "
+            "normalises parts of a batch, and scope(sync_batch_norm=True) the batch of all ranks. "
+            "Leave one of them out."
+        )
+    weights = _weights(x, mask)
+    total, count = _sums(layer, reduction_axes, [x * weights, weights])
+    mean = total / count
+    differences = tf.square(x - tf.stop_gradient(mean)) * weights
+    (squares,) = _sums(layer, reduction_axes, [differences])
+    return _squeezed(x, reduction_axes, keep_dims, mean, squares / count)
+
+
+def fused_batch_norm(
+    original: Callable[..., Any], layer: Any, inputs: Any, mask: Any = None, training: Any = None
+) -> Any:
+    """Replaces `BatchNormalization._fused_batch_norm`: one operation normalises a rank's own batch.
+
+    Raises:
+        NotImplementedError: scope(sync_batch_norm=True), in training on several ranks.
+    """
+    is_synchronized = SCOPES.options.sync_batch_norm and not cross_replica.is_alone()
+    if is_synchronized and tf.get_static_value(tf.convert_to_tensor(training)) not in (False, 0):
+        raise NotImplementedError(
+            f"The layer '{layer.name}' is fused: one operation normalises by the batch of its "
+            "rank, whatever scope(sync_batch_norm=True) wants. Make it with fused=False."
+        )
+    return original(layer, inputs, mask=mask, training=training)
+
+
+def _weights(x: tf.Tensor, mask: Any) -> tf.Tensor:
+    """Returns how often each value of `x` counts: once, or as often as its mask says."""
+    weights = tf.ones_like(x)
+    return weights if mask is None else weights * tf.cast(mask, x.dtype)[..., tf.newaxis]
+
+
+def _sums(layer: Any, axes: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the sums over `axes`, which are kept, and over all ranks."""
+    own = [tf.reduce_sum(x, axes, keepdims=True) for x in tensors]
+    return cross_replica.sums(f"{layer.name}/moments", own)
+
+
+def _squeezed(x: tf.Tensor, axes: Any, keep_dims: bool, *moments: tf.Tensor) -> Any:
+    """Returns moments in the type of `x`, without `axes` unless they are to be kept."""
+    return tuple(
+        tf.cast(each if keep_dims else tf.squeeze(each, axes), x.dtype) for each in moments
     )
 
 

@@ -209,8 +209,9 @@ class GraphGates:
         checked: operations that, with one rank, check the ids of single lookups on the spot.
         key_requests: this rank's inputs of the collectives that carry keys to their owners, by the
             collectives' names: a rank that is out of data sends no keys.
-        states: pairs (input, current value) of the collectives that reduce metrics' states, by the
-            collectives' names: a rank that is out of data sends the current values.
+        states: pairs (input, value) of the collectives that reduce metrics' states, or add up what
+            ranks compute of their batches, by the collectives' names: a rank that is out of data
+            sends these values, current states or zeros.
     """
 
     gates: list[Gate] = dataclasses.field(default_factory=list)

@@ -32,6 +32,7 @@ CONTRACT = (
     "session_ends",
     "tf_functions",
     "variables",
+    "whole_batch",
 )
 
 

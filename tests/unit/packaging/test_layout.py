@@ -247,6 +247,7 @@ SHORT_MODULES = {
     "collective.gradients.part_functions": "alone looks into functions",
     "collective.inference.server.request_metrics": "is about Prometheus, not about answers",
     "collective.interception.determinism": "is an option of its own",
+    "collective.interception.distribution_patches": "is about replicas, which are ranks here",
     "collective.interception.horovod_patches": "is about Horovod, which may be missing",
     "collective.launch.command_line.short_help": "is a text for people",
     "collective.launch.output.output_tail": "is a data structure with tests of its own",

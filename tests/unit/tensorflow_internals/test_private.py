@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from tensorflow.python.checkpoint import checkpoint
 from tensorflow.python.client import session as session_lib
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.feature_column import feature_column
 from tensorflow.python.framework import indexed_slices
 from tensorflow.python.ops import control_flow_ops, resource_variable_ops, variable_scope, variables
@@ -80,7 +81,6 @@ def probes():
             "_attr_scope",
             "_attr_scope_map",
             "_current_control_dependencies",
-            "_functions",
             "_unsafe_unfinalize",
             "_get_control_flow_context",
             "_set_control_flow_context",
@@ -104,6 +104,7 @@ def probes():
         ],
     )
     yield os, ["_exit"]
+    yield distribute_lib, ["_DefaultReplicaContext"]
     yield (
         tf.train.CheckpointSaverHook("", save_steps=1),
         ["_checkpoint_dir", "_get_saver", "_listeners"],
@@ -230,13 +231,12 @@ def probes():
             "_iterations",
             "_resource_scatter_add",
             "_resource_scatter_update",
-            "_weights",
         ],
     )
     yield keras.package.optimizers.AdamW(0.1), ["_apply_weight_decay", "_learning_rate"]
     adagrad = keras.package.optimizers.Adagrad(0.1)
     adagrad.build([variable])
-    yield adagrad, ["_accumulators", "_index_dict", "_var_key"]
+    yield adagrad, ["_index_dict", "_var_key"]
     yield (
         tf2.function(lambda: 0),
         ["_autograph", "_experimental_autograph_options", "_jit_compile", "_python_function"],
@@ -265,6 +265,8 @@ def probes():
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
+    "_loss_fn": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
+    "_training_endpoints": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
     "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
     "_loss_scale": keras.loss_scale_optimizer,
     "_steps_per_execution": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),

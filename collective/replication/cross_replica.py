@@ -1,0 +1,141 @@
+"""Joins what each rank computes of its own batch, where a script needs it of the whole batch.
+
+    statistics of a batch normalisation, sums        every rank gets the sum of the ranks' tensors
+    candidates of a loss with in-batch negatives     every rank gets the tensors of all ranks
+
+Both have gradients. The loss of a step is the mean of the ranks' losses, and the gradient of a
+variable the mean of the ranks' gradients. So a rank's gradient of what it gave away is the sum of
+what all ranks' losses have with respect to it, and the mean comes later.
+
+It works in graphs, in functions that eager code calls, and in eager code itself, also for a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.functions import eager_values
+from collective.ops.communication import collectives
+from collective.ops.communication.gate import gates_of
+from collective.ops.graph import control_flow, device_scopes, graphs, library_operations
+from collective.tables import eager_lookups, traced_lookups
+
+
+def is_alone() -> bool:
+    """Tells whether no other rank has a part: there is none, or nothing is computed here at all."""
+    graph = tf.get_default_graph()
+    is_scratch = traced_lookups.is_scratch(graph) and not graphs.is_of_dataset(graph)
+    return collectives.size() == 1 or is_scratch
+
+
+def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> list[tf.Tensor]:
+    """Returns the sums over ranks of `tensors`, in one exchange.
+
+    Args:
+        what: says what they are; the same on all ranks.
+        tensors: of one floating-point type; each has the same shape on all ranks.
+        of_samples: whether they are sums over samples, so that a rank that is out of data in an
+            evaluation of a session has zeros; else such an evaluation is an error.
+
+    Raises:
+        NotImplementedError: it is made where ranks can't agree: in a loop, in a function inside of
+            a function, in a dataset's function or a tf.py_function.
+        ValueError, RankError: in eager code, another rank has other shapes, or does something else.
+    """
+    if is_alone():
+        return [tf.identity(x) for x in tensors]
+    if tf.executing_eagerly():
+        return list(_eager_sums(what, tensors))
+    _check_place(what)
+    with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
+        graph, name = tf.get_default_graph(), collectives.unique_name(what)
+        gates = gates_of(graph)
+        has_shapes = all(x.shape.is_fully_defined() for x in tensors)
+        if of_samples and has_shapes and graphs.is_outside(graph) and not graphs.is_traced(graph):
+            tensors = [tf.placeholder_with_default(x, x.shape) for x in tensors]
+            # (A sum in the order of ranks takes two collectives.)
+            place = f"{name}.parts" if collectives.in_order() else name
+            gates.states[place] = [(x, tf.zeros(x.shape, x.dtype)) for x in tensors]
+        opened = gates.of_collective(tensors).zero
+        return collectives.allreduce_sum(tensors, name, opened)
+
+
+def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns the ranks' tensors one after another, in the order of the ranks.
+
+    Args:
+        what: says what they are; the same on all ranks.
+        x: [b, ...]; ranks may have different b.
+
+    Raises:
+        NotImplementedError, ValueError, RankError: as for `sums`.
+    """
+    if is_alone():
+        return tf.identity(x)
+    if tf.executing_eagerly():
+        joined: tf.Tensor = _eagerly_concatenated(what, x)
+        return joined
+    _check_place(what)
+    sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
+    with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
+        opened = gates_of(tf.get_default_graph()).of_collective([sent]).zero
+        joined = collectives.allgather(sent, collectives.unique_name(what), opened)
+        joined.set_shape([None, *x.shape[1:]])
+    return tf.cast(joined, tf.bool) if x.dtype == tf.bool else joined
+
+
+def _check_place(what: str) -> None:
+    """Refuses an exchange where it isn't certain that all ranks come by, once in a run.
+
+    Raises:
+        NotImplementedError: it is in a loop, or in a function that may be called anywhere.
+    """
+    graph = tf.get_default_graph()
+    if graphs.is_eager() or graphs.is_of_dataset(graph):
+        raise NotImplementedError(
+            f"{what} is of all ranks, and is made in a function that ranks don't call together: of "
+            "a dataset, or traced outside of scope(). Make it in the training step."
+        )
+    if None in control_flow.deciders():
+        raise NotImplementedError(
+            f"{what} is of all ranks, and is made in a loop, or in a tf.function that another one "
+            "calls: ranks may come by at different times. Make it directly in the training step, "
+            "or in the function that eager code calls."
+        )
+
+
+def _eager_sums(what: str, tensors: Sequence[tf.Tensor]) -> Any:
+    eager_lookups.refuse_own_threads(what)
+
+    @tf.custom_gradient
+    def add(*own: tf.Tensor) -> Any:
+        totals = eager_values.sums(what, [x.numpy() for x in own])
+        return [tf.constant(total, x.dtype) for total, x in zip(totals, own)], (
+            lambda *gradients: _eager_sums(
+                f"the gradient of {what}", [tf.convert_to_tensor(each) for each in gradients]
+            )
+        )
+
+    return add(*tensors)
+
+
+def _eagerly_concatenated(what: str, x: tf.Tensor) -> Any:
+    eager_lookups.refuse_own_threads(what)
+
+    @tf.custom_gradient
+    def join(own: tf.Tensor) -> Any:
+        of_ranks = [part for (part,) in eager_values.parts(what, [own.numpy()], other_lengths=True)]
+        lengths = [len(part) for part in of_ranks]
+        first = sum(lengths[: collectives.rank()])
+
+        def of_own_part(gradient: Any) -> tf.Tensor:
+            (total,) = _eager_sums(f"the gradient of {what}", [tf.convert_to_tensor(gradient)])
+            return total[first : first + lengths[collectives.rank()]]
+
+        return tf.constant(np.concatenate(of_ranks), own.dtype), of_own_part
+
+    return join(x)
