@@ -12,10 +12,6 @@ from tests.ranks.keras.models import keras
 WORDS = np.array([f"w{i % 7}" for i in range(70)] + [f"x{i % 6}" for i in range(50)])
 COMMON = np.repeat(["a", "b", "c"], [60, 40, 20])  # of which each rank has the same vocabulary
 PRICES = np.arange(120, dtype=np.float32)
-SYNCHRONIZED = [
-    lambda: keras.layers.BatchNormalization(synchronized=True, name="bn"),
-    lambda: keras.layers.experimental.SyncBatchNormalization(name="bn"),
-]
 LAYERS = {
     "normalization": (lambda: keras.layers.Normalization(axis=None), PRICES),
     "string_lookup": (keras.layers.StringLookup, WORDS),
@@ -24,38 +20,6 @@ LAYERS = {
     "tf_idf": (lambda: keras.layers.TextVectorization(output_mode="tf_idf"), COMMON),
     "discretization": (lambda: keras.layers.Discretization(num_bins=4), PRICES),
 }
-
-
-def features(layer):
-    inputs = keras.Input([1])
-    return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(layer(inputs)))
-
-
-@pytest.mark.parametrize("make", SYNCHRONIZED)
-@pytest.mark.parametrize("run_eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_statistics_of_all_ranks_batches_are_refused(strategy, size, make, run_eagerly):
-    """On one rank the layer works."""
-    x, y = PRICES[:, None] % 8, PRICES % 2
-    plain = features(make())
-    plain.compile(keras.optimizers.SGD(0.1), "mse")
-    plain.fit(x, y, batch_size=12, shuffle=False, verbose=0)
-    with strategy.scope():
-
-        def fit():
-            model = features(make())
-            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
-            model.fit(x, y, batch_size=12, shuffle=False, verbose=0)
-            return model
-
-        if size > 1:
-            with pytest.raises(NotImplementedError, match="'bn'.*synchronized=True.*Use Batch"):
-                fit()
-        else:
-            for got, want in zip(fit().get_weights(), plain.get_weights()):
-                np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
-    # A model that only predicts has no statistics of a batch.
-    with strategy.scope():
-        np.testing.assert_allclose(make()(x, training=False), x, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
