@@ -123,7 +123,7 @@ def test_strategies_of_tf_distribute_are_refused_by_name(strategy, rank):
         with refused, mirrored.scope():
             pass
         with tf2.distribute.get_strategy().scope():  # TensorFlow's default, which Keras opens
-            features(keras.layers.Dense(1)).compile("sgd", "mse")
+            keras.Sequential([keras.layers.Dense(1)]).compile("sgd", "mse")
     with mirrored.scope(), refused, strategy.scope():
         pass
     with mirrored.scope():  # by itself it is TensorFlow's own matter
