@@ -29,6 +29,7 @@ from collective.ops.placement import RowPlacement
 from collective.ops.rows import compiled_row_store
 from collective.ops.rows.compiled_row_store import FirstValues
 from collective.startup import STARTUP
+from collective.tables.rows import whole_values
 from collective.tensorflow_internals.graphs import context, random_seed
 from collective.tensorflow_internals.keras import backend
 from collective.tensorflow_internals.variables import variable_scope, variables
@@ -400,20 +401,26 @@ def shard(
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
     shard_rows = placed.count(rank, shape[0])
     if fill is None:
+
+        def all_rows() -> tf.Tensor:
+            with same_on_all_ranks(init, name):
+                # Like TensorFlow's conversion: from NumPy's and Python's numbers of any type.
+                return tf.convert_to_tensor(
+                    _call(init, shape, dtype) if callable(init) else init, dtype
+                )
+
+        def own_rows(value: tf.Tensor) -> tf.Tensor:
+            if not value.shape.is_compatible_with(shape):
+                raise ValueError(
+                    f"table '{name}': the initializer's value has the shape {value.shape}, and the "
+                    f"table {tf.TensorShape(shape)}. Return one row for each of the table's."
+                )
+            own = tf.ensure_shape(value, shape)[placed.rows_of(rank)]
+            return tf.ensure_shape(own, [shard_rows, shape[1]])
+
         # A GPU may have no room for the whole table.
-        with same_on_all_ranks(init, name), device_scopes.on_host():
-            # Like TensorFlow's conversion: from NumPy's and Python's numbers of any type.
-            all_rows = tf.convert_to_tensor(
-                _call(init, shape, dtype) if callable(init) else init, dtype
-            )
-        if not all_rows.shape.is_compatible_with(shape):
-            raise ValueError(
-                f"table '{name}': the initializer's value has the shape {all_rows.shape}, and the "
-                f"table {tf.TensorShape(shape)}. Return one row for each of the table's."
-            )
         with device_scopes.on_host():
-            all_rows = tf.ensure_shape(all_rows, shape)
-            return tf.ensure_shape(all_rows[placed.rows_of(rank)], [shard_rows, shape[1]])
+            return whole_values.own_rows(all_rows, own_rows, math.prod(shape) * dtype.size)
 
     def draw(out: np.ndarray) -> None:
         step = max(1, BLOCK // max(1, shape[1]))
