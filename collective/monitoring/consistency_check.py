@@ -210,7 +210,7 @@ def _error_text(
     if runs_between > 1:
         advice = f" scope(check=1) finds the first {kind} after which they differ."
     return (
-        f"After {when} replicated variables are not equal on all ranks any more: {variables}. "
+        f"After {when}, replicated variables are not equal on all ranks any more: {variables}. "
         f"{CAUSES}{advice}"
     )
 

@@ -97,8 +97,8 @@ def all_reduce(
         # Of gradients, which scope() averages, or of a loss that is a mean, it would be N times
         # what a single replica has; of sums of samples it would be right.
         raise NotImplementedError(
-            f"{what} adds up what {collectives.size()} ranks have, and nobody can tell whether "
-            "that is meant: inside scope() gradients are means over ranks without it, and losses "
+            f"{what} would add up what the ranks have, and nobody can tell whether that is meant: "
+            "inside scope() gradients are means over ranks without it, and losses "
             "are means, too. Leave it out for gradients, take tf.distribute.ReduceOp.MEAN for "
             "means, or horovod.tensorflow.allreduce(x, op=horovod.tensorflow.Sum) for sums."
         )

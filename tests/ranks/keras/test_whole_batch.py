@@ -265,7 +265,9 @@ def test_what_is_refused(strategy, rank, size):
         if size == 1:
             assert context.all_reduce("sum", x) == 1.0
             return
-        with pytest.raises(NotImplementedError, match="all_reduce adds up what .* ranks have"):
+        with pytest.raises(
+            NotImplementedError, match="all_reduce would add up what the ranks have"
+        ):
             context.all_reduce(tf2.distribute.ReduceOp.SUM, x)
         slices = tf2.IndexedSlices(x, tf2.constant([0]))
         with pytest.raises(NotImplementedError, match="all_reduce of tf.IndexedSlices"):

@@ -131,7 +131,7 @@ try:
 except ImportError:
     library["sees"] = False
 outcome["of libraries"] = [
-    real.__version__.startswith("2.15"),
+    real.__version__.startswith("2."),
     hvd.tf is real and library["tf"] is real,
     library.get("sees", True),
     hasattr(real, "contrib"),

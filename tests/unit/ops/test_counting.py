@@ -24,6 +24,7 @@ LINKS = ("collective/launch/", "collective/ops/", "collective/strategies/")
 NEVER_ONE = {
     "collective/job/hosts.py": "the limit is above one",
     "collective/job/training_apart.py": "there are several ranks",
+    "collective/data/same_records.py": "there are several ranks",
     "collective/estimator/input_sharding.py": "there are several ranks",
     "collective/estimator/refusal.py": "there are several ranks",
     "collective/monitoring/input_check.py": "there are several ranks",

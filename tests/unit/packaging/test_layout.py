@@ -254,6 +254,7 @@ SHORT_MODULES = {
     "collective.launch.output.progress_bars": "is about programs that draw bars",
     "collective.monitoring.storage_limit": "is a check of its own",
     "collective.ops.gpu.checks.pytorch": "needs PyTorch",
+    "collective.tables.rows.whole_values": "is about locks and constants, not about numbers",
     "collective.tensorflow_internals.estimator_gaps": "runs before what it fills can be imported",
     "collective.ops.gpu.compiled_launches": "names the sources of compiled operations",
     "collective.ops.gpu.reference.owners": "is the reference of one kernel function",
