@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -22,6 +23,7 @@ ITEM_ROWS = _random.normal(0, 0.5, (ITEMS, 4)).astype(np.float32)
 SYNCHRONIZED = {
     "argument": lambda **options: keras.layers.BatchNormalization(synchronized=True, **options),
     "class": lambda **options: keras.layers.experimental.SyncBatchNormalization(**options),
+    "horovod": lambda **options: hvd.SyncBatchNormalization(**options),
 }
 HOW = ["function", pytest.param("eager", marks=pytest.mark.slow)]
 
