@@ -69,7 +69,7 @@ def run(
     """
     context = context_of(session)
     PREEMPTION.watch()
-    is_plain = context.is_plain and not observer.measures
+    is_plain = context.is_plain and not (observer.measures or context.reads.wholes)
     if is_plain and context.counted.counter is None:
         if PREEMPTION.is_told:
             _stop_plain_run(context, leaves, feed_dict)

@@ -30,6 +30,7 @@ from collective.ops.graph import (
     optional_variables,
 )
 from collective.scope import SCOPES
+from collective.tables.updates import own_rules
 
 FIRST_SCALE = 2.0**15
 STEPS_TO_DOUBLE = 2000
@@ -229,6 +230,7 @@ def apply_gradients(
 ) -> Any:
     """Replaces `tf.train.Optimizer.apply_gradients`: applies scaled gradients if all are finite."""
     grads_and_vars = list(grads_and_vars)
+    own_rules.check(optimizer, grads_and_vars)
 
     def apply() -> Any:
         return reduction.apply_to_shards(original, optimizer, grads_and_vars, global_step, name)

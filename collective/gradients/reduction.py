@@ -28,7 +28,7 @@ from collective.ops.communication import collectives, dense_allreduce, gate
 from collective.ops.counting import counted
 from collective.ops.exchange import shard_gradients, slice_means
 from collective.ops.graph import graph_analysis, graphs, library_operations
-from collective.replication import assignments
+from collective.replication import assignments, cross_replica
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import groups_of
@@ -103,6 +103,12 @@ def refuse_jacobian(
     """
     if tf.executing_eagerly_outside_functions():
         refuse_eager_gradients(tf.nest.flatten(sources))
+    if collectives.size() > 1 and cross_replica.joins(tf.get_default_graph()):
+        raise NotImplementedError(
+            "tf.GradientTape.jacobian takes gradients in a loop, where ranks can't exchange those "
+            "of synchronized batch normalisation, all_gather and all_reduce. Take tape.gradient "
+            "of one element at a time."
+        )
     return original(tape, target, sources, *args, **kwargs)
 
 

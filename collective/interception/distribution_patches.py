@@ -34,22 +34,29 @@ DISTRIBUTION = (
         for owner, name in ((tf.nn, "tf"), (tf2.nn, "tf2"), (tensorflow.nn, "tensorflow"))
     ),
     Patch(
-        distribute_lib._DefaultReplicaContext,
+        distribute_lib.ReplicaContextBase,
         "tf.distribute.ReplicaContext.all_reduce",
         distribution.all_reduce,
         ONE_REPLICA,
     ),
     Patch(
-        distribute_lib._DefaultReplicaContext,
+        tf2.distribute.ReplicaContext,
         "tf.distribute.ReplicaContext.all_gather",
         distribution.all_gather,
         ONE_REPLICA,
     ),
-    ReplacedValue(
-        distribute_lib._DefaultReplicaContext,
-        "tf.distribute.ReplicaContext.replica_id_in_sync_group",
-        property(distribution.replica_id),
-        ONE_REPLICA,
+    # Keras's steps have a context of the first class, by Strategy.run.
+    *(
+        ReplacedValue(
+            owner,
+            f"{name}.replica_id_in_sync_group",
+            property(distribution.replica_id),
+            ONE_REPLICA,
+        )
+        for owner, name in (
+            (distribute_lib.ReplicaContextBase, "tf.distribute.ReplicaContext"),
+            (distribute_lib._DefaultReplicaContext, "distribute_lib._DefaultReplicaContext"),
+        )
     ),
     Patch(
         summary_op_util,

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.reduced_reads import reads_of
 from collective.gradients import rank_parts
 from collective.ops import native_library
 from collective.ops.communication import fused_reductions
@@ -24,7 +25,7 @@ from collective.replication import assignments, metric_reads
 from collective.scope import SCOPES
 from collective.tables.grouping import group_in_scope, group_traced, lookups_of
 from collective.tables.policies import next_step
-from collective.tables.table import Sharded
+from collective.tables.table import Sharded, is_replicated_table
 from collective.tables.updates import write_announcements
 from collective.tables.updates.write_announcements import Announcements
 
@@ -50,6 +51,37 @@ def fetch_whole_tables(leaves: Iterable[Any]) -> None:
     tables = [leaf for leaf in leaves if isinstance(leaf, Sharded) and leaf.rows is not None]
     for table in sorted(tables, key=lambda table: str(table.op.name)):
         table.to_be_fetched()
+
+
+def fetch_tables_by_name(graph: tf.Graph, leaves: Iterable[Any]) -> None:
+    """Has a session fetch the values of tables that are fetched by their names, as 'user:0'.
+
+    They are values of the script's variables where it has called `tf.disable_v2_behavior`; of a
+    table, which is a resource variable, the name is that of its memory.
+
+    Raises:
+        TableError: a dynamic table is fetched so.
+    """
+    if tf.resource_variables_enabled():
+        return  # Plain TensorFlow doesn't give values either.
+    names = {
+        leaf if isinstance(leaf, str) else leaf.name
+        for leaf in leaves
+        if isinstance(leaf, (str, tf.Tensor))
+    }
+    variables = graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
+    found = [
+        v
+        for v in variables
+        if (isinstance(v, Sharded) or is_replicated_table(v)) and v.handle.name in names
+    ]
+    wholes = reads_of(graph).wholes
+    for table in sorted(found, key=lambda v: str(v.op.name)):
+        if isinstance(table, Sharded):
+            if table.rows is None:
+                table.refuse("Fetching the value")
+            table.to_be_fetched()
+        wholes[table.handle.name] = table._as_graph_element()
 
 
 def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -160,6 +192,7 @@ def prepare_run(graph: tf.Graph, options: ScopeOptions, leaves: Sequence[Any] = 
     """
     if leaves:
         fetch_whole_tables(leaves)
+        fetch_tables_by_name(graph, leaves)
         rank_parts.gather_fetched(graph, leaves)
     prepared, writes = graph_state.of(graph, PreparedGraph), graph_state.of(graph, Announcements)
     if prepared.state != (graph.version, options, writes.wanted):

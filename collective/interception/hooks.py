@@ -17,7 +17,7 @@ from collective.ops.graph import graph_analysis, graphs, seen_operations
 from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import memory_report
+from collective.tables import connections, memory_report
 from collective.wrappers import horovod
 
 _NO_START = contextlib.nullcontext()
@@ -36,7 +36,11 @@ def take_gradients(
         scale = loss_scaling.scale_of(ys, xs)
         if scale is not None:
             grad_ys = loss_scaling.scaled(scale, ys, grad_ys)
-        take = functools.partial(original, ys, xs, grad_ys, *args, **kwargs)
+
+        def take() -> Any:
+            gradients = original(ys, xs, grad_ys, *args, **kwargs)
+            return connections.without_others(tf.get_default_graph(), ys, xs, gradients)
+
         return reduction.reduce_gradients(take, xs, scale=scale)
 
 

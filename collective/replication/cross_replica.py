@@ -12,7 +12,9 @@ It works in graphs, in functions that eager code calls, and in eager code itself
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +23,47 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.functions import eager_values
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
-from collective.ops.graph import control_flow, device_scopes, graphs, library_operations
-from collective.tables import eager_lookups, traced_lookups
+from collective.ops.graph import (
+    control_flow,
+    device_scopes,
+    graph_state,
+    graphs,
+    library_operations,
+)
+from collective.tables import eager_lookups, served_table, traced_lookups
+
+# Not empty while this rank takes an eager step for its peers, by records that don't count.
+_answering: list[bool] = []
+
+
+@dataclasses.dataclass
+class CrossReplica:
+    """Records whether a graph joins what ranks compute."""
+
+    is_used: bool = False
+
+
+def joins(graph: tf.Graph) -> bool:
+    """Tells whether `graph` joins what ranks compute of their batches."""
+    return graph_state.of(graphs.outermost(graph), CrossReplica).is_used
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Inside, eager code adds nothing of this rank to sums, and gives no samples."""
+    _answering.append(True)
+    try:
+        yield
+    finally:
+        _answering.pop()
 
 
 def is_alone() -> bool:
     """Tells whether no other rank has a part: there is none, or nothing is computed here at all."""
     graph = tf.get_default_graph()
     is_scratch = traced_lookups.is_scratch(graph) and not graphs.is_of_dataset(graph)
-    return collectives.size() == 1 or is_scratch
+    is_served = not tf.executing_eagerly() and served_table.served_graph(graph) is not None
+    return collectives.size() == 1 or is_scratch or is_served
 
 
 def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> list[tf.Tensor]:
@@ -49,10 +83,16 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
     if is_alone():
         return [tf.identity(x) for x in tensors]
     if tf.executing_eagerly():
+        if _answering and not of_samples:
+            raise NotImplementedError(
+                f"{what}: this rank is out of data in an evaluation, others are not, and it has "
+                "nothing to add to a mean over ranks. Give every rank as many batches."
+            )
         return list(_eager_sums(what, tensors))
     _check_place(what)
     with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
-        graph, name = tf.get_default_graph(), collectives.unique_name(what)
+        shapes = [_of_shape(x.shape) for x in tensors]
+        graph, name = tf.get_default_graph(), collectives.unique_name(".".join([what, *shapes]))
         gates = gates_of(graph)
         has_shapes = all(x.shape.is_fully_defined() for x in tensors)
         if of_samples and has_shapes and graphs.is_outside(graph) and not graphs.is_traced(graph):
@@ -76,6 +116,8 @@ def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:
     """
     if is_alone():
         return tf.identity(x)
+    if not (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_complex or x.dtype.is_bool):
+        raise TypeError(f"{what}: ranks exchange numbers and no {x.dtype.name}.")
     if tf.executing_eagerly():
         joined: tf.Tensor = _eagerly_concatenated(what, x)
         return joined
@@ -83,7 +125,8 @@ def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:
     sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
     with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
         opened = gates_of(tf.get_default_graph()).of_collective([sent]).zero
-        joined = collectives.allgather(sent, collectives.unique_name(what), opened)
+        name = collectives.unique_name(f"{what}.{_of_shape(x.shape[1:])}")
+        joined = collectives.allgather(sent, name, opened)
         joined.set_shape([None, *x.shape[1:]])
     return tf.cast(joined, tf.bool) if x.dtype == tf.bool else joined
 
@@ -95,6 +138,7 @@ def _check_place(what: str) -> None:
         NotImplementedError: it is in a loop, or in a function that may be called anywhere.
     """
     graph = tf.get_default_graph()
+    graph_state.of(graphs.outermost(graph), CrossReplica).is_used = True
     if graphs.is_eager() or graphs.is_of_dataset(graph):
         raise NotImplementedError(
             f"{what} is of all ranks, and is made in a function that ranks don't call together: of "
@@ -108,12 +152,25 @@ def _check_place(what: str) -> None:
         )
 
 
+def _of_shape(shape: tf.TensorShape) -> str:
+    """Returns a shape as a part of a name, by which ranks find out that theirs differ."""
+    return "x".join("n" if size is None else str(size) for size in shape.as_list())
+
+
 def _eager_sums(what: str, tensors: Sequence[tf.Tensor]) -> Any:
     eager_lookups.refuse_own_threads(what)
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"{what} is taken in a loop (tf.GradientTape.jacobian), where ranks can't exchange it. "
+            "Take tape.gradient of one element at a time."
+        )
 
     @tf.custom_gradient
     def add(*own: tf.Tensor) -> Any:
-        totals = eager_values.sums(what, [x.numpy() for x in own])
+        given = [x.numpy() * (not _answering) for x in own]
+        totals = eager_values.sums(
+            what, [x.astype(y.dtype.as_numpy_dtype) for x, y in zip(given, own)]
+        )
         return [tf.constant(total, x.dtype) for total, x in zip(totals, own)], (
             lambda *gradients: _eager_sums(
                 f"the gradient of {what}", [tf.convert_to_tensor(each) for each in gradients]
@@ -128,7 +185,8 @@ def _eagerly_concatenated(what: str, x: tf.Tensor) -> Any:
 
     @tf.custom_gradient
     def join(own: tf.Tensor) -> Any:
-        of_ranks = [part for (part,) in eager_values.parts(what, [own.numpy()], other_lengths=True)]
+        given = own.numpy()[: 0 if _answering else None]
+        of_ranks = [part for (part,) in eager_values.parts(what, [given], other_lengths=True)]
         lengths = [len(part) for part in of_ranks]
         first = sum(lengths[: collectives.rank()])
 

@@ -20,7 +20,7 @@ from collective.coordination.functions import calls, first_values, stops
 from collective.coordination.prepared_run import Membership
 from collective.errors import RankError
 from collective.ops.communication import collectives
-from collective.replication import eager_states
+from collective.replication import cross_replica, eager_states
 
 ENDS = (StopIteration, tf.errors.OutOfRangeError)
 # Whether a step is being taken.
@@ -98,7 +98,8 @@ def _taken(step: Callable[[Iterator[Any]], Any], batch: Any) -> Any:
 def _answer(model: Any, step: Callable[[Iterator[Any]], Any], batch: Any) -> None:
     """Takes a step for the sake of the peers: this rank's metrics stay what they are."""
     states = {id(v): v.numpy() for metric in model.metrics for v in metric.variables}
-    _taken(step, batch)
+    with cross_replica.answering():
+        _taken(step, batch)
     with eager_states.as_they_are():
         for metric in model.metrics:
             for variable in metric.variables:

@@ -38,9 +38,13 @@ def synchronized_moments(
 
     Returns:
         Mean and variance, of the type of `x`.
+
+    Raises:
+        NotImplementedError: the layer has a virtual_batch_size.
     """
     if cross_replica.is_alone():
         return original(layer, x, reduction_axes, keep_dims, mask=mask)
+    _refuse_virtual(layer, "synchronized=True")
     values = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
     weights = _weights(values, mask)
     total, squares, count = _sums(
@@ -70,12 +74,7 @@ def moments(
     """
     if not SCOPES.options.sync_batch_norm or cross_replica.is_alone():
         return original(layer, x, reduction_axes, keep_dims, mask=mask)
-    if layer.virtual_batch_size is not None:
-        raise NotImplementedError(
-            f"The layer '{layer.name}' has virtual_batch_size={layer.virtual_batch_size}: it "
-            "normalises parts of a batch, and scope(sync_batch_norm=True) the batch of all ranks. "
-            "Leave one of them out."
-        )
+    _refuse_virtual(layer, "scope(sync_batch_norm=True)")
     weights = _weights(x, mask)
     total, count = _sums(layer, reduction_axes, [x * weights, weights])
     mean = total / count
@@ -99,6 +98,15 @@ def fused_batch_norm(
             "rank, whatever scope(sync_batch_norm=True) wants. Make it with fused=False."
         )
     return original(layer, inputs, mask=mask, training=training)
+
+
+def _refuse_virtual(layer: Any, option: str) -> None:
+    if layer.virtual_batch_size is not None:
+        raise NotImplementedError(
+            f"The layer '{layer.name}' has virtual_batch_size={layer.virtual_batch_size}: it "
+            f"normalises parts of a batch, and {option} the batch of all ranks. Leave one of them "
+            "out."
+        )
 
 
 def _weights(x: tf.Tensor, mask: Any) -> tf.Tensor:

@@ -221,6 +221,80 @@ def test_candidates_of_all_ranks(strategy, rank, size, how):
         assert_equal(got, plain)
 
 
+@pytest.mark.parametrize("run_eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_candidates_of_all_ranks_by_fit(strategy, rank, size, run_eagerly):
+    """In Keras's steps, which have a context of their own."""
+
+    class Model(keras.Model):
+        def __init__(self, towers):
+            super().__init__()
+            self.towers = towers
+
+        def call(self, pairs, training=None):
+            return self.towers([pairs[:, 0], pairs[:, 1]], training=training)
+
+        def train_step(self, pairs):
+            with tf2.GradientTape() as tape:
+                loss = loss_against_all_items(self.towers, pairs)
+            variables = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+            return {"loss": tf2.distribute.get_replica_context().all_reduce("mean", loss)}
+
+    def fit(rank=0, size=1, scope=contextlib.nullcontext):
+        model = Model(two_towers(scope))
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=run_eagerly)
+        pairs = part(PAIRS, rank, size, BATCH)
+        return model, model.fit(pairs, batch_size=BATCH // size, shuffle=False, verbose=0)
+
+    plain, history = fit()
+    with strategy.scope():
+        model, logs = fit(rank, size, strategy.embedding_scope)
+        assert_equal(model.get_weights(), plain.get_weights())
+        assert_equal(logs.history["loss"], history.history["loss"])
+
+
+@pytest.mark.slow
+def test_an_eager_evaluation_in_which_a_rank_is_out_of_data(strategy, rank, size):
+    """The step that it takes for the others adds nothing to their statistics."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.bn = SYNCHRONIZED["argument"]()
+
+        def call(self, x, training=None):
+            return self.bn(x, training=True)
+
+    own = [X[r::size][: 8 + 4 * (r == 0)] for r in range(size)]  # rank 0 has a batch more
+    with strategy.scope():
+        model = Model()
+        model.compile(run_eagerly=True)
+        batches = tf2.data.Dataset.from_tensor_slices(own[rank]).batch(4)
+        got = model.predict(batches, verbose=0)
+    steps = [np.concatenate([x[k : k + 4] for x in own]) for k in (0, 4, 8)]
+    for k, step in zip((0, 4, 8), steps):
+        want = (own[rank][k : k + 4] - step.mean(0)) / np.sqrt(step.var(0) + 1e-3)
+        np.testing.assert_allclose(got[k : k + 4], want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["argument", "option"])
+def test_an_export_has_moving_averages(strategy, rank, size, folder, make):
+    options = {"sync_batch_norm": True} if make == "option" else {}
+    layer = keras.layers.BatchNormalization if make == "option" else SYNCHRONIZED["argument"]
+    with strategy.scope(**options):
+        model = normalized(layer)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x, y = part((X, Y), rank, size, BATCH)
+        model.fit(x, y, batch_size=BATCH // size, shuffle=False, verbose=0)
+        path = strategy.export_saved_model(f"{folder}/export", model=model)
+        want = model(X, training=False)
+    loaded = tf2.saved_model.load(path).signatures["serving_default"]
+    (name,) = loaded.structured_input_signature[1]
+    (got,) = loaded(**{name: tf2.constant(X)}).values()
+    assert_equal([got], [want], 1e-5)
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_tensors_of_all_ranks(strategy, rank, size, how):
     context = tf2.distribute.get_replica_context()
@@ -289,9 +363,27 @@ def test_what_is_refused(strategy, rank, size):
             inside(tf2.ones([2, 3]))
         with pytest.raises(NotImplementedError, match="all_gather is of all ranks.* dataset"):
             tf2.data.Dataset.range(3).map(lambda i: context.all_gather(i[None], 0))
-        # Of other widths, or called by one rank only: an error of all, which go on.
+        with pytest.raises(TypeError, match="numbers and no string"):
+            context.all_gather(tf2.constant(["a"]), 0)
+        virtual = SYNCHRONIZED["argument"](virtual_batch_size=1, name="virtual")
+        with pytest.raises(NotImplementedError, match="virtual_batch_size=1.*synchronized=True"):
+            virtual(tf2.ones([2, 4, 4, 3]), training=True)
+
+        def jacobian(x):
+            with tf2.GradientTape() as tape:
+                tape.watch(x)
+                y = context.all_reduce("mean", x) ** 2
+            return tape.jacobian(y, x)
+
+        for take in (jacobian, tf2.function(jacobian)):
+            with pytest.raises(NotImplementedError, match="jacobian"):
+                take(tf2.constant([1.0, 2.0]))
+        # Of other shapes, or called by one rank only: an error of all, which go on.
         with pytest.raises((ValueError, RankError)):
             SYNCHRONIZED["argument"]()(tf2.ones([2, 3 + rank]), training=True)
+        reduced = tf2.function(lambda x: context.all_reduce("mean", x))
+        with pytest.raises(RankError, match="all_reduce"):
+            reduced(tf2.ones([3, 2] if rank else [2, 3]))
         with pytest.raises(RankError):
             context.all_gather(x, 0) if rank else context.all_reduce("mean", x)
         np.testing.assert_allclose(context.all_gather(x, 0), np.ones(size))
