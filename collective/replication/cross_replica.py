@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -91,8 +93,7 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
         return list(_eager_sums(what, tensors))
     _check_place(what)
     with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
-        shapes = [_of_shape(x.shape) for x in tensors]
-        graph, name = tf.get_default_graph(), collectives.unique_name(".".join([what, *shapes]))
+        graph, name = tf.get_default_graph(), _name(what, *(x.shape for x in tensors))
         gates = gates_of(graph)
         has_shapes = all(x.shape.is_fully_defined() for x in tensors)
         if of_samples and has_shapes and graphs.is_outside(graph) and not graphs.is_traced(graph):
@@ -125,8 +126,7 @@ def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:
     sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
     with library_operations.noted(tf.get_default_graph()), device_scopes.anywhere():
         opened = gates_of(tf.get_default_graph()).of_collective([sent]).zero
-        name = collectives.unique_name(f"{what}.{_of_shape(x.shape[1:])}")
-        joined = collectives.allgather(sent, name, opened)
+        joined = collectives.allgather(sent, _name(what, x.shape[1:]), opened)
         joined.set_shape([None, *x.shape[1:]])
     return tf.cast(joined, tf.bool) if x.dtype == tf.bool else joined
 
@@ -152,9 +152,13 @@ def _check_place(what: str) -> None:
         )
 
 
-def _of_shape(shape: tf.TensorShape) -> str:
-    """Returns a shape as a part of a name, by which ranks find out that theirs differ."""
-    return "x".join("n" if size is None else str(size) for size in shape.as_list())
+def _name(what: str, *shapes: tf.TensorShape) -> str:
+    """Returns the name of an exchange, by which ranks find out that their shapes differ."""
+    words = [re.sub(r"[^0-9,]", "", str(shape).replace(", ", ",")) for shape in shapes]
+    text = ".".join(words).replace(",", "x")
+    return collectives.unique_name(
+        f"{what}.{text if len(text) < 40 else zlib.crc32(text.encode())}"
+    )
 
 
 def _eager_sums(what: str, tensors: Sequence[tf.Tensor]) -> Any:
@@ -167,10 +171,8 @@ def _eager_sums(what: str, tensors: Sequence[tf.Tensor]) -> Any:
 
     @tf.custom_gradient
     def add(*own: tf.Tensor) -> Any:
-        given = [x.numpy() * (not _answering) for x in own]
-        totals = eager_values.sums(
-            what, [x.astype(y.dtype.as_numpy_dtype) for x, y in zip(given, own)]
-        )
+        given = [np.zeros_like(x.numpy()) if _answering else x.numpy() for x in own]
+        totals = eager_values.sums(what, given)
         return [tf.constant(total, x.dtype) for total, x in zip(totals, own)], (
             lambda *gradients: _eager_sums(
                 f"the gradient of {what}", [tf.convert_to_tensor(each) for each in gradients]

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
 from collective.ops.graph import graph_analysis
+from collective.ops.graph.graphs import outermost
 from collective.replication import eager_states
 from collective.replication.analysis import RANDOM, REDUCED, takes_data
 from collective.tables.table import Sharded
@@ -59,11 +60,11 @@ def _is_of_rank(value: tf.Tensor, captured: dict[tf.Operation, Any]) -> bool:
         value: a tensor of a function.
         captured: what the function has captured, and not got as an argument.
     """
-    found = False
+    found, replicated = False, collectives.replicated_operations(outermost(value.graph))
 
     def stop(op: tf.Operation) -> bool:
         nonlocal found
-        if graph_analysis.collective_kind(op.type) in REDUCED:
+        if graph_analysis.collective_kind(op.type) in REDUCED or op in replicated:
             return True
         if op.type == "Placeholder":
             found = found or (op not in captured and op.outputs[0].dtype != tf.resource)

@@ -67,3 +67,19 @@ def test_a_layers_own_average_is_warned_of_unless_ranks_have_its_mean(
         assert len(warned) == 1, warned
         assert f"'{layer.mean.name}'" in warned[0] and "'train_function'" in warned[0]
     assert layer.steps.numpy() == plain.steps.numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("option", [{"carrier": "horovod"}, {"deterministic": True}], ids=str)
+def test_whichever_way_gradients_are_summed_they_are_the_same(strategy, rank, size, option, caplog):
+    """By another carrier, or in the order of the ranks."""
+    own = part((X, Y), rank, size, BATCH)
+    with strategy.scope(**option), caplog.at_level("WARNING", logger="tensorflow"):
+        tf2.get_logger().addHandler(caplog.handler)
+        try:
+            tf2.keras.utils.set_random_seed(1)
+            fit(keras.layers.Dense(2, kernel_initializer="ones"), own, BATCH // size)
+        finally:
+            tf2.get_logger().removeHandler(caplog.handler)
+    assert not [r.getMessage() for r in caplog.records if "drift apart" in r.getMessage()]
