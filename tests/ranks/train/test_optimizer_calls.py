@@ -266,3 +266,21 @@ def test_nan_gradients_of_one_rank(strategy, rank, size):
         np.testing.assert_allclose(
             got[1][name], want[1][name], rtol=2e-5, atol=1e-6, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_a_loss_for_each_sample_is_warned_of(strategy, rank, size, is_mean, caplog):
+    """TensorFlow minimizes the sum of its elements: a rank's are a part of the batch's."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(strategy.embedding_scope)
+        loss = tf.reduce_sum(model.rows[0], 1)
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            with caplog.at_level("WARNING", logger="tensorflow"):
+                for _ in range(2):
+                    tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(loss) if is_mean else loss)
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+    said = {r.getMessage() for r in caplog.records if "Minimize its mean" in r.getMessage()}
+    assert len(said) == (size > 1 and rank == 0 and not is_mean)
+    assert all(f"'{loss.op.name}'" in text and f"1/{size} of" in text for text in said)
