@@ -100,6 +100,10 @@ def refuse_jacobian(
     """Stands in for `tf.GradientTape.jacobian`: refuses that of a variable in eager code.
 
     It takes the gradients in a loop, where ranks can't exchange them.
+
+    Raises:
+        RuntimeError: a variable is among the sources, in eager code.
+        NotImplementedError: the function or graph joins what ranks compute of their batches.
     """
     if tf.executing_eagerly_outside_functions():
         refuse_eager_gradients(tf.nest.flatten(sources))

@@ -64,11 +64,10 @@ def fetch_tables_by_name(graph: tf.Graph, leaves: Iterable[Any]) -> None:
     """
     if tf.resource_variables_enabled():
         return  # Plain TensorFlow doesn't give values either.
-    names = {
-        leaf if isinstance(leaf, str) else leaf.name
-        for leaf in leaves
-        if isinstance(leaf, (str, tf.Tensor))
-    }
+    names = {leaf for leaf in leaves if isinstance(leaf, str)}
+    names |= {x.name for x in leaves if isinstance(x, tf.Tensor) and x.dtype == tf.resource}
+    if not names:
+        return  # as in nearly every run
     variables = graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
     found = [
         v

@@ -75,11 +75,12 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
         what: says what they are; the same on all ranks.
         tensors: of one floating-point type; each has the same shape on all ranks.
         of_samples: whether they are sums over samples, so that a rank that is out of data in an
-            evaluation of a session has zeros; else such an evaluation is an error.
+            evaluation, of a session or eagerly, has zeros; else such an evaluation is an error.
 
     Raises:
         NotImplementedError: it is made where ranks can't agree: in a loop, in a function inside of
-            a function, in a dataset's function or a tf.py_function.
+            a function, in a dataset's function or a tf.py_function; or this rank is out of data in
+            an eager evaluation, and they are no sums over samples.
         ValueError, RankError: in eager code, another rank has other shapes, or does something else.
     """
     if is_alone():

@@ -19,7 +19,9 @@ from collective.tables.grouping import WrittenLookup, lookups_of
 _PASSING = (tf.resource, tf.variant)
 
 
-def without_others(graph: tf.Graph, ys: Any, xs: Sequence[Any], gradients: Iterable[Any]) -> Any:
+def without_others(
+    graph: tf.Graph, ys: Any, xs: Sequence[Any], gradients: Iterable[Any]
+) -> list[Any]:
     """Returns the gradients, with None for those that are there only because lookups share a group.
 
     Args:
@@ -36,19 +38,19 @@ def without_others(graph: tf.Graph, ys: Any, xs: Sequence[Any], gradients: Itera
     doubtful = [
         i
         for i, x in enumerate(xs)
-        if gradients[i] is not None and (id(x) in tables or _operation(x) in weighing)
+        if gradients[i] is not None and (id(x) in tables or not weighing.isdisjoint(_operations(x)))
     ]
     if not doubtful:
         return gradients
     reached = graph_analysis.walk(
-        [_operation(y) for y in tf.nest.flatten(ys) if y is not None],
+        [op for y in tf.nest.flatten(ys) for op in _operations(y)],
         lambda op: _producers(op, written.get(op)),
         lambda op: op.type == "StopGradient",
         control=False,
     )
     looked_up = {id(each.lookup.table) for out, each in written.items() if out in reached}
     for i in doubtful:
-        if not (id(xs[i]) in looked_up or _operation(xs[i]) in reached):
+        if id(xs[i]) not in looked_up and reached.isdisjoint(_operations(xs[i])):
             gradients[i] = None
     return gradients
 
@@ -68,9 +70,8 @@ def _producers(op: tf.Operation, lookup: WrittenLookup | None) -> Iterator[tf.Op
             yield x.op
 
 
-def _operation(x: Any) -> tf.Operation:
-    """Returns the operation of a tensor or of slices, or the one that holds a variable."""
-    if isinstance(x, tf.IndexedSlices):
-        x = x.values
+def _operations(x: Any) -> list[tf.Operation]:
+    """Returns the operations of a tensor or of what consists of some, or that of a variable."""
     handle = getattr(x, "handle", None)
-    return x.op if handle is None else handle.op
+    tensors = tf.nest.flatten(x, expand_composites=True) if handle is None else [handle]
+    return [tensor.op for tensor in tensors if tensor is not None]

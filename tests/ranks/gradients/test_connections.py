@@ -92,3 +92,16 @@ def test_slots_are_those_of_the_script(strategy):
     plain = variables()
     with strategy.scope(plan="quiet"):
         assert variables(strategy.embedding_scope) == plain
+
+
+def test_a_gradient_of_ragged_rows(strategy):
+    """They consist of several tensors; so do those of a loss that TensorFlow adds up."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            user, item = (tf.get_variable(name, [ROWS, 2]) for name in ("user", "item"))
+        ids = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
+        u, i = (tf.nn.embedding_lookup(t, ids) for t in (user, item))
+        both = tf.reduce_sum(u.values) + tf.reduce_sum(i.values)
+        assert None not in tf.gradients(both, [user, item])
+        of_user, of_item = tf.gradients(u, [user, item])
+        assert of_user is not None and of_item is None
