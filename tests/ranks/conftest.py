@@ -22,6 +22,7 @@ from collective.coordination.agreement import SideChannel  # noqa: E402
 from collective.options import ScopeOptions  # noqa: E402
 from collective.scope import SCOPES  # noqa: E402
 from collective.tables.policies import bloom_filter  # noqa: E402
+from collective.tensorflow_internals.keras import backend  # noqa: E402
 from tests import gpu_double, nccl_double  # noqa: E402
 from tests.rank_plugin import inside_a_rank  # noqa: E402
 from tests.rank_plugin.configuration import Configuration  # noqa: E402
@@ -144,6 +145,13 @@ def pytest_pyfunc_call(pyfuncitem):
     elsewhere = [f"rank {r}: {text['failed']}" for r, text in enumerate(texts) if text["failed"]]
     if elsewhere and not failure:
         outcome.force_exception(AssertionError(ELSEWHERE + "\n" + "\n".join(elsewhere)))
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_of_keras():
+    """Takes back a case's `tf.keras.utils.set_random_seed`, from which the others would draw."""
+    yield
+    vars(backend._SEED_GENERATOR).pop("generator", None)
 
 
 @pytest.fixture
