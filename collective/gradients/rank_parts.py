@@ -37,7 +37,7 @@ from collective.ops.graph import (
     library_operations,
     seen_operations,
 )
-from collective.replication import assignments, pending_syncs
+from collective.replication import assignments, drifts, pending_syncs
 from collective.replication.analysis import ShownMeans, is_fed
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded, is_replicated, shard_of
@@ -74,6 +74,7 @@ class GradientParts:
         self.warned: set[tf.Operation] = set()
         self._mixed: list[tuple[tf.Operation, Part, list[tf.Tensor]]] = []
         self._same: set[tf.Operation] = set()
+        self._mixed_in_function: list[tuple[tf.Operation, Part, list[tf.Tensor]]] = []
 
     def part_of(self, tensor: Any) -> Part | None:
         """Returns what is known about a tensor that is a part; None if it isn't a part."""
@@ -177,7 +178,9 @@ class GradientParts:
         if not mixed or graph_state.of(self._graph, ShownMeans).operations:
             return  # With local steps a gradient goes by sums, of which nobody can tell.
         if graphs.is_traced(self._graph):
-            return  # Nobody can tell a function's arguments from a batch: a rate, other gradients.
+            # Nobody can tell a function's arguments from a batch: a rate, other gradients.
+            self._mixed_in_function = mixed
+            return
         analysis = pending_syncs.analysis_of(self._graph, frozenset(self.settled | self._same))
         for op, part, others in mixed:
             for x in others:
@@ -189,6 +192,23 @@ class GradientParts:
                         "its random numbers): a row's gradient would depend on which rank owns "
                         "it. horovod.tensorflow.allreduce(x) is the mean of all ranks' x."
                     )
+
+    def warn_of_rank_local(self) -> None:
+        """Warns of a function that combines parts with values that only this rank knows.
+
+        A number that it gets is the same on all ranks, as far as is known.
+        """
+        captured = {inner.op for _, inner in self._graph.captures}
+        for op, part, others in self._mixed_in_function:
+            if any(drifts.is_of_rank(x, captured, alike=([],)) for x in others):
+                if collectives.rank() == 0:
+                    tf.logging.warning(
+                        f"The function '{self._graph.name}' computes with the gradient of table "
+                        f"'{part.table}' and with what each rank alone knows (its data, its random "
+                        f"numbers), by '{op.name}' ({op.type}): a row's gradient depends on which "
+                        "rank owns it. horovod.tensorflow.allreduce(x) is the mean of the ranks' x."
+                    )
+                return
 
     def _taken(self) -> set[tf.Operation]:
         """Returns the operations that give the gradients, before a script does anything."""
@@ -243,6 +263,12 @@ def parts_of(graph: tf.Graph) -> GradientParts:
 def _has_gradients(graph: tf.Graph) -> bool:
     gradients = gradients_of(graph)
     return bool(gradients.of_tables or gradients.of_shards)
+
+
+def warn_of_rank_local(graph: tf.Graph) -> None:
+    """Warns if a traced function combines a table's gradient with what only this rank knows."""
+    if _has_gradients(graph):
+        parts_of(graph).warn_of_rank_local()
 
 
 def settle(graph: tf.Graph) -> None:

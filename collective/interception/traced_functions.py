@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import calls, traces
-from collective.gradients import function_borders
+from collective.gradients import function_borders, rank_parts
 from collective.interception import graph_passes
 from collective.monitoring import consistency_check
 from collective.ops.communication import collectives
@@ -50,6 +50,7 @@ def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any)
     is_part = calls.is_part_of_step(func_graph) or function_borders.receives_any(func_graph)
     if are_together and collectives.size() > 1 and not is_part:
         drifts.warn_of_drifts(func_graph)
+        rank_parts.warn_of_rank_local(func_graph)
     if nested_calls.is_compiled() and _exchanges(func_graph):
         raise NotImplementedError(
             f"The function '{func_graph.name}' is made with jit_compile=True, and looks up tables "

@@ -30,6 +30,8 @@ DATA = graph_analysis.SOURCES - graph_analysis.CALLS - {"Merge", "Exit"} | FED
 READS = re.compile(
     "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
 )
+# How the names of what the library makes for itself begin.
+LIBRARY = "collective/"
 LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
 # Operations that put what is fed into another form.
 CHANGES_OF_FORM = (
@@ -207,7 +209,7 @@ class ReplicationAnalysis:
         if op in self._shown_means:
             return False
         if op.type in graph_analysis.VARIABLE_TYPES:
-            is_librarys = str(op.name).startswith("collective/")
+            is_librarys = str(op.name).startswith(LIBRARY)
             return op not in self._replicated_memory and not is_librarys
         if op.type == "Merge":
             # That of a loop which is still being built: the source of its later values isn't known

@@ -71,6 +71,13 @@ class Squares:
     made: list[tuple[ShardedRows, tf.Operation]] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class WholeWrites:
+    """Records what a function assigns to whole tables: each table with the value."""
+
+    made: list[tuple[ShardedRows, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+
 # What compares the values that ranks write to a table: of the layer that knows the other ranks.
 _comparisons: list[Callable[..., None]] = []
 

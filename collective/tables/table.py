@@ -18,7 +18,7 @@ from collective.ops import placement
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
 from collective.ops.exchange import dispatch, tensorflow_lookup
-from collective.ops.graph import graphs
+from collective.ops.graph import graph_state, graphs
 from collective.ops.placement import Placement, RowPlacement
 from collective.policy import TablePolicy
 from collective.tables import dense_view
@@ -425,6 +425,8 @@ def _whole_assignment(method: str) -> Any:
             with shard_view():
                 inherited(self, value, use_locking, name, False)
             return self
+        if graphs.is_traced(given.graph):
+            graph_state.of(given.graph, dense_view.WholeWrites).made.append((self, given))
         with tf.control_dependencies([dense_view.agreed(self, method)]), shard_view():
             done = inherited(self, tf.identity(value), use_locking, name, False)
         if not read_value:

@@ -83,3 +83,81 @@ def test_whichever_way_gradients_are_summed_they_are_the_same(strategy, rank, si
         finally:
             tf2.get_logger().removeHandler(caplog.handler)
     assert not [r.getMessage() for r in caplog.records if "drift apart" in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("decayed", "is_said"),
+    [
+        (lambda table, x, rate: 0.9 * table + 0.1 * tf2.reduce_mean(x), True),
+        (lambda table, x, rate: table + tf2.random.uniform([5, 2]), True),
+        (lambda table, x, rate: 0.9 * table + 0.1 * hvd.allreduce(tf2.reduce_mean(x)), False),
+        (lambda table, x, rate: rate * table, False),
+    ],
+    ids=["data", "drawn", "mean", "number"],
+)
+def test_a_table_that_a_function_assigns_what_a_rank_alone_knows_is_warned_of(
+    strategy, rank, size, decayed, is_said, caplog
+):
+    """Each row becomes what its owner knows. What all ranks have, or a number, needs no word."""
+    with strategy.scope(), caplog.at_level("WARNING", logger="tensorflow"):
+        with strategy.embedding_scope():
+            table = keras.layers.Embedding(5, 2, embeddings_initializer="ones")
+            table.build([])
+        table = table.embeddings
+
+        @tf2.function
+        def step(x, rate):
+            table.assign(decayed(table, x, rate), read_value=False)
+
+        tf2.get_logger().addHandler(caplog.handler)
+        try:
+            step(tf2.fill([3], float(rank)), tf2.constant(0.5))
+        finally:
+            tf2.get_logger().removeHandler(caplog.handler)
+    said = [*{r.getMessage() for r in caplog.records if "what its owner" in r.getMessage()}]
+    assert len(said) == (is_said and size > 1 and rank == 0), said
+    assert not said or f"'{table.name}'" in said[0] and "'step'" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_said"),
+    [
+        (lambda x, rate, norm: 1.0 / tf2.reduce_sum(x), True),
+        (lambda x, rate, norm: 1.0 / hvd.allreduce(tf2.reduce_sum(x)), False),
+        (lambda x, rate, norm: rate, False),
+        (lambda x, rate, norm: tf2.minimum(1.0, 1.0 / norm), False),
+    ],
+    ids=["data", "mean", "number", "norm"],
+)
+@pytest.mark.parametrize("legacy", [False, True], ids=["", "legacy"])
+def test_a_tables_gradient_by_what_a_rank_alone_knows_is_warned_of(
+    strategy, rank, size, factor, is_said, legacy, caplog
+):
+    """A factor of a rank's own would make a row's gradient depend on its owner.
+
+    Norms of all ranks' gradients, means and numbers need no word.
+    """
+    with strategy.scope(), caplog.at_level("WARNING", logger="tensorflow"):
+        with strategy.embedding_scope():
+            table = keras.layers.Embedding(5, 2)
+        dense = keras.layers.Dense(1)
+        adam = (keras.optimizers.legacy if legacy else keras.optimizers).Adam(0.1)
+
+        @tf2.function
+        def step(ids, x, rate):
+            with tf2.GradientTape() as tape:
+                loss = tf2.reduce_mean(dense(table(ids)) - x[:, None])
+            weights = [table.embeddings, *dense.trainable_variables]
+            gradients = tape.gradient(loss, weights)
+            by = factor(x, rate, tf2.linalg.global_norm(gradients))
+            gradients[0] = tf2.IndexedSlices(by * gradients[0].values, gradients[0].indices, [5, 2])
+            adam.apply_gradients(zip(gradients, weights))
+
+        tf2.get_logger().addHandler(caplog.handler)
+        try:
+            step(tf2.constant([1, 2, 4]), tf2.fill([3], rank + 1.0), tf2.constant(0.5))
+        finally:
+            tf2.get_logger().removeHandler(caplog.handler)
+    said = {r.getMessage() for r in caplog.records if "which rank owns it" in r.getMessage()}
+    assert len(said) == (is_said and size > 1 and rank == 0), said
+    assert all("'step'" in text and "embeddings" in text for text in said)
