@@ -9,6 +9,7 @@ from collective.checkpoint.saving import ownership
 from collective.coordination.preemption import PREEMPTION
 from collective.interception import rank0_output
 from collective.interception.determinism import Determinism
+from collective.interception.late_patches import LATE
 from collective.interception.patches import PATCHES
 from collective.interception.patching import Patches
 from collective.monitoring import job_metrics
@@ -45,6 +46,7 @@ def _open_first() -> None:
     file_systems.register_in_scope()
     kernel_device.let_memory_grow()
     _patches.apply()
+    LATE.apply_present()
     rank0_output.quieten()
     if job_metrics.is_on():  # few jobs need the server's package
         from collective.monitoring import metrics_endpoint
@@ -54,6 +56,7 @@ def _open_first() -> None:
 
 def _close_last() -> None:
     rank0_output.restore()
+    LATE.restore()
     _patches.restore()
     try:
         # Outside, tables can't be saved, and closing a session would go unnoticed.

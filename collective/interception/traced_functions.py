@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.functions import calls, traces
 from collective.gradients import function_borders, rank_parts
 from collective.interception import graph_passes
+from collective.interception.late_patches import LATE
 from collective.monitoring import consistency_check
 from collective.ops.communication import collectives
 from collective.ops.graph import control_flow, graphs, nested_calls
@@ -28,6 +29,7 @@ _for_dataset: list[bool] = [False]
 
 def trace(original: Any, name: str, python_func: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces `func_graph.func_graph_from_py_func`: prepares the function's graph for ranks."""
+    LATE.apply_present()
     if _for_dataset[-1]:
         return original(name, _of_dataset(python_func), *args, **kwargs)
     if not tf.executing_eagerly():

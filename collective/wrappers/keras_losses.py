@@ -23,7 +23,7 @@ _SUM, _NONE = (package.losses.Reduction.SUM, package.losses.Reduction.NONE)
 
 def loss_object(original: Callable[..., Any], container: Any, loss: Any) -> Any:
     """Replaces `LossesContainer._get_loss_object`, by which a compiled model gets its losses."""
-    return _of_all_ranks(original(container, loss))
+    return of_all_ranks(original(container, loss))
 
 
 def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> Any:
@@ -31,7 +31,7 @@ def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> 
     endpoints = model._training_endpoints
     losses = [endpoint._loss_fn for endpoint in endpoints]
     for endpoint, loss in zip(endpoints, losses):
-        endpoint._loss_fn = _of_all_ranks(loss)
+        endpoint._loss_fn = of_all_ranks(loss)
     try:
         return original(model, *args)
     finally:
@@ -39,7 +39,7 @@ def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> 
             endpoint._loss_fn = loss
 
 
-def _of_all_ranks(loss: Any) -> Any:
+def of_all_ranks(loss: Any) -> Any:
     """Returns a loss whose mean over ranks is `loss` of all samples."""
     ranks = collectives.size()
     reduction = getattr(loss, "reduction", None)

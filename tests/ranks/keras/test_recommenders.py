@@ -79,6 +79,83 @@ def test_ratings_by_two_towers(strategy, rank, size, optimizer):
     np.testing.assert_allclose(got[1], want[1], rtol=0, atol=1e-6)
 
 
+class Retrieving(tfrs.Model):
+    """Finds a word for a user, among those of the batch."""
+
+    def __init__(self, embedding_scope, loss, **options):
+        super().__init__()
+        constant, layers = keras.initializers.Constant, keras.layers
+        with embedding_scope():
+            users = layers.Embedding(USERS, 8, constant(USER_ROWS), name="users")
+            words = layers.Embedding(len(WORDS) + 1, 8, constant(WORD_ROWS), name="words")
+        lookup = layers.StringLookup(vocabulary=WORDS, mask_token=None)
+        self.user = keras.Sequential([users, _dense(8, 1)])
+        self.word = keras.Sequential([lookup, words, _dense(8, 2)])
+        top = keras.metrics.TopKCategoricalAccuracy(3, name="top_3")
+        self.is_corrected = options.pop("is_corrected", False)
+        self.has_ids = "remove_accidental_hits" in options
+        self.task = tfrs.tasks.Retrieval(
+            loss,
+            batch_metrics=[top],
+            loss_metrics=[keras.metrics.Mean("loss_of_task")],
+            **options,
+        )
+
+    def compute_loss(self, features, training=False):
+        users, words = self.user(features["user"]), self.word(features["word"])
+        options = {"candidate_ids": features["word"]} if self.has_ids else {}
+        if self.is_corrected:
+            options["candidate_sampling_probability"] = (1 + features["rating"]) / 4
+        return self.task(users, words, **options)
+
+
+def softmax(reduction):
+    return keras.losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "is_eager"),
+    [
+        (None, {}, False),
+        (None, {"temperature": 0.5, "is_corrected": True}, False),
+        (None, {"remove_accidental_hits": True}, False),
+        (None, {"num_hard_negatives": 5}, False),
+        (softmax("sum_over_batch_size"), {}, False),
+        (None, {"remove_accidental_hits": True}, True),
+    ],
+    ids=["plain", "corrected", "no_hits", "hard", "mean", "eager"],
+)
+def test_a_word_is_found_among_those_of_all_ranks(strategy, rank, size, loss, options, is_eager):
+    """The negatives of a batch, and its sum, are those of plain Keras's batch."""
+
+    def trained(embedding_scope, rank, size):
+        model = Retrieving(embedding_scope, loss, **options)
+        model.compile(keras.optimizers.SGD(0.02), run_eagerly=is_eager)
+        records = ratings(rank, size)
+        records = records.take(4) if is_eager else records
+        history = model.fit(records, epochs=2, verbose=0).history
+        scores = model.evaluate(records, verbose=0, return_dict=True)
+        return model, history, scores
+
+    plain, *want = trained(contextlib.nullcontext, 0, 1)
+    with strategy.scope():
+        model, *got = trained(strategy.embedding_scope, rank, size)
+        compare(model, plain, rank, size)
+    for name in ("top_3", "loss_of_task"):
+        for here, there in zip(got, want):
+            np.testing.assert_allclose(here[name], there[name], rtol=2e-6, err_msg=name)
+
+
+def test_a_mask_of_candidates_is_refused_on_several_ranks(strategy, size):
+    with strategy.scope():
+        task, rows = tfrs.tasks.Retrieval(), tf2.ones([2, 3])
+        if size == 1:
+            task(rows, rows, score_mask=tf2.ones([2, 2], tf2.bool))
+            return
+        with pytest.raises(NotImplementedError, match="score_mask"):
+            task(rows, rows, score_mask=tf2.ones([2, 2], tf2.bool))
+
+
 def test_the_best_of_all_items_needs_an_exported_model(strategy):
     """A dataset of items looks a table up in a function of its own, which no rank can answer."""
     with strategy.scope():
