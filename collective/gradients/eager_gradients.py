@@ -59,7 +59,7 @@ def take(
     if not watched or collectives.size() == 1 and not tables:
         return original(tape, target, sources, *args, **kwargs)
     _refuse_wrapper(tape, "takes gradients")
-    _refuse_options("gradients are taken")
+    refuse_options("gradients are taken")
     traced_gradients.check(flat, *args, **kwargs)
     # One rank may have read a whole table, from the variable itself.
     read = list(tables.values())
@@ -209,7 +209,7 @@ def apply(
     if not grads_and_vars:
         return optimizer.iterations
     _refuse_wrapper(optimizer, "updates variables")
-    _refuse_options("gradients are applied")
+    refuse_options("gradients are applied")
     updated = [variable for _, variable in grads_and_vars]
 
     first_values.share(updated)
@@ -246,8 +246,12 @@ def _numbers_of(optimizer: Any) -> dict[str, Any]:
     return {**plain, "_hyper": functions}
 
 
-def _refuse_options(action: str) -> None:
+def refuse_options(action: str, where: str = "eagerly") -> None:
     """Refuses options of scope() that would be ignored without a word.
+
+    Args:
+        action: what is done.
+        where: "eagerly", or "in a tf.function".
 
     Raises:
         NotImplementedError: one of them is given.
@@ -256,7 +260,7 @@ def _refuse_options(action: str) -> None:
     steps = SCOPES.options.local_steps
     if steps > 1:
         raise NotImplementedError(
-            f"scope(local_steps={steps}) is for graphs, but {action} eagerly. Build the model "
+            f"scope(local_steps={steps}) is for graphs, but {action} {where}. Build the model "
             f"inside {traced_lookups.IN_GRAPH}, or leave the option out."
         )
 

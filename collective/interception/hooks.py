@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import session_runs, test_mode
-from collective.gradients import loss_scaling, reduction
+from collective.gradients import eager_gradients, loss_scaling, reduction
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
@@ -18,6 +18,7 @@ from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import connections, memory_report
+from collective.tables.table import Sharded
 from collective.wrappers import horovod
 
 _NO_START = contextlib.nullcontext()
@@ -56,6 +57,7 @@ def take_taped_gradients(
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
     if graphs.is_traced(tf.get_default_graph()):
+        eager_gradients.refuse_options("gradients are taken", "in a tf.function")
         graph_passes.prepare_traced(tf.get_default_graph())
     scale = None
     if not graphs.is_eager():
@@ -67,6 +69,22 @@ def take_taped_gradients(
     return reduction.reduce_tape(
         original, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
     )
+
+
+def watch_forward(original: Any, accumulator: Any, primals: Any, *args: Any, **kwargs: Any) -> None:
+    """Replaces `ForwardAccumulator.__init__`.
+
+    Raises:
+        NotImplementedError: a table is among the primals: lookups carry no tangents of its rows.
+    """
+    for x in tf.nest.flatten(primals):
+        if isinstance(x, Sharded):
+            raise NotImplementedError(
+                f"tf.autodiff.ForwardAccumulator with respect to the table '{x.op.name}': lookups "
+                "have gradients (tf.GradientTape), but carry no tangents. Look the rows up before, "
+                "and pass them as the primals."
+            )
+    original(accumulator, primals, *args, **kwargs)
 
 
 def run(

@@ -63,6 +63,7 @@ from collective.tensorflow_internals.keras import (
     legacy_optimizer,
     loss_scale_optimizer,
     metrics_utils,
+    pickle_utils,
     savers,
 )
 from collective.tensorflow_internals.keras import optimizer as keras_optimizer
@@ -138,11 +139,18 @@ OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of
 PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
+EARLY_OVERFLOW = "A rank's gradients would be N times as large, and overflow before one process's."
 TWO_SCALES = "The loss would be scaled twice, and overflow."
 NO_WORKERS = "It would wait for workers, which don't exist here."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
+    Patch(
+        tf2.autodiff.ForwardAccumulator,
+        "tf.autodiff.ForwardAccumulator.__init__",
+        hooks.watch_forward,
+        NOT_REDUCED,
+    ),
     Patch(tf2.GradientTape, "tf.GradientTape.jacobian", reduction.refuse_jacobian, NOT_REDUCED),
     Patch(
         tf.train.Optimizer,
@@ -174,17 +182,17 @@ GRADIENTS = (
         keras_updates.add_slot,
         WHOLE_TABLE,
     ),
-    Patch(
-        LossScaleOptimizer,
-        "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
-        keras_updates.apply_unscaled,
-        TWO_SCALES,
-    ),
-    Patch(
-        loss_scale_optimizer.LossScaleOptimizerV3,
-        "keras.LossScaleOptimizerV3.apply_gradients",
-        keras_updates.apply_unscaled,
-        TWO_SCALES,
+    *(
+        Patch(owner, f"{name}.{method}", replacement, why)
+        for owner, name in (
+            (LossScaleOptimizer, "tf.keras.mixed_precision.LossScaleOptimizer"),
+            (loss_scale_optimizer.LossScaleOptimizerV3, "keras.LossScaleOptimizerV3"),
+        )
+        for method, replacement, why in (
+            ("apply_gradients", keras_updates.apply_unscaled, TWO_SCALES),
+            ("get_scaled_loss", keras_updates.scaled_loss, EARLY_OVERFLOW),
+            ("get_unscaled_gradients", keras_updates.unscaled_gradients, EARLY_OVERFLOW),
+        )
     ),
     *(
         Patch(keras_optimizer._BaseOptimizer, f"tf.keras.optimizers.Optimizer.{name}", new, why)
@@ -250,6 +258,12 @@ GRADIENTS = (
     *(
         Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)
         for saver in savers
+    ),
+    Patch(
+        pickle_utils,
+        "keras.pickle_utils.serialize_model_as_bytecode",
+        keras_saving.to_bytes,
+        OWN_FILES,
     ),
     *(
         Patch(GraphModel, f"tf.keras.Model.{method}", replacement, OWN_LOOP)

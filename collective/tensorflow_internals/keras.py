@@ -40,6 +40,7 @@ Layer: Any = package.layers.Layer
 Model = _module("engine.training").Model
 # By these `Model.save` and `tf.keras.models.save_model` write files.
 savers = [_module("saving.saving_lib"), _module("saving.legacy.save")]
+pickle_utils = _module("saving.pickle_utils")
 tf_utils = _module("utils.tf_utils")
 print_message = _module("utils.io_utils").print_msg
 # Models in a graph are of this class.

@@ -71,6 +71,28 @@ def save_model(
     )
 
 
+def to_bytes(original: Callable[..., Any], model: Any) -> Any:
+    """Replaces what `copy.deepcopy` and `pickle` make of a model: each rank copies by itself.
+
+    Raises:
+        TableError: there are several ranks, and the model has tables.
+    """
+    if collectives.size() > 1 and tf.executing_eagerly():
+        for v in model.weights:
+            if isinstance(v, Sharded):
+                raise TableError(
+                    f"copy.deepcopy or pickle of the Keras model '{model.name}' with the table "
+                    f"'{v.op.name}', whose rows are on several ranks: copy it by "
+                    "tf.keras.models.clone_model(model) and set_weights(model.get_weights()) of "
+                    "the copy, or save it on all ranks (model.save)."
+                )
+    _saves.append(True)
+    try:
+        return original(model)
+    finally:
+        _saves.pop()
+
+
 def back_up(original: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces what `BackupAndRestore` saves and restores by: all ranks take part, rank 0 writes.
 

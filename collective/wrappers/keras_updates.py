@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.gradients import eager_gradients, loss_scaling, reduction
-from collective.ops.graph import graphs, library_operations
+from collective.ops.communication import collectives
+from collective.ops.graph import graphs, library_operations, nested_calls
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import group_traced
 from collective.tables.policies import eager_steps
@@ -62,6 +63,7 @@ def shards_of(optimizer: Any, grads_and_vars: Sequence[Any]) -> list[Any]:
     graph = tf.get_default_graph()
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Sharded)]
     if tables and not graphs.is_traced(graph):
+        nested_calls.want_inlining(graph)
         raise NotImplementedError(
             f"{type(optimizer).__name__} updates the table '{tables[0].op.name}' in a branch or a "
             "loop of a tf.function. Update it directly in the function that eager code calls."
@@ -160,6 +162,34 @@ def apply_unscaled(
         return apply(grads_and_vars, *args, **kwargs)
     finally:
         _GIVEN.reset(token)
+
+
+def scaled_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
+    """Replaces `get_scaled_loss`: a rank's loss is its part of the mean over the whole batch.
+
+    So its gradients are as large as in one process, and overflow in half precision where those do.
+    """
+    if collectives.size() == 1:
+        return original(optimizer, loss)
+    scaled, ranks = original(optimizer, loss), collectives.size()
+    return (lambda: scaled() / ranks) if callable(loss) else scaled / ranks
+
+
+def unscaled_gradients(
+    original: Callable[..., Any], optimizer: Any, gradients: Sequence[Any]
+) -> list[Any]:
+    """Replaces `get_unscaled_gradients`: the mean over ranks of `scaled_loss` becomes the sum."""
+    unscaled = original(optimizer, gradients)
+    if collectives.size() == 1:
+        return list(unscaled)
+
+    def of_all(gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values * collectives.size()
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return None if gradient is None else gradient * collectives.size()
+
+    return [of_all(gradient) for gradient in unscaled]
 
 
 def refuse_in_graphs(optimizer: Any) -> None:

@@ -331,6 +331,34 @@ def test_functions_in_functions_and_lookups_without_one(strategy, rank, size):
             tf2.gather(table, tf2.constant([50 if rank == 0 else 1]))
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_function_that_gets_gradients_and_applies_them(strategy, rank, size, dense):
+    """It becomes a part of the function that calls it, as one that takes gradients does."""
+
+    def trained(arrays, size, *scope):
+        model, optimizer = make_model(*scope), new.Adam(0.003)
+
+        @tf2.function
+        def apply(gradients):
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        @tf2.function
+        def step(users, words, labels):
+            with tf2.GradientTape() as tape:
+                loss = loss_of(model, users, words, labels)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            apply([tf2.convert_to_tensor(x) for x in gradients] if dense else gradients)
+
+        for batch in batches(arrays, size):
+            step(*batch)
+        return model
+
+    plain = trained(data(), 1)
+    with strategy.scope():
+        model = trained(part(data(), rank, size), size, strategy.embedding_scope)
+        compare(model, plain, rank, size)
+
+
 def test_a_table_as_one_value_without_a_function(strategy):
     """Operations of TensorFlow that read a variable by its handle get all rows, not a shard's."""
     values = np.arange(14, dtype=np.float32).reshape(7, 2)
@@ -497,31 +525,6 @@ def test_a_lookup_in_a_datasets_function_of_a_graph_is_refused(strategy):
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
             assert session.run(rows).shape == (2, 3)
-
-
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_half_precision_is_for_graphs(strategy, precision):
-    """A function would compute in float32 without a word."""
-    weight = tf2.Variable(2.0)
-    with strategy.scope(mixed_precision=precision):
-        with strategy.embedding_scope():
-            layer = keras.layers.Embedding(20, 3, embeddings_initializer="ones")
-            layer.build([None])
-
-        @tf2.function
-        def train():
-            with tf2.GradientTape() as tape:
-                loss = weight**2
-            new.SGD(0.1).apply_gradients([(tape.gradient(loss, weight), weight)])
-
-        for call in (
-            lambda: layer(tf2.constant([1])),
-            tf2.function(lambda: layer(tf2.constant([1]))),
-            train,
-        ):
-            with pytest.raises(NotImplementedError, match=f"'{precision}'.* is for graphs, but"):
-                call()
-    assert float(weight) == 2
 
 
 def test_a_lookup_in_a_py_function_is_refused(strategy, rank, size):

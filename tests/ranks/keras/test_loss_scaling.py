@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 
 import collective
 from tests.ranks.keras.models import BATCH, compare, data, dataset, keras, make_model, part
@@ -44,3 +45,46 @@ def test_fit_skips_the_steps_of_one_process(strategy, rank, size, kind):
     assert [float(each.optimizer.loss_scale) for each in (model, plain)] == [2048, 2048]
     iterations = [int(each.optimizer.inner_optimizer.iterations) for each in (model, plain)]
     assert iterations[0] == iterations[1] and np.isfinite(plain.get_weights()[0]).all()
+
+
+@pytest.mark.parametrize("by_tape", [False, True], ids=["fit", "tape"])
+def test_half_precision_overflows_where_one_process_does(strategy, rank, size, by_tape):
+    """A sample counts N times as much in the mean of its rank's batch, and must not overflow for
+    that: the error of each batch's first one is just small enough for the mean of the whole batch.
+    """
+    ids, labels = data(4 * BATCH)
+    labels = np.where(np.arange(4 * BATCH) % BATCH == 0, 16.0, 0.0).astype(np.float32)
+
+    def trained(arrays, batch, *scope):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            model = make_model(*scope)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        scaling = keras.mixed_precision.LossScaleOptimizer
+        model.compile(scaling(keras.optimizers.SGD(0.001)), "mse")
+        if not by_tape:
+            model.fit(dataset(arrays, batch), epochs=1, verbose=0)
+            return model
+        optimizer = model.optimizer
+
+        @tf2.function
+        def step(ids, labels):
+            with tf2.GradientTape() as tape:
+                error = model(ids)[:, 0] - tf2.cast(labels, tf2.float16)
+                loss = optimizer.get_scaled_loss(tf2.reduce_mean(tf2.square(error)))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            gradients = optimizer.get_unscaled_gradients(gradients)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        for each in dataset(arrays, batch):
+            step(*each)
+        return model
+
+    plain = trained((ids, labels), BATCH)
+    with strategy.scope():
+        own = part((ids, labels), rank, size)
+        model = trained(own, BATCH // size, strategy.embedding_scope)
+        scales = [float(each.optimizer.loss_scale) for each in (model, plain)]
+        assert scales == [2**15, 2**15]
+        compare(model, plain, rank, size, 2e-3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -111,3 +113,21 @@ def test_a_model_checkpoint_and_what_is_refused(strategy, rank, size, folder):
     plain = make_model()
     plain.load_weights(path)
     compare(model, plain, rank, size, 0)
+
+
+def test_copies_of_models(strategy, size):
+    """Each rank copies one without tables by itself; of tables it has a part only."""
+    with strategy.scope():
+        plain = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+        copied = copy.deepcopy(plain)
+        np.testing.assert_array_equal(copied.get_weights()[0], plain.get_weights()[0])
+        model = make_model(strategy.embedding_scope)
+        if size == 1:
+            return
+        for copier in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TableError, match=r"clone_model\(model\)"):
+                copier(model)
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        for weights in zip(clone.get_weights(), model.get_weights()):
+            np.testing.assert_array_equal(*weights)
