@@ -36,8 +36,8 @@ def retrieve(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any)
     if arguments.get("score_mask") is not None:
         raise NotImplementedError(
             "tfrs.tasks.Retrieval(…, score_mask=…): the mask has a column for each candidate of "
-            f"this rank, and on {collectives.size()} ranks the candidates are those of all. Leave "
-            "it out, or use remove_accidental_hits=True and candidate_ids."
+            "this rank, and on several ranks the candidates are those of all. Leave it out, or use "
+            "remove_accidental_hits=True and candidate_ids."
         )
     own = {name: arguments[name] for name in OF_CANDIDATES if arguments.get(name) is not None}
     own = {name: tf.convert_to_tensor(x) for name, x in own.items()}
