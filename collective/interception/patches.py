@@ -27,6 +27,7 @@ from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
 from collective.interception.checkpoint_patches import CHECKPOINTS
 from collective.interception.distribution_patches import DISTRIBUTION
+from collective.interception.loss_patches import MASKED_MEANS
 from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
@@ -577,6 +578,7 @@ PATCHES = (
     *VARIABLES,
     *GRADIENTS,
     *DISTRIBUTION,
+    *MASKED_MEANS,
     *CLIPPING,
     *OPTIMIZERS,
     *(horovod_patches.HOROVOD if hvd else ()),

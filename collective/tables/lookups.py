@@ -18,6 +18,7 @@ from collective import strategies
 from collective.ops import key_hashing, native_library
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
+from collective.ops.counting import counted
 from collective.ops.exchange import tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, library_operations
 from collective.tables import eager_lookups, traced_lookups
@@ -245,6 +246,26 @@ def _only(params: Sharded | ServedTable | list[Any]) -> Any:
     return _only(params[0])
 
 
+def _in_order(params: Sharded | ServedTable | list[Any], partition_strategy: str) -> Any:
+    """Returns the table of `params`; warns if TensorFlow would have its rows in another order.
+
+    It finds id k in part k mod P of a variable in P parts, unless `partition_strategy` is 'div'.
+    """
+    table = _only(params)
+    parts = getattr(table, "parts_elsewhere", 1)
+    if partition_strategy == "mod" and parts > 1:
+        table.parts_elsewhere = 1  # It is said once.
+        if collectives.rank() == 0:
+            tf.logging.warning(
+                f"table '{table.op.name}': its partitioner makes {counted(parts, 'part')} in plain "
+                f"TensorFlow, where this lookup finds id k in part k mod {parts} "
+                "(partition_strategy='mod'). Here row k is id k. So the rows of a checkpoint that "
+                "plain TensorFlow has written with this partitioner, and of the table as one "
+                "value, are in another order there. partition_strategy='div' has one order in both."
+            )
+    return table
+
+
 def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:
     if table.rows is None:
         table.refuse("tf.shape")
@@ -265,7 +286,7 @@ def _register() -> None:
         def _v1_rows(
             params, ids, partition_strategy="mod", name=None, validate_indices=True, max_norm=None
         ):
-            return lookup_rows(_only(params), ids, max_norm, name)
+            return lookup_rows(_in_order(params, partition_strategy), ids, max_norm, name)
 
         @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup, {"params": kind, "ids": Ids})
         def _v2_rows(params, ids, max_norm=None, name=None):
@@ -284,7 +305,8 @@ def _register() -> None:
             max_norm=None,
             allow_fast_lookup=False,
         ):
-            return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
+            table = _in_order(params, partition_strategy)
+            return lookup_pooled(table, sp_ids, sp_weights, combiner, max_norm, name)
 
         @tf2.experimental.dispatch_for_api(
             tf2.nn.embedding_lookup_sparse, {"params": kind, "sp_ids": Sparse}

@@ -94,6 +94,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         made_by: how a script of another framework has made it, for errors; '' if it hasn't.
         warned_of_dense_read: True if the user was warned that it is read as one value.
         moves: how often rows of a dynamic table of eager code may have moved, as on all ranks.
+        parts_elsewhere: into how many parts the script's partitioner splits it in plain TensorFlow.
 
     Args:
         rows, dim: V and D.
@@ -105,6 +106,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     hashed = False
     made_by = ""
     moves = 0
+    parts_elsewhere = 1
     rows: Any  # None of dynamic tables.
 
     def __init__(self, *, rows: int, dim: int, placed: RowPlacement | None = None, **kwargs: Any):

@@ -96,7 +96,6 @@ def table_getter(
     made as outside: replicated. No variable is partitioned: in embedding_scope() the library, not a
     partitioner, decides how to shard a table. `kind` is a table's class.
     """
-    del partitioner
     _refuse_in_function(name)
     own_policy = policy_in(shape)
     policy = own_policy or options.policy or TablePolicy()
@@ -200,10 +199,21 @@ def table_getter(
             f"{own_policy}. Give both places the same options."
         )
     if made:
+        variable.parts_elsewhere = _parts(partitioner, table_shape, dtype)
         _start_from_first_rows(policy, variable)
         if tf.executing_eagerly():
             note_eager(variable)
     return variable
+
+
+def _parts(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """Returns into how many parts of whole rows TensorFlow would split a variable."""
+    if not callable(partitioner) or not shape.is_fully_defined():
+        return 1
+    try:
+        return int(partitioner(shape=shape, dtype=dtype)[0])
+    except (TypeError, ValueError):
+        return 1  # TensorFlow might refuse it: it has no effect here.
 
 
 def _start_from_first_rows(policy: TablePolicy, variable: Any) -> None:

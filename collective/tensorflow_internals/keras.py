@@ -42,6 +42,7 @@ Model = _module("engine.training").Model
 savers = [_module("saving.saving_lib"), _module("saving.legacy.save")]
 pickle_utils = _module("saving.pickle_utils")
 tf_utils = _module("utils.tf_utils")
+losses_utils = _module("utils.losses_utils")
 print_message = _module("utils.io_utils").print_msg
 # Models in a graph are of this class.
 GraphModel = _module("engine.training_v1").Model

@@ -163,6 +163,43 @@ def test_an_initializer_that_takes_the_part_of_a_variable(strategy):
     assert set(map(str, parts)) == {"([5, 2], [0, 0])"}
 
 
+@pytest.mark.parametrize(("strategy_of_parts", "is_said"), [("mod", True), ("div", False)])
+def test_rows_that_tensorflow_would_have_in_another_order_are_warned_of(
+    strategy, rank, strategy_of_parts, is_said, monkeypatch
+):
+    """TensorFlow finds id k in part k mod P, and writes the parts one after another."""
+    said = []
+    monkeypatch.setattr(tf.logging, "warning", lambda text, *_: said.append(text))
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+    class InOrder:
+        def __call__(self, shape, dtype, partition_info):
+            first = partition_info.var_offset[0]
+            return tf.constant(values[first : first + shape[0]])
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        plain = tf.get_variable(
+            "t", [5, 2], partitioner=tf.fixed_size_partitioner(2), initializer=InOrder()
+        )
+        rows = tf.nn.embedding_lookup(plain, [1], strategy_of_parts)
+        session.run(tf.global_variables_initializer())
+        assert (session.run(rows).tolist() != values[[1]].tolist()) is is_said
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable(
+                "t", initializer=values, partitioner=tf.fixed_size_partitioner(2)
+            )
+            whole = tf.get_variable("whole", [5, 2])
+        ids = tf.sparse.from_dense(tf.constant([[4, 2]], tf.int64))
+        for _ in range(2):
+            tf.nn.embedding_lookup(whole, [1], strategy_of_parts)
+            tf.nn.embedding_lookup(table, [1], strategy_of_parts)
+            tf.nn.embedding_lookup_sparse(table, ids, None, strategy_of_parts)
+    said = [text for text in said if "another order" in text]
+    assert len(said) == (is_said and rank == 0)
+    assert not said or "'t'" in said[0] and "2 parts" in said[0] and "k mod 2" in said[0]
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("partition_strategy", ["mod", "div"])
 def test_a_table_is_its_only_part(strategy, partition_strategy):
