@@ -249,6 +249,7 @@ SHORT_MODULES = {
     "collective.interception.determinism": "is an option of its own",
     "collective.interception.distribution_patches": "is about replicas, which are ranks here",
     "collective.interception.horovod_patches": "is about Horovod, which may be missing",
+    "collective.interception.loss_patches": "is about losses; the list of all is long enough",
     "collective.launch.command_line.short_help": "is a text for people",
     "collective.launch.output.output_tail": "is a data structure with tests of its own",
     "collective.launch.output.progress_bars": "is about programs that draw bars",
