@@ -84,7 +84,7 @@ def is_of_rank(
         nonlocal found
         if graph_analysis.collective_kind(op.type) in REDUCED or op in alike_on_all:
             return True
-        if op.type in FED and op.name.startswith(LIBRARY):
+        if op.type in FED and LIBRARY in op.name:
             return False  # An exchange's own; what its ids come from is found by them.
         if op.type == "Placeholder":
             given = op.outputs[0]

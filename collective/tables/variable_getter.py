@@ -199,7 +199,7 @@ def table_getter(
             f"{own_policy}. Give both places the same options."
         )
     if made:
-        variable.parts_elsewhere = _parts(partitioner, table_shape, dtype)
+        made[0].parts_elsewhere = _parts(partitioner, table_shape, dtype)
         _start_from_first_rows(policy, variable)
         if tf.executing_eagerly():
             note_eager(variable)

@@ -7,6 +7,7 @@ the i-th candidate for the i-th query's, and what is left over for further negat
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any, Callable
 
@@ -18,7 +19,9 @@ from collective.replication import cross_replica
 from collective.wrappers import keras_losses
 
 WHAT = "tfrs.tasks.Retrieval"
-# Its arguments that have a number for each candidate.
+# Arguments of its `call` by which all candidates are handed over.
+NEEDED = {"query_embeddings", "candidate_embeddings", "compute_metrics"}
+# Those that have a number for each candidate.
 OF_CANDIDATES = ("candidate_embeddings", "candidate_sampling_probability", "candidate_ids")
 
 
@@ -30,9 +33,16 @@ def retrieve(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any)
     """
     if cross_replica.is_alone():
         return original(task, *args, **kwargs)
-    given = inspect.signature(type(task).call).bind(task, *args, **kwargs)
+    signature = inspect.signature(type(task).call)
+    if not NEEDED.issubset(signature.parameters):
+        _warn_of_own_call(type(task).__name__)
+        return original(task, *args, **kwargs)
+    given = signature.bind(task, *args, **kwargs)
     given.apply_defaults()
     arguments = dict(list(given.arguments.items())[1:])
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(parameter.name))
     if arguments.get("score_mask") is not None:
         raise NotImplementedError(
             "tfrs.tasks.Retrieval(…, score_mask=…): the mask has a column for each candidate of "
@@ -66,3 +76,13 @@ def retrieve(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any)
     ]
     with tf.control_dependencies(updates):
         return tf.identity(value)
+
+
+@functools.cache
+def _warn_of_own_call(name: str) -> None:
+    """Warns once of a subclass with another `call`."""
+    if collectives.rank() == 0:
+        tf.logging.warning(
+            f"{name}.call has other arguments than {WHAT}.call: its candidates are those of each "
+            "rank's own batch, and its loss, if it is a sum, that of the rank."
+        )

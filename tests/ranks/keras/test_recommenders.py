@@ -156,6 +156,21 @@ def test_a_mask_of_candidates_is_refused_on_several_ranks(strategy, size):
             task(rows, rows, score_mask=tf2.ones([2, 2], tf2.bool))
 
 
+def test_a_task_with_a_call_of_its_own_is_warned_of(strategy, rank, size, monkeypatch):
+    said = []
+    monkeypatch.setattr(tf2.compat.v1.logging, "warning", said.append)
+
+    class Own(tfrs.tasks.Retrieval):
+        def call(self, users, words):
+            return super().call(users, words, compute_metrics=False)
+
+    with strategy.scope():
+        for _ in range(2):
+            Own()(tf2.ones([2, 3]), tf2.ones([2, 3]))
+    said = [text for text in said if text.startswith("Own.call has other arguments")]
+    assert len(said) == (size > 1 and rank == 0)
+
+
 def test_the_best_of_all_items_needs_an_exported_model(strategy):
     """A dataset of items looks a table up in a function of its own, which no rank can answer."""
     with strategy.scope():
