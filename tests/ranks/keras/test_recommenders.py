@@ -18,18 +18,25 @@ WORDS = [f"word {number}" for number in range(30)]
 WORD_ROWS = np.random.default_rng(7).normal(0, 0.5, (len(WORDS) + 1, 8)).astype(np.float32)
 
 
+def towers(embedding_scope):
+    """Returns a model of users and one of words, each with a table."""
+    constant, layers = keras.initializers.Constant, keras.layers
+    with embedding_scope():
+        users = layers.Embedding(USERS, 8, constant(USER_ROWS), name="users")
+        words = layers.Embedding(len(WORDS) + 1, 8, constant(WORD_ROWS), name="words")
+    lookup = layers.StringLookup(vocabulary=WORDS, mask_token=None)
+    return (
+        keras.Sequential([users, _dense(8, 1)]),
+        keras.Sequential([lookup, words, _dense(8, 2)]),
+    )
+
+
 class Towers(tfrs.Model):
     """Rates a word for a user."""
 
     def __init__(self, embedding_scope):
         super().__init__()
-        constant, layers = keras.initializers.Constant, keras.layers
-        with embedding_scope():
-            users = layers.Embedding(USERS, 8, constant(USER_ROWS), name="users")
-            words = layers.Embedding(len(WORDS) + 1, 8, constant(WORD_ROWS), name="words")
-        lookup = layers.StringLookup(vocabulary=WORDS, mask_token=None)
-        self.user = keras.Sequential([users, _dense(8, 1)])
-        self.word = keras.Sequential([lookup, words, _dense(8, 2)])
+        self.user, self.word = towers(embedding_scope)
         self.cross = tfrs.layers.dcn.Cross(kernel_initializer=keras.initializers.GlorotUniform(3))
         self.rating = _dense(1, 4)
         self.task = tfrs.tasks.Ranking(
@@ -84,13 +91,7 @@ class Retrieving(tfrs.Model):
 
     def __init__(self, embedding_scope, loss, **options):
         super().__init__()
-        constant, layers = keras.initializers.Constant, keras.layers
-        with embedding_scope():
-            users = layers.Embedding(USERS, 8, constant(USER_ROWS), name="users")
-            words = layers.Embedding(len(WORDS) + 1, 8, constant(WORD_ROWS), name="words")
-        lookup = layers.StringLookup(vocabulary=WORDS, mask_token=None)
-        self.user = keras.Sequential([users, _dense(8, 1)])
-        self.word = keras.Sequential([lookup, words, _dense(8, 2)])
+        self.user, self.word = towers(embedding_scope)
         top = keras.metrics.TopKCategoricalAccuracy(3, name="top_3")
         self.is_corrected = options.pop("is_corrected", False)
         self.has_ids = "remove_accidental_hits" in options
@@ -144,6 +145,26 @@ def test_a_word_is_found_among_those_of_all_ranks(strategy, rank, size, loss, op
     for name in ("top_3", "loss_of_task"):
         for here, there in zip(got, want):
             np.testing.assert_allclose(here[name], there[name], rtol=2e-6, err_msg=name)
+
+
+def test_a_session_trains_with_the_candidates_of_all_ranks(strategy, rank, size):
+    tf1 = tf2.compat.v1
+    rows = np.random.default_rng(1).normal(size=(2, 12, 3)).astype(np.float32)
+
+    def gradient(rows):
+        w = tf1.get_variable("w", [3, 3], initializer=tf1.constant_initializer(np.eye(3)))
+        queries, candidates = (tf2.matmul(tf2.constant(x), w) for x in rows)
+        loss = tfrs.tasks.Retrieval()(queries, candidates) / 12
+        (found,) = tf1.gradients(loss, [w])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            return session.run(found)
+
+    with tf2.Graph().as_default():
+        want = gradient(rows)
+    with strategy.scope(plan="quiet"), tf2.Graph().as_default():
+        got = gradient(rows[:, 12 * rank // size : 12 * (rank + 1) // size])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_of_candidates_is_refused_on_several_ranks(strategy, size):
