@@ -31,6 +31,7 @@ from collective.ops.graph import (
     graph_state,
     graphs,
     library_operations,
+    nested_calls,
 )
 from collective.tables import eager_lookups, served_table, traced_lookups
 
@@ -68,6 +69,26 @@ def is_alone() -> bool:
     return collectives.size() == 1 or is_scratch or is_served
 
 
+def can_join() -> bool:
+    """Tells whether all ranks are certain to come by, once in a run, where code is now.
+
+    A function that another one calls becomes a part of it first, if that is possible.
+
+    Raises:
+        NotImplementedError: the function that is being traced becomes a part of another one.
+    """
+    graph = tf.get_default_graph()
+    if tf.executing_eagerly():
+        return True
+    if graphs.is_eager() or graphs.is_of_dataset(graph):
+        return False
+    if None not in control_flow.deciders():
+        return True
+    if nested_calls.want_inlining(graph):
+        raise NotImplementedError("The tf.function has to become a part of the one that calls it.")
+    return False
+
+
 def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> list[tf.Tensor]:
     """Returns the sums over ranks of `tensors`, in one exchange.
 
@@ -75,12 +96,12 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
         what: says what they are; the same on all ranks.
         tensors: of one floating-point type; each has the same shape on all ranks.
         of_samples: whether they are sums over samples, so that a rank that is out of data in an
-            evaluation, of a session or eagerly, has zeros; else such an evaluation is an error.
+            evaluation has zeros; else such an evaluation is an error.
 
     Raises:
-        NotImplementedError: it is made where ranks can't agree: in a loop, in a function inside of
-            a function, in a dataset's function or a tf.py_function; or this rank is out of data in
-            an eager evaluation, and they are no sums over samples.
+        NotImplementedError: it is made where ranks can't agree: in a loop, in a function of a
+            graph, in a dataset's function or a tf.py_function; or this rank is out of data in an
+            eager evaluation, and they are no sums over samples.
         ValueError, RankError: in eager code, another rank has other shapes, or does something else.
     """
     if is_alone():
@@ -97,11 +118,14 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
         graph, name = tf.get_default_graph(), _name(what, *(x.shape for x in tensors))
         gates = gates_of(graph)
         has_shapes = all(x.shape.is_fully_defined() for x in tensors)
-        if of_samples and has_shapes and graphs.is_outside(graph) and not graphs.is_traced(graph):
-            tensors = [tf.placeholder_with_default(x, x.shape) for x in tensors]
-            # (A sum in the order of ranks takes two collectives.)
-            place = f"{name}.parts" if collectives.in_order() else name
-            gates.states[place] = [(x, tf.zeros(x.shape, x.dtype)) for x in tensors]
+        if of_samples and has_shapes and graphs.is_outside(graph):
+            if graphs.is_traced(graph):
+                gates.sums[name] = list(tensors)
+            else:
+                tensors = [tf.placeholder_with_default(x, x.shape) for x in tensors]
+                # (A sum in the order of ranks takes two collectives.)
+                place = f"{name}.parts" if collectives.in_order() else name
+                gates.states[place] = [(x, tf.zeros(x.shape, x.dtype)) for x in tensors]
         opened = gates.of_collective(tensors).zero
         return collectives.allreduce_sum(tensors, name, opened)
 
@@ -146,10 +170,11 @@ def _check_place(what: str) -> None:
             "a dataset, or traced outside of scope(). Make it in the training step."
         )
     if None in control_flow.deciders():
+        nested_calls.want_inlining(graph)
         raise NotImplementedError(
-            f"{what} is of all ranks, and is made in a loop, or in a tf.function that another one "
-            "calls: ranks may come by at different times. Make it directly in the training step, "
-            "or in the function that eager code calls."
+            f"{what} is of all ranks, and is made in a loop, or in a function of a graph: ranks "
+            "may come by at different times. Make it directly in the training step, or in the "
+            "function that eager code calls."
         )
 
 

@@ -1,19 +1,33 @@
-"""Warns of losses that are means over what counts of a rank's own batch.
+"""Divides losses that are means over what counts of a batch by what counts of all ranks' batches.
 
 A loss with a mask, or with weights of which some are 0, is divided by the number of positions that
-count. Each rank divides by its own number, and an update takes the mean of the ranks' gradients. So
-a position of a rank that has few of them counts more than in one process.
+count. An update takes the mean of the ranks' gradients. So a rank's loss has to be divided by the
+mean of the ranks' numbers: divided by its own, a position of a rank that has few of them would
+count more than in one process.
+
+    a Keras loss                  its value, too: the mean of the ranks' values, as logs have it, is
+                                  that of one process
+    `tf.losses` in a function     the same
+    `tf.losses` in a graph        its gradient; a session fetches the loss of this rank's batch, as
+                                  any other, also on one rank alone
+
+Where ranks can't count together, as in a loop, each divides by its own number, and is warned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.tensorflow_internals.keras import package
+from collective.ops.graph import graphs
+from collective.replication import cross_replica
+from collective.tensorflow_internals.keras import losses_utils, package
+from collective.wrappers import keras_eager_steps
 
 _MEANS = (
     package.losses.Reduction.AUTO,
@@ -21,20 +35,25 @@ _MEANS = (
     tf.losses.Reduction.MEAN,
     tf.losses.Reduction.SUM_BY_NONZERO_WEIGHTS,
 )
+_OF_MASK = "A Keras loss is the mean over the positions that the mask of a model's output leaves"
+_OF_WEIGHTS = "A loss of tf.losses is the mean over the positions whose weights aren't 0"
+_GRADIENT = "CollectiveMeanOverAllRanks"
+# Whether the mean that `tf.losses` computes now is over what counts.
+_COUNTS = contextvars.ContextVar("mean over what counts", default=False)
 
 
 def apply_valid_mask(
     original: Callable[..., Any], losses: Any, weights: Any, mask: Any, reduction: Any
 ) -> Any:
-    """Replaces `losses_utils.apply_valid_mask`, by which a Keras loss leaves out what is masked."""
-    if mask is not None and reduction in _MEANS:
-        _warn(
-            "A Keras loss is the mean over the positions that the mask of a model's output leaves "
-            "(mask_zero=True).",
-            "Leave the mask out before the last layer, or make the loss with reduction='sum', "
-            "which adds up the positions of all ranks.",
-        )
-    return original(losses, weights, mask, reduction)
+    """Replaces `losses_utils.apply_valid_mask`, by which a Keras loss leaves out what is masked.
+
+    Keras multiplies the mask by the ratio of all positions to those it leaves.
+    """
+    if mask is None or reduction not in _MEANS or not _joins(_OF_MASK):
+        return original(losses, weights, mask, reduction)
+    mask = tf.cast(mask, tf.float32)
+    ratio = tf.cast(tf.size(mask), tf.float32) / _mean_number("mask", tf.reduce_sum(mask))
+    return losses_utils.apply_mask(losses, weights, tf.cast(mask * ratio, losses.dtype))
 
 
 def compute_weighted_loss(
@@ -46,22 +65,65 @@ def compute_weighted_loss(
     reduction: Any = tf.losses.Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
     """Replaces `tf.losses.compute_weighted_loss`, in which all of `tf.losses` end."""
-    is_known = not isinstance(weights, tf.Tensor) or tf.get_static_value(weights) is not None
-    if reduction in _MEANS and not is_known:
-        _warn(
-            "A loss of tf.losses with weights is divided by the number of those that aren't 0, or "
-            "by their sum.",
-            "If some are 0, use reduction=tf.losses.Reduction.SUM_OVER_BATCH_SIZE, or divide the "
-            "sum by horovod.tensorflow.allreduce(x), the mean of the ranks' numbers.",
-        )
-    return original(losses, weights, scope, loss_collection, reduction)
+    with contextlib.ExitStack() as inside:
+        if reduction in _MEANS and not _is_one_number(weights):
+            inside.callback(_COUNTS.reset, _COUNTS.set(True))
+        return original(losses, weights, scope, loss_collection, reduction)
+
+
+def safe_mean(original: Callable[..., Any], losses: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Replaces `_safe_mean` of `tf.losses`: the sum of `losses`, divided by `number`, or 0."""
+    if not _COUNTS.get() or not _joins(_OF_WEIGHTS):
+        return original(losses, number)
+    graph = tf.get_default_graph()
+    if tf.executing_eagerly() or graphs.is_traced(graphs.outermost(graph)):
+        return original(losses, _mean_number("weights", number))
+    # It adds no operation: TensorFlow numbers by them the random ones that have no seed.
+    with graph.gradient_override_map({"DivNoNan": _GRADIENT}):
+        return original(losses, number)
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _mean_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the gradients of the ranks' sum, divided by the sum of their numbers, and times N."""
+    name = "gradient_of_tf.losses"
+    total, number = cross_replica.sums(name, list(op.inputs))
+    of_sum = gradient * tf.div_no_nan(float(collectives.size()), number)
+    return [of_sum, -of_sum * tf.div_no_nan(total, number)]
+
+
+def _mean_number(of: str, own: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over ranks of a number of positions."""
+    (total,) = cross_replica.sums(f"{of}_of_a_loss", [own])
+    return total / collectives.size()
+
+
+def _is_one_number(weights: Any) -> bool:
+    """Tells whether weights are one number that is known, the same for all positions."""
+    value = tf.get_static_value(weights) if isinstance(weights, tf.Tensor) else weights
+    return value is not None and getattr(value, "ndim", 0) == 0 and not isinstance(value, list)
+
+
+def _joins(what: str) -> bool:
+    """Tells whether ranks count together; warns if they should, and can't."""
+    if cross_replica.is_alone():
+        return False
+    if tf.executing_eagerly():
+        # A loss that isn't recorded may be computed by one rank alone.
+        return keras_eager_steps.is_inside() or graphs.is_recorded()
+    can_join = cross_replica.can_join()
+    if not can_join:
+        _warn(what)
+    return can_join
 
 
 @functools.cache
-def _warn(what: str, advice: str) -> None:
+def _warn(what: str) -> None:
     """Warns once in a process."""
-    if collectives.size() > 1 and collectives.rank() == 0:
+    if collectives.rank() == 0:
         tf.logging.warning(
-            f"{what} Each rank divides by its own number, so that positions of ranks with few of "
-            f"them count more than in one process. {advice}"
+            f"{what}, and is computed in a loop, or in a function that ranks don't call together "
+            "(of a dataset, or traced outside of scope()). Each rank divides by its own number, so "
+            "that positions of ranks with few of them count more than in one process. Compute the "
+            "loss directly in the training step."
         )

@@ -212,6 +212,8 @@ class GraphGates:
         states: pairs (input, value) of the collectives that reduce metrics' states, or add up what
             ranks compute of their batches, by the collectives' names: a rank that is out of data
             sends these values, current states or zeros.
+        sums: what ranks add up of their batches in a traced function, by the collectives' names: a
+            rank that is out of data sends zeros.
     """
 
     gates: list[Gate] = dataclasses.field(default_factory=list)
@@ -220,6 +222,7 @@ class GraphGates:
     checked: list[tf.Operation] = dataclasses.field(default_factory=list)
     key_requests: dict[str, KeyRequest] = dataclasses.field(default_factory=dict)
     states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = dataclasses.field(default_factory=dict)
+    sums: dict[str, list[tf.Tensor]] = dataclasses.field(default_factory=dict)
     _levels: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
 
     def after(self, tensors: Sequence[Any]) -> Gate:

@@ -63,6 +63,11 @@ def is_eager() -> bool:
     return tf.executing_eagerly() or not is_traced(outermost(tf.get_default_graph()))
 
 
+def is_recorded() -> bool:
+    """Tells whether a `tf.GradientTape` may record what eager code executes now."""
+    return bool(record.could_possibly_record())
+
+
 def since_eager() -> list[tf.Graph]:
     """Returns the graphs that this thread builds inside each other, the innermost one first.
 

@@ -1,8 +1,8 @@
 """Lets a rank that is out of data answer its peers' evaluation by a `tf.function`.
 
 It calls another function, with the same exchanges and no ids: the peers' rows come from its shards,
-and so do their sums of a table's squares (`tf.nn.l2_loss`, by which Keras regularizes); metrics
-count nothing.
+and so do their sums of a table's squares (`tf.nn.l2_loss`, by which Keras regularizes). To what the
+ranks add up of their batches it adds zeros; metrics count nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
     """
     groups = list(groups_of(graph))
     squares = list(graph_state.of(graph, dense_view.Squares).made)
+    sums = {
+        name: tensors
+        for name, tensors in gates_of(graph).sums.items()
+        if not {name, f"{name}.parts"}.isdisjoint(shared)  # the second of a sum in order
+    }
     made: list[tf.Graph] = []
 
     @tf2.function(autograph=False)
@@ -47,6 +52,9 @@ def answer_of(graph: tf.Graph, shared: tuple[str, ...]) -> Any:
                 for member in group.members
             ]
             group_traced(inner)
+        for name, tensors in sums.items():
+            zeros = [tf.zeros(x.shape, x.dtype) for x in tensors]
+            outs += collectives.allreduce_sum(zeros, name, gates_of(inner).at(1).zero)
         return outs + [dense_view.l2_loss(table) for table, _ in squares]
 
     function = answer.get_concrete_function(tf2.TensorSpec([], tf.int32))

@@ -321,6 +321,14 @@ def test_tensors_of_all_ranks(strategy, rank, size, how):
         assert context.replica_id_in_sync_group == rank
 
 
+def test_a_function_that_another_one_calls(strategy, rank, size):
+    with strategy.scope():
+        context = tf2.distribute.get_replica_context()
+        inner = tf2.function(lambda x: context.all_reduce("mean", x))
+        outer = tf2.function(lambda x: 2 * inner(x))
+        assert outer(tf2.constant(rank + 1.0)) == size + 1
+
+
 def test_gradients_of_means(strategy, rank, size):
     """A mean over ranks passes on the mean of the gradients."""
     with strategy.scope():

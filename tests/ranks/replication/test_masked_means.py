@@ -1,4 +1,4 @@
-"""Means over what counts of a rank's own batch are warned of: ranks divide by other numbers."""
+"""Means over what counts of a batch are over what counts of all ranks' batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective.ops.communication.horovod_library import hvd
 from collective.wrappers import masked_means
-from tests.ranks.keras.models import BATCH, compare, keras, part
+from tests.ranks.keras.models import BATCH, compare, dataset, keras, part
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
-IDS = np.array([[1, 2, 0], [3, 0, 0]])
+STEPS = 4
+# The first of a batch count at one place, the last at all three: ranks have different numbers.
+COUNTS = np.tile(np.arange(BATCH)[:, None] >= [0, BATCH // 2, BATCH - 3], [STEPS, 1])
+_random = np.random.default_rng(7)
+IDS = _random.integers(1, 9, COUNTS.shape) * COUNTS
+LABELS = _random.normal(0, 1, [*COUNTS.shape, 1]).astype(np.float32)
+LOSSES = [
+    "absolute_difference",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("mean_squared_error", "sigmoid_cross_entropy", "huber_loss")
+    ),
+]
+HOW = pytest.mark.parametrize(
+    "eagerly", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["function", "eager"]
+)
 
 
 @pytest.fixture
@@ -26,79 +42,229 @@ def said(monkeypatch):
     masked_means._warn.cache_clear()
 
 
-def about(said, words):
-    return [text for text in said if "divides by its own number" in text and words in text]
+def own_numbers(said):
+    return [text for text in said if "divides by its own number" in text]
 
 
-@pytest.mark.parametrize("is_masked", [True, False])
-@pytest.mark.parametrize("reduction", ["auto", "sum"])
-def test_a_keras_loss_with_a_mask(strategy, rank, size, said, is_masked, reduction):
+def make(embedding_scope, reduction="auto", eagerly=False):
+    start = keras.initializers.Constant(np.arange(18).reshape(9, 2) / 10)
+    with embedding_scope():
+        rows = keras.layers.Embedding(9, 2, start, mask_zero=True, input_length=3)
+    model = keras.Sequential([rows, keras.layers.Dense(1, kernel_initializer="ones")])
+    loss = keras.losses.MeanSquaredError(reduction)
+    model.compile(keras.optimizers.Adagrad(0.05), loss, run_eagerly=eagerly)
+    return model
+
+
+def trained(model, arrays, batch):
+    """Returns the losses that `fit` and `evaluate` log."""
+    fitted = model.fit(*arrays, batch_size=batch, shuffle=False, epochs=2, verbose=0)
+    evaluated = model.evaluate(dataset(arrays, batch), verbose=0)
+    return [*fitted.history["loss"], evaluated]
+
+
+def count_only_some(first, last):
+    """Returns (ids, labels) of `BATCH * STEPS` records of which none counts but a few."""
+    ids = np.zeros_like(IDS)
+    ids[first:last] = IDS[first:last]
+    ids[::BATCH, 0] = 1  # of each batch, lest one process divide by 0
+    return ids, LABELS
+
+
+@HOW
+def test_a_keras_loss_with_a_mask(strategy, rank, size, said, eagerly):
+    plain = make(contextlib.nullcontext)
+    want = trained(plain, (IDS, LABELS), BATCH)
     with strategy.scope():
-        with strategy.embedding_scope():
-            rows = keras.layers.Embedding(5, 2, mask_zero=is_masked)
-        model = keras.Sequential([rows, keras.layers.Dense(1)])
-        model.compile("sgd", keras.losses.MeanSquaredError(reduction))
-        for _ in range(2):
-            model.train_on_batch(IDS, np.ones([2, 3, 1]))
-    is_said = is_masked and reduction == "auto" and size > 1 and rank == 0
-    assert len(about(said, "mask_zero=True")) == is_said, said
+        model = make(strategy.embedding_scope, eagerly=eagerly)
+        got = trained(model, part((IDS, LABELS), rank, size), BATCH // size)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        compare(model, plain, rank, size)
+    assert not own_numbers(said)
 
 
-@pytest.mark.parametrize(
-    ("options", "is_said"),
-    [
-        ({}, False),
-        ({"weights": 0.5}, False),
-        ({"weights": "fed"}, True),
-        ({"weights": "fed", "reduction": tf.losses.Reduction.MEAN}, True),
-        ({"weights": "fed", "reduction": tf.losses.Reduction.SUM_OVER_BATCH_SIZE}, False),
-    ],
-    ids=["none", "number", "nonzero", "mean", "batch"],
-)
-def test_a_loss_with_weights(strategy, rank, size, said, options, is_said):
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        with strategy.embedding_scope():
-            tf.get_variable("t", [4, 2])
-        x = tf.placeholder(tf.float32, [None])
-        if options.get("weights") == "fed":
-            options = {**options, "weights": tf.placeholder(tf.float32, [None])}
-        made = len(tf.get_default_graph().get_operations())
-        for _ in range(2):
-            tf.losses.absolute_difference(x, 2 * x, **options)
-            tf.losses.compute_weighted_loss(x, **options)
-        inside = len(tf.get_default_graph().get_operations()) - made
-    with tf.Graph().as_default():
-        x = tf.placeholder(tf.float32, [None])
-        if "weights" in options and not isinstance(options["weights"], float):
-            options["weights"] = tf.placeholder(tf.float32, [None])
-        made = len(tf.get_default_graph().get_operations())
-        for _ in range(2):
-            tf.losses.absolute_difference(x, 2 * x, **options)
-            tf.losses.compute_weighted_loss(x, **options)
-        # Random operations without a seed are numbered by those before them.
-        assert len(tf.get_default_graph().get_operations()) - made == inside
-    assert len(about(said, "tf.losses")) == (is_said and size > 1 and rank == 0), said
+@pytest.mark.slow
+def test_a_rank_of_which_nothing_counts(strategy, rank, size):
+    arrays = count_only_some(0, 3)
+    plain = make(contextlib.nullcontext)
+    want = trained(plain, arrays, BATCH)
+    with strategy.scope():
+        model = make(strategy.embedding_scope)
+        got = trained(model, part(arrays, rank, size), BATCH // size)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        compare(model, plain, rank, size)
 
 
-def test_a_sum_over_what_a_mask_leaves_is_that_of_all_ranks(strategy, rank, size):
-    """As the warning advises; ranks have different numbers of positions."""
-    ids = np.concatenate([(np.arange(BATCH)[:, None] > [4, 9, 14]) * 3, np.ones([BATCH, 3])])
-    labels = np.arange(6.0 * BATCH, dtype=np.float32).reshape(-1, 3, 1) / 100
+@HOW
+def test_an_evaluation_of_unequal_length(strategy, rank, size, eagerly):
+    """Rank r evaluates r + 1 batches: those of one process are what ranks have at the same time."""
+    step = BATCH // 6
 
-    def trained(embedding_scope, arrays, batch):
-        start = keras.initializers.Constant(np.arange(10).reshape(5, 2) / 10)
-        with embedding_scope():
-            rows = keras.layers.Embedding(5, 2, start, mask_zero=True)
-        model = keras.Sequential([rows, keras.layers.Dense(1, kernel_initializer="ones")])
-        model.compile("sgd", keras.losses.MeanSquaredError("sum"))
-        model.optimizer.learning_rate = 1e-3
-        model.fit(*arrays, batch_size=batch, shuffle=False, epochs=2, verbose=0)
+    def batches(number):
+        first = number * step
+        return IDS[first : first + step], LABELS[first : first + step]
+
+    plain = make(contextlib.nullcontext)
+    total = records = 0.0
+    for turn in range(size):
+        together = [batches(turn * size + each) for each in range(turn, size)]
+        ids, labels = (np.concatenate(each) for each in zip(*together))
+        loss = plain.evaluate(ids, labels, batch_size=len(ids), verbose=0)
+        # The mean over ranks of values that add up to N times the loss of them all.
+        total, records = total + loss * size * step, records + len(ids)
+    with strategy.scope():
+        model = make(strategy.embedding_scope, eagerly=eagerly)
+        own = [batches(turn * size + rank) for turn in range(rank + 1)]
+        data = tf2.data.Dataset.from_tensor_slices(
+            tuple(np.concatenate(each) for each in zip(*own))
+        ).batch(step)
+        got = model.evaluate(data, verbose=0)
+    np.testing.assert_allclose(got, total / records, rtol=1e-6)
+
+
+def test_a_keras_loss_in_a_graph(strategy, rank, size):
+    def fitted(embedding_scope, arrays, batch):
+        with tf.Graph().as_default():
+            model = make(embedding_scope)
+            model.compile(keras.optimizers.legacy.SGD(0.1), keras.losses.MeanSquaredError())
+            return trained(model, arrays, batch), model.get_weights()[1:]
+
+    want, weights = fitted(contextlib.nullcontext, (IDS, LABELS), BATCH)
+    with strategy.scope(plan="quiet"):
+        got, own = fitted(strategy.embedding_scope, part((IDS, LABELS), rank, size), BATCH // size)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    for each, plain in zip(own, weights):
+        np.testing.assert_allclose(each, plain, atol=1e-6)
+
+
+def test_a_loss_in_a_function_of_ones_own(strategy, rank, size, said):
+    """Also in a function that another one calls, which becomes a part of it."""
+
+    def steps(embedding_scope, arrays, batch):
+        model = make(embedding_scope)
+        optimizer, loss_object = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+
+        @tf2.function
+        def loss_of(labels, predictions):
+            return loss_object(labels, predictions)
+
+        @tf2.function
+        def step(ids, labels):
+            with tf2.GradientTape() as tape:
+                loss = loss_of(labels, model(ids))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        for ids, labels in dataset(arrays, batch):
+            step(ids, labels)
         return model
 
-    plain = trained(contextlib.nullcontext, (ids, labels), BATCH)
+    plain = steps(contextlib.nullcontext, (IDS, LABELS), BATCH)
     with strategy.scope():
-        own = part((ids, labels), rank, size)
-        compare(trained(strategy.embedding_scope, own, BATCH // size), plain, rank, size)
+        model = steps(strategy.embedding_scope, part((IDS, LABELS), rank, size), BATCH // size)
+        compare(model, plain, rank, size)
+    assert not own_numbers(said)
+
+
+def test_a_loss_in_a_loop_is_warned_of(strategy, rank, size, said):
+    loss = keras.losses.MeanSquaredError()
+
+    @tf2.function
+    def total(predictions, labels):
+        result = 0.0
+        for _ in tf2.range(2):
+            predictions._keras_mask = predictions[:, 0] > 0
+            result += loss(labels, predictions)
+        return result
+
+    with strategy.scope():
+        total(tf2.ones([4, 1]), tf2.zeros([4, 1]))
+    assert len(own_numbers(said)) == (size > 1 and rank == 0), said
+
+
+@pytest.mark.parametrize("reduction", [None, tf.losses.Reduction.MEAN], ids=["nonzero", "mean"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_with_weights(strategy, rank, size, kind, reduction):
+    """Also with weights that are learned: the gradient through what it is divided by."""
+    options = {} if reduction is None else {"reduction": reduction}
+
+    def steps(scope, arrays):
+        with tf.Graph().as_default():
+            with scope():
+                table = tf.get_variable("t", [9, 2], initializer=tf.ones_initializer())
+            factor = tf.get_variable("f", [], initializer=tf.ones_initializer())
+            ids, labels = (tf.placeholder(x.dtype, [None, *x.shape[1:]]) for x in arrays)
+            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), -1, keepdims=True)
+            weights = tf.cast(ids > 0, tf.float32)[..., tf.newaxis] * factor
+            loss = getattr(tf.losses, kind)(labels, rows * factor, weights, **options)
+            step = tf.train.AdagradOptimizer(0.1).minimize(loss)
+            everything = tf.nn.embedding_lookup(table, tf.range(9))
+            with tf.train.MonitoredTrainingSession() as session:
+                for number in range(STEPS):
+                    fed = [x.reshape(STEPS, -1, *x.shape[1:])[number] for x in arrays]
+                    session.run(step, dict(zip((ids, labels), fed)))
+                return session.run([factor, everything])
+
+    arrays = IDS, np.abs(LABELS)
+    want = steps(contextlib.nullcontext, arrays)
+    with strategy.scope(plan="quiet"):
+        got = steps(strategy.embedding_scope, part(arrays, rank, size))
+    for each, plain in zip(got, want):
+        np.testing.assert_allclose(each, plain, atol=2e-6)
+
+
+def test_a_loss_with_weights_adds_no_operation(strategy):
+    """Random operations without a seed are numbered by those before them."""
+
+    def made():
+        x, weights = (tf.placeholder(tf.float32, [None]) for _ in range(2))
+        before = len(tf.get_default_graph().get_operations())
+        tf.losses.absolute_difference(x, 2 * x, weights)
+        return len(tf.get_default_graph().get_operations()) - before
+
+    with tf.Graph().as_default():
+        want = made()
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        assert made() == want
+
+
+def test_one_rank_alone_may_fetch_a_loss_with_weights(strategy, rank):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = tf.get_variable("v", [4], initializer=tf.ones_initializer())
+        loss = tf.losses.absolute_difference(v, 2 * v, tf.cast(v + rank > 1, tf.float32))
+        step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.train.MonitoredTrainingSession() as session:
+            session.run(step)
+            if rank == 0:
+                session.run(loss)
+            session.run(step)
+
+
+def test_a_loss_of_which_the_weights_are_a_number(strategy):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None])
+        for weights in (1.0, 2, np.float32(0.5), tf.constant(0.5)):
+            loss = tf.losses.absolute_difference(x, 2 * x, weights)
+            tf.gradients(loss, x)
+        names = [op.name for op in tf.get_default_graph().get_operations()]
+        assert not [name for name in names if "gradient_of_tf" in name], names
+
+
+def test_a_loss_with_weights_in_a_function(strategy, rank, size):
+    values, counts = np.arange(12, dtype=np.float32), np.arange(12) > 4
+    own = slice(12 * rank // size, 12 * (rank + 1) // size)
+    v = tf2.Variable(2.0)
+
+    @tf2.function
+    def gradient(x, weights):
+        with tf2.GradientTape() as tape:
+            loss = tf.losses.mean_squared_error(x * 0 + 3, v * x, weights)
+        return tape.gradient(loss, v)
+
+    want = 2 * np.sum((2 * values - 3) * values * counts) / counts.sum()
+    with strategy.scope():
+        got = gradient(tf2.constant(values[own]), tf2.constant(counts[own], tf2.float32))
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
 
 
 def test_a_sum_divided_by_the_mean_of_numbers_is_that_of_one_process(strategy, rank, size):
