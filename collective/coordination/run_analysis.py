@@ -423,6 +423,15 @@ def rows_before_gradients(
     return sorted(waiting, key=lambda op: str(op.name))
 
 
+def always_executed(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns the collectives among `operations` that are in no branch or loop."""
+    return _by_name(
+        op
+        for op in operations
+        if graph_analysis.is_collective(op.type) and op._get_control_flow_context() is None
+    )
+
+
 def _has_phase(op: tf.Operation) -> bool:
     carrier = collectives.carrier_of(op)
     is_of_library = carrier is not None and carrier.is_of_library

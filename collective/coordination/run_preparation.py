@@ -91,14 +91,10 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
             run.targets.append(_agreement(context, run, level, awaited))
             run.tickets.append(gates.gates[level - 1].ticket)
             run.gate = run.gate or gates.gates[level - 1]
-        # The graph optimizer drops an exchange whose result isn't used, but not one that is
-        # awaited.
-        run.targets += awaited
         run.idle_run = footprint.idle_run(gates) if context.ranks > 1 else None
-        if run.idle_run and run.targets:
-            # The graph optimizer drops an exchange whose result isn't used, but not on a rank that
-            # answers it.
-            run.targets += run.idle_run.operations
+        # The graph optimizer drops an exchange whose result a rank's constants make useless (a
+        # mask of zeros), but not on a rank with others, and not on one that awaits or answers it.
+        run.targets += run_analysis.always_executed(footprint.operations)
         if run.idle_run:
             run.idle_targets = [
                 _idle_agreement(gates, run, level) for level in footprint.levels(gates)[1:]

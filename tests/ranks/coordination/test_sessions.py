@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError, TableError
+from collective.ops.communication.horovod_library import hvd
 from tests.ranks import reference
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.carriers]
@@ -140,6 +141,24 @@ def test_a_feed_loop_that_ends_earlier_on_one_rank(strategy, rank, size):
                 session.run(fetches["train"], fed([rank]))
                 done += 1
     assert done == min(counts[:size])
+
+
+def test_constants_that_make_an_exchange_useless(strategy, rank, size):
+    """The graph optimizer must not drop it on the rank that has them: others wait for it."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        mask = tf.constant([float(rank > 0)] * 2)
+        with strategy.embedding_scope():
+            fixed = tf.get_variable("t", [4, 2], trainable=False)
+        w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(fixed, [1, 3])[:, 0] * mask
+        losses = [
+            tf.losses.mean_squared_error([3.0, 3.0], w + rows, mask),
+            tf.reduce_sum(w * mask) / (hvd.allreduce(tf.reduce_sum(mask)) if size > 1 else 1.0),
+        ]
+        for loss in losses:
+            step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.train.MonitoredTrainingSession() as session:
+                session.run(step)
 
 
 def test_constant_ids(strategy, rank, size):
