@@ -92,9 +92,10 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
             run.tickets.append(gates.gates[level - 1].ticket)
             run.gate = run.gate or gates.gates[level - 1]
         run.idle_run = footprint.idle_run(gates) if context.ranks > 1 else None
-        # The graph optimizer drops an exchange whose result a rank's constants make useless (a
-        # mask of zeros), but not on a rank with others, and not on one that awaits or answers it.
-        run.targets += run_analysis.always_executed(footprint.operations)
+        if run.targets:
+            # The graph optimizer drops an exchange whose result a rank's constants make useless (a
+            # mask of zeros), but not on a rank with others, nor on one that awaits or answers it.
+            run.targets += run_analysis.always_executed(footprint.operations)
         if run.idle_run:
             run.idle_targets = [
                 _idle_agreement(gates, run, level) for level in footprint.levels(gates)[1:]

@@ -72,7 +72,7 @@ class PagedMemory:
         if not path:
             return None, 0
         try:
-            memory, rank = cls.open(path), int(environment["LOCAL_RANK"])
+            memory, rank = cls.open(path), int(environment["RANK"])
             owner = memory.owner(rank)
         except (OSError, ValueError, KeyError, IndexError) as error:
             warnings.warn(

@@ -59,6 +59,37 @@ def test_a_failure_ends_all_with_one_report(hosts):
     assert "ranks 0-2 by SIGTERM after the launcher's TERM" in reports[0]
 
 
+AWAY = """
+    import os, time
+    from collective.coordination.progress import Label, Phase, Progress
+    rank, progress = int(os.environ["RANK"]), Progress(os.environ)
+    if rank == {away}:
+        progress.does("runs init").enters(Phase.AWAY)
+        open("posted", "w").close()
+    while not os.path.exists("posted"):
+        time.sleep(0.01)
+    if rank != {away}:
+        progress.does(Label("runs loss:0", ["collective.t.keys"])).enters(Phase.RUNNING)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("away", [0, 2])
+def test_a_stall_of_any_host_is_seen(hosts, away):
+    hosts.make(2)
+    script = hosts.script(AWAY.format(away=away))
+    launchers = [
+        hosts.start_on(name, "-np", ranks, "--stall-timeout", 3, script)
+        for name, ranks in (("h1", 1), ("h2", 2))
+    ]
+    ends = hosts.ends(launchers)
+    assert [code for code, _, _ in ends] == [124, 124]
+    report = ends[0][2]
+    assert f"the job stalled: rank {away} of 3 is missing" in report
+    assert f"rank {away}     in no run since" in report and "last: runs init" in report
+    assert "in a run since" in report and "runs loss:0" in report
+
+
 def start_sleeping(hosts, *options, count=2, ranks=1):
     hosts.make(count)
     launchers = hosts.start_all(ranks, *options, hosts.sleeper())

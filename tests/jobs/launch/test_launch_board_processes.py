@@ -46,7 +46,7 @@ def test_a_reader_never_sees_halves():
 
 def test_children_of_a_rank_post_nothing():
     board = LauncherBoard(1)
-    environment = {VARIABLE: board.path, "LOCAL_RANK": "0"}
+    environment = {VARIABLE: board.path, "RANK": "0"}
     progress = Progress(environment)
     progress.does("the rank").enters(Phase.AWAY)
     child = os.fork()
@@ -74,5 +74,5 @@ def test_who_takes_over_from_a_dead_process_posts():
     dead = subprocess.Popen([sys.executable, "-c", "pass"])
     dead.wait(30)
     board.post(0, (dead.pid, Phase.RUNNING, 5, 1), Label("the first"), False)
-    Progress({VARIABLE: board.path, "LOCAL_RANK": "0"}).does("the second").enters(Phase.AGREEING)
+    Progress({VARIABLE: board.path, "RANK": "0"}).does("the second").enters(Phase.AGREEING)
     assert board.read(0).doing == "the second"

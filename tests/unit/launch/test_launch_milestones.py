@@ -37,7 +37,7 @@ def test_a_long_path_keeps_its_end(board):
 
 
 def test_a_rank_posts_its_steps_and_checkpoints(board):
-    environment = {VARIABLE: board.path, "LOCAL_RANK": "1"}
+    environment = {VARIABLE: board.path, "RANK": "1"}
     poster = MilestonePoster(environment)
     poster.has_checkpoint("/m/model.ckpt-40")
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_a_rank_posts_its_steps_and_checkpoints(board):
 
 def test_a_process_that_a_rank_has_started_posts_nothing(board):
     board.post(1, Milestones(os.getppid(), 3))
-    poster = MilestonePoster({VARIABLE: board.path, "LOCAL_RANK": "1"})
+    poster = MilestonePoster({VARIABLE: board.path, "RANK": "1"})
     poster.trained()
     poster.has_checkpoint("m-9")
     assert board.read(1) == Milestones(os.getppid(), 3)
@@ -66,7 +66,7 @@ def test_without_a_launcher_nobody_posts(tmp_path):
     MilestonePoster({}).trained()
     (tmp_path / "file").write_bytes(b"no board")
     with pytest.warns(RuntimeWarning, match="is no board to post milestones on"):
-        poster = MilestonePoster({VARIABLE: str(tmp_path / "file"), "LOCAL_RANK": "0"})
+        poster = MilestonePoster({VARIABLE: str(tmp_path / "file"), "RANK": "0"})
     poster.trained()
 
 
@@ -103,7 +103,7 @@ def test_signals_that_announce_nothing(text):
 
 def test_steps_are_posted_in_less_than_ten_microseconds(board):
     """It is done at each step."""
-    poster = MilestonePoster({VARIABLE: board.path, "LOCAL_RANK": "0"})
+    poster = MilestonePoster({VARIABLE: board.path, "RANK": "0"})
     times = []
     for _ in range(5):
         began = time.perf_counter()

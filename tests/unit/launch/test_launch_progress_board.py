@@ -23,7 +23,7 @@ AWAY, WORKING, RUNNING, AGREEING = Phase.AWAY, Phase.WORKING, Phase.RUNNING, Pha
 
 def test_what_is_posted_is_read():
     board = LauncherBoard(3)
-    progress = Progress({VARIABLE: board.path, "LOCAL_RANK": "2"})
+    progress = Progress({VARIABLE: board.path, "RANK": "2"})
     assert board.read(2) is None
     before = time.monotonic_ns()
     label = Label("runs a:0,\nb:0", ["collective.t.keys", "collective.t.rows"])
@@ -69,7 +69,7 @@ def test_long_names_are_cut():
 def test_without_memfd_a_file_without_a_name_does(monkeypatch):
     monkeypatch.delattr(os, "memfd_create", raising=False)
     board = LauncherBoard(2)
-    Progress({VARIABLE: board.path, "LOCAL_RANK": "1"}).does("x").enters(RUNNING)
+    Progress({VARIABLE: board.path, "RANK": "1"}).does("x").enters(RUNNING)
     assert board.read(1).doing == "x"
     assert "(deleted)" in os.readlink(board.path)
 
@@ -98,7 +98,7 @@ def test_what_is_no_board_is_left_alone(tmp_path):
     file.write_bytes(bytes(range(256)) * 64)
     for path in (str(file), "/proc/1/fd/1", str(tmp_path / "none"), "/dev/null"):
         with pytest.warns(RuntimeWarning, match="will not see this rank stall"):
-            progress = Progress({VARIABLE: path, "LOCAL_RANK": "0"})
+            progress = Progress({VARIABLE: path, "RANK": "0"})
         progress.does("runs").enters(RUNNING)
     assert file.read_bytes() == bytes(range(256)) * 64
 
