@@ -115,7 +115,8 @@ Environment, given to each rank; the user's value wins
   PYTHONHASHSEED=0         makes hash() of a string, and the order of a set of strings, the same on
                            all ranks and hosts, after a restart, and in later jobs. Otherwise Python
                            uses a different seed in each process; =random asks for that
-  HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
+  HOROVOD_GLOO_TIMEOUT_SECONDS=660 (longer than --stall-timeout, whose report says more),
+  NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the kernel lets programs
   ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every
   rank), on GPUs CUDA_CACHE_MAXSIZE=4294967296 (bytes: room for all of TensorFlow's kernels, which

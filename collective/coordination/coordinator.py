@@ -18,10 +18,10 @@ from collective.coordination.agreement import CLOSING, FAILED, IDLE, LEFT, RUNNI
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import Membership, PreparedRun, RunAttempt, peers_are_idle
-from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
+from collective.job.progress import Progress
 from collective.job.progress_board import Label, Phase
 from collective.ops.communication import carrier_choice, collectives, nccl
 from collective.ops.graph import graph_analysis

@@ -27,6 +27,10 @@ _MOST_NAME_CHARACTERS = 1500  # names of collectives are mostly ASCII
 _READ_ATTEMPTS = 100
 
 
+# What a rank does while it is MEETING; it is AWAY from that until its first run.
+JOINING = "joins the job"
+
+
 class Phase(enum.IntEnum):
     """Says in which phase of an activity a rank is.
 
@@ -39,6 +43,7 @@ class Phase(enum.IntEnum):
     RUNNING = 3  # in a run, which begins with the same exchange
     EQUALISING = 4  # takes over rank 0's values of replicated variables
     ANSWERING = 5  # has no data left in an evaluation, and answers the others
+    MEETING = 6  # waits for all ranks to join the job
 
     @property
     def shared(self) -> bool:

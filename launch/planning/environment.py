@@ -222,7 +222,7 @@ def _tuning(plan: LaunchPlan, rank: int) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": threads,
         "TF_NUM_INTEROP_THREADS": threads,
         "HOROVOD_CYCLE_TIME": "0.1" if _horovod_exchanges(plan) else "5",
-        **PATIENCE,
+        **_patience(plan),
         # Large blocks on huge pages: fewer faults where each step's buffers are new memory
         # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -234,6 +234,13 @@ def _tuning(plan: LaunchPlan, rank: int) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **(_compiled_for_gpus() if plan.on_gpus else {}),
     }
+
+
+def _patience(plan: LaunchPlan) -> dict[str, str]:
+    """Returns how long Horovod waits: longer than the launcher, which says who is missing."""
+    if not plan.detects_stalls:
+        return PATIENCE
+    return {name: f"{max(float(v), plan.stall_timeout) + 60:.0f}" for name, v in PATIENCE.items()}
 
 
 def _threads(plan: LaunchPlan, rank: int) -> int:

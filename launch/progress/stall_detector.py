@@ -6,6 +6,9 @@ ranks:
 
     no rank is in a run                 Nothing is reported, for ever: they prepare data, or
                                         somebody debugs.
+    a rank waits for all to join        The others are missing; they have ten minutes at least, to
+                                        prepare data. One that has left will never come: the job
+                                        ends at once.
     a rank is in a run, another isn't   The other is missing, whatever it does by itself.
     all are in runs, one is behind      That one is missing: it is in a collective that the others
                                         never come to.
@@ -30,13 +33,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from collective.job.progress_board import Board, Phase, ProgressRecord
+from collective.job.progress_board import JOINING, Board, Phase, ProgressRecord
 from collective.launch.planning.rank_names import rank_names
 
 EXIT_CODE = 124  # as timeout(1)
 WARN_AFTER = 60.0  # seconds without progress
 WORK_FACTOR = 6  # how many timeouts a rank that works for all, or compiles, may take
 _LONGEST_INTERVAL = 1.0
+MEETING_TIME = 600.0  # seconds that ranks wait at least until all have joined the job
+_SETTLED = 5.0  # after so many seconds all records of ranks that have left are there
 _LATE = 5.0  # a check that is later than this means that the launcher was stopped
 
 _PHASE_TEXTS = {
@@ -46,6 +51,7 @@ _PHASE_TEXTS = {
     Phase.RUNNING: "in a run",
     Phase.EQUALISING: "waiting for rank 0's values",
     Phase.ANSWERING: "answering the others' evaluation",
+    Phase.MEETING: "waiting for all ranks to join",
 }
 
 
@@ -60,6 +66,7 @@ class Stall:
         exited: how each rank that has ended did so.
         missing: the ranks that the others wait for; none if all are in the same run.
         compiling: whether a rank may be compiling TensorFlow's kernels.
+        never: whether a rank has left without having joined the job.
         stacks: the Python stacks of missing ranks, innermost frame first, if they have answered.
     """
 
@@ -69,6 +76,7 @@ class Stall:
     exited: Mapping[int, str]
     missing: tuple[int, ...]
     compiling: bool = False
+    never: bool = False
     stacks: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -93,6 +101,8 @@ class Stall:
                 f"  ended      after {self.waited:.0f} s without progress "
                 f"(--stall-timeout {timeout:g})"
             )
+            if self.never:
+                tail = "  ended      because a rank has left that the others wait for"
         else:
             head = [f"collective launch: no progress for {self.waited:.0f} s: {self.summary()}"]
             tail = (
@@ -113,7 +123,7 @@ class Stall:
         if rank in self.exited:
             return f"has left with {self.exited[rank]}"
         at = "".join(f"\n{'':13}at {place}" for place in self.stacks.get(rank, ()))
-        if record is None:
+        if record is None or (record.phase, record.doing) == (Phase.AWAY, JOINING):
             return f"has not come to a first run yet{at}"
         age = max(0.0, time.monotonic() - record.since / 1e9)
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - age))
@@ -143,6 +153,8 @@ class Stall:
                 "kernels. It does\n  so once, for minutes, if CUDA_CACHE_PATH (~/.nv) can be "
                 f"written. It has {WORK_FACTOR} timeouts."
             )
+        if self.never:
+            return "  All ranks must make a CollectiveStrategy before any of them ends."
         if self.missing:
             return (
                 "  All ranks must run the same. If one only needs longer, so does --stall-timeout."
@@ -222,15 +234,20 @@ class StallDetector:
         at_work = compiling or Phase.WORKING in phases.values()
         if at_work and waited < (WORK_FACTOR - 1) * self.timeout:
             self._last_work = clock
-        if not any(phase.shared for phase in phases.values()):
+        shared = {phase for phase in phases.values() if phase.shared}
+        if not shared:
             return None
-        expired = clock - max(self._last_change, self._last_work) >= self.timeout
+        meeting = shared == {Phase.MEETING}
+        timeout = max(self.timeout, MEETING_TIME) if meeting else self.timeout
+        never = meeting and waited >= min(_SETTLED, timeout)
+        never = never and any(self._records[rank] is None for rank in exited)
+        expired = never or clock - max(self._last_change, self._last_work) >= timeout
         missing = _missing_ranks(self._records, exited)
         kind = tuple((rank, phases.get(rank)) for rank in missing)
         if not expired and (waited < WARN_AFTER or kind in self._warned):
             return None
         self._warned.add(kind)
-        return Stall(waited, expired, tuple(self._records), exited, missing, compiling)
+        return Stall(waited, expired, tuple(self._records), exited, missing, compiling, never)
 
 
 def read_records(board: Board, size: int) -> list[ProgressRecord | None]:

@@ -21,12 +21,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.job import progress_board
+from collective.job.progress import Progress
 from collective.ops.communication import carrier_choice, hierarchy, membership
 from collective.ops.communication.carrier import Carrier, OpenedGates, Phase, elements, like
 from collective.ops.communication.collective_names import PREFIX, near
@@ -78,9 +81,13 @@ def init() -> None:
         collective.job.errors.UsageError: mpirun or srun has started this process, and the ranks
             can't find each other.
     """
-    process = membership.join()
-    if carrier_choice.join(process, _allgather_words):
-        hierarchy.settle(process, _allgather_words, lambda: _probe(process))
+    with contextlib.ExitStack() as meeting:
+        if not membership.has_joined():
+            progress = meeting.enter_context(Progress(os.environ).does(progress_board.JOINING))
+            progress.enters(progress_board.Phase.MEETING)
+        process = membership.join()
+        if carrier_choice.join(process, _allgather_words):
+            hierarchy.settle(process, _allgather_words, lambda: _probe(process))
 
 
 def _allgather_words(words: str) -> list[str]:

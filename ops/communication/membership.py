@@ -62,6 +62,11 @@ class Process(NamedTuple):
 _process: Process | None = None
 
 
+def has_joined() -> bool:
+    """Tells whether this process has joined its job."""
+    return _process is not None
+
+
 def join() -> Process:
     """Joins the job that a launcher described, by Horovod if it is installed; returns the place.
 

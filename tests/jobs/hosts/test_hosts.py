@@ -61,7 +61,7 @@ def test_a_failure_ends_all_with_one_report(hosts):
 
 AWAY = """
     import os, time
-    from collective.coordination.progress import Label, Phase, Progress
+    from collective.job.progress import Label, Phase, Progress
     rank, progress = int(os.environ["RANK"]), Progress(os.environ)
     if rank == {away}:
         progress.does("runs init").enters(Phase.AWAY)

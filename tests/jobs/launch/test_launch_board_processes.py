@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from collective.coordination.progress import Progress
+from collective.job.progress import Progress
 from collective.job.progress_board import VARIABLE, Label, LauncherBoard, Phase
 
 pytestmark = pytest.mark.timeout(60)
@@ -56,7 +56,7 @@ def test_children_of_a_rank_post_nothing():
     assert os.waitpid(child, 0)[1] == 0
     source = """
         import os
-        from collective.coordination.progress import Phase, Progress
+        from collective.job.progress import Phase, Progress
         Progress(os.environ).does("its child").enters(Phase.RUNNING)
     """
     subprocess.run(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 # Each rank can post what a TensorFlow program would; `body` says what it does.
 POSTING = """
     import os, signal, subprocess, sys, time
-    from collective.coordination.progress import Label, Phase, Progress
+    from collective.job.progress import Label, Phase, Progress
     rank = int(os.environ["RANK"])
     progress = Progress(os.environ)
 
@@ -65,6 +65,22 @@ def test_a_job_that_stalls_ends_and_says_why(launch):
     assert "rank 1     in no run since" in report and "last: runs init" in report
     assert "--stall-timeout 1)" in report
     assert "root cause" not in text
+
+
+LEAVES = """
+    import os, sys
+    if os.environ["RANK"] == "1":
+        sys.exit(0)
+    from collective import CollectiveStrategy
+    CollectiveStrategy()
+"""
+
+
+def test_a_rank_that_leaves_before_the_ranks_have_met_ends_the_job(launch):
+    code, _, stderr = launch("-np", 2, "--device", "cpu", launch.script(LEAVES))
+    assert code == 124
+    assert b"the job stalled: rank 1 of 2 is missing" in stderr
+    assert b"rank 1     has left with exit code 0" in stderr
 
 
 def test_ranks_that_ignore_the_end_of_a_stalled_job_are_killed(launch):
@@ -163,7 +179,7 @@ def test_records_of_a_process_that_has_ended_are_no_run(launch):
     body = """
     if rank:
         child = (
-            "import os; from collective.coordination.progress import Phase, Progress; "
+            "import os; from collective.job.progress import Phase, Progress; "
             "Progress(os.environ).does('x').enters(Phase.RUNNING)"
         )
         subprocess.run([sys.executable, "-c", child], check=True)

@@ -53,7 +53,7 @@ def test_the_whole_text():
           HOROVOD_GLOO_IFACE=lo
           HOROVOD_GLOO_RENDEZVOUS_ADDR=127.0.0.1:<port>/<token>
           HOROVOD_GLOO_RENDEZVOUS_PORT=<a free port>
-          HOROVOD_GLOO_TIMEOUT_SECONDS=600
+          HOROVOD_GLOO_TIMEOUT_SECONDS=660
           HOROVOD_HOSTNAME=localhost
           HOROVOD_LOCAL_SIZE=2
           HOROVOD_SIZE=2

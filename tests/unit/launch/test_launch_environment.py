@@ -54,7 +54,7 @@ def test_identity():
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
         "HOROVOD_GLOO_IFACE": "lo",
         "HOROVOD_CYCLE_TIME": "0.1",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "660",
         "CUDA_CACHE_MAXSIZE": "4294967296",
     }
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from collective.coordination.progress import Progress
+from collective.job.progress import Progress
 from collective.job.progress_board import (
     VARIABLE,
     Board,

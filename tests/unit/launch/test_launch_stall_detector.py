@@ -216,3 +216,25 @@ def test_agreeing_on_a_run_is_not_finishing_it():
         return [record(AGREEING if second < 3 else RUNNING), record(AWAY)]
 
     assert first_end(both, on_gpus=True)[0] == 3 + WORK_FACTOR * 100 - 1
+
+
+def test_ranks_have_ten_minutes_to_join():
+    """As they may prepare data before; whatever the time of a run."""
+    warned, ended = stalls_reported([record(Phase.MEETING, 0), None], timeout=50, until=900)
+    assert (warned[0], ended[0]) == (1 + WARN_AFTER, 601)
+    assert not warned[1].expired and ended[1].expired and ended[1].missing == (1,)
+    assert "waiting for all ranks to join" in ended[1].report(50)
+    ((second, _),) = stalls_reported([record(Phase.MEETING, 0), record(RUNNING)], 50, 900)
+    assert second == 51
+
+
+def test_a_rank_that_leaves_before_it_joins_ends_the_others():
+    records, exited = [record(Phase.MEETING, 0), None], {1: "exit code 0"}
+    ((second, stall),) = stalls_reported(records, 50, 900, exited=exited)
+    assert second == 6 and stall.missing == (1,)
+    report = stall.report(50)
+    assert "rank 1     has left with exit code 0" in report
+    assert "because a rank has left" in report and "make a CollectiveStrategy" in report
+    assert not stalls_reported([None, None], 50, 900, exited=exited)
+    joined = [record(Phase.MEETING, 0), record(AWAY, 0)]
+    assert stalls_reported(joined, 50, 30, exited=exited) == []
