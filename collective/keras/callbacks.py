@@ -47,11 +47,16 @@ class Checkpoint(Callback):
     `fit` then raises `collective.Preempted`, which ends the program. An epoch that was being
     validated is complete: the next job goes on with the one after it.
 
-    Not in a checkpoint are the states of metrics, which start again in each epoch, the vocabularies
-    of lookup layers, what other callbacks remember (`ReduceLROnPlateau` its best value), and the
-    position in the data: of an epoch that it has begun, as many batches are passed over, and with
-    `steps_per_epoch` also those of earlier epochs, if Keras goes on in a dataset from epoch to
-    epoch. `LearningRateScheduler` sets the rate at the beginning of an epoch: let it compute the
+    Not in a checkpoint is the position in the data: of an epoch that it has begun, as many batches
+    are passed over, and with `steps_per_epoch` also those of earlier epochs, if Keras goes on in a
+    dataset from epoch to epoch. `Dataset.shuffle` with a seed has the order of that epoch again,
+    and a `Sequence` that shuffles in `on_epoch_end` by a seed of its own; a `Sequence` that `fit`
+    shuffles (`shuffle=True`) hasn't.
+
+    Neither are the states of metrics, which start again (the logs of an epoch that goes on are of
+    its remaining batches), those of random numbers (`Dropout`), the vocabularies of lookup layers,
+    and what other callbacks remember (`EarlyStopping` and `ReduceLROnPlateau` their best values and
+    counts). `LearningRateScheduler` sets the rate at the beginning of an epoch: let it compute the
     rate from the epoch alone, since that of an epoch that goes on is set once more.
 
     Args:
@@ -304,6 +309,7 @@ class _Place:
     ) -> tuple[int, int]:
         """Returns the first epoch, and the first step in it; Keras calls it once, at the start."""
         self._model._training_state = self._others
+        keras_fit.pass_over_epochs(self._model, self._epoch)
         return self._epoch, self._steps
 
     def _after_batches(self, train: Callable[..., Any]) -> Callable[..., Any]:

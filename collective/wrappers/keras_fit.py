@@ -178,7 +178,7 @@ def steps_of(x: Any, batch_size: int | None, steps: int | None) -> int | None:
 
 
 def note_data(model: Any, given: dict[str, Any]) -> None:
-    """Notes since which epoch `fit` goes on in its data; None if each begins with the first batch.
+    """Notes the data of `fit`, and since which epoch it goes on in them, if not in each anew.
 
     Args:
         model: that is trained.
@@ -188,7 +188,27 @@ def note_data(model: Any, given: dict[str, Any]) -> None:
     goes_on = hasattr(x, "__next__")
     if isinstance(x, DATASETS) and steps is not None:
         goes_on = int(backend.get_value(tf.data.experimental.cardinality(x))) != steps
-    vars(model)["_collective_first_epoch"] = given["initial_epoch"] if goes_on else None
+    first = given["initial_epoch"]
+    vars(model)["_collective_first_epoch"] = first if goes_on else None
+    vars(model)["_collective_begun_anew"] = None if goes_on else (x, first)
+
+
+def pass_over_epochs(model: Any, epoch: int) -> None:
+    """Brings the data of `fit` into the order that they have in an epoch.
+
+    `Dataset.shuffle` has another order for each iterator of a dataset; a `Sequence` may get one at
+    the end of an epoch.
+
+    Args:
+        model: that is trained.
+        epoch: the epoch in which `fit` goes on, from 0.
+    """
+    x, first = vars(model).get("_collective_begun_anew") or (None, epoch)
+    for _ in range(epoch - first):
+        if isinstance(x, DATASETS):
+            iter(x)
+        elif isinstance(x, package.utils.Sequence):
+            x.on_epoch_end()
 
 
 def steps_of_epochs(model: Any, steps: int | None, epoch: int) -> int:

@@ -46,6 +46,8 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
         for callback in keras_fit.callbacks_in(call.arguments["callbacks"]):
             getattr(callback, "on_preempted", lambda: None)()
         raise
+    finally:
+        vars(model).pop("_collective_begun_anew", None)  # It may be large.
 
 
 def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ class Dies(keras.callbacks.Callback):
 
 with strategy.scope():
     size, rank = strategy.world_size(), strategy.rank()
-    batches = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH)
+    # In another order in each epoch.
+    batches = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH).shuffle(EPOCH, seed=4)
     step = BATCH // size
     own = batches.map(
         lambda x, y: (x[rank * step : (rank + 1) * step], y[rank * step : (rank + 1) * step])
