@@ -67,5 +67,5 @@ def of_shard(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """
     values, rows = summed(slices.values, slices.indices)
     if gradient_scale() != 1:
-        values *= tf.cast(gradient_scale(), values.dtype)
+        values *= tf.constant(gradient_scale(), values.dtype)
     return tf.IndexedSlices(values, mark_distinct(rows), slices.dense_shape)

@@ -269,7 +269,8 @@ COLLECTIVE_EXPORT uint32_t data_file_checksum(const char* data, int64_t size) {
 }
 
 // Writes the index of a bundle: `n` pairs of (key, value) by ascending keys, whose bytes follow
-// each other in `text`; `lengths` [2 n] has the keys' and the values' in turn.
+// each other in `text`; `lengths` [2 n] has the keys' and the values' in turn. Returns the status's
+// code, 0 if all is well.
 COLLECTIVE_EXPORT int data_file_write_index(const char* path, const char* text,
                                             const int64_t* lengths, int64_t n, char* message,
                                             int64_t message_size) {
@@ -291,7 +292,7 @@ COLLECTIVE_EXPORT int data_file_write_index(const char* path, const char* text,
   const std::string words = status.ToString();
   std::strncpy(message, words.c_str(), message_size - 1);
   message[message_size - 1] = 0;
-  return status.ok() ? 0 : 1;
+  return static_cast<int>(status.code());
 }
 
 }  // extern "C"

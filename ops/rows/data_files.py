@@ -163,15 +163,17 @@ def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         pairs: keys and values, by ascending keys.
 
     Raises:
-        OSError: the storage failed.
+        tf.errors.OpError: the storage failed.
     """
     lengths = np.array([[len(key), len(value)] for key, value in pairs], np.int64)
     text = b"".join(part for pair in pairs for part in pair)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    if _library_functions().data_file_write_index(
+    code = _library_functions().data_file_write_index(
         os.fsencode(path), text, lengths.ctypes.data, len(pairs), message, len(message)
-    ):
-        raise OSError(message.value.decode(errors="replace"))
+    )
+    if code:
+        words = f"{path}: {message.value.decode(errors='replace')}"
+        raise tf.errors.exception_type_from_error_code(code)(None, None, words)
 
 
 class RestoreOperation:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.checkpoint.files import storage
 from collective.checkpoint.files.index_keys import WHOLE, slice_key
 from collective.checkpoint.files.index_reader import index_path
 from collective.ops.rows import data_files
@@ -66,14 +67,15 @@ class IndexFile:
         """Writes `prefix`.index.
 
         Raises:
-            OSError: the storage failed.
+            StorageFailure: the storage failed.
         """
         header = tensor_bundle_pb2.BundleHeaderProto(num_shards=1)
         if sys.byteorder == "big":
             header.endianness = tensor_bundle_pb2.BundleHeaderProto.BIG
         header.version.producer = _VERSION
         pairs = [(key, entry.SerializeToString()) for key, entry in sorted(self._entries.items())]
-        data_files.write_index(index_path(prefix), [(b"", header.SerializeToString()), *pairs])
+        with storage.failures():
+            data_files.write_index(index_path(prefix), [(b"", header.SerializeToString()), *pairs])
 
 
 def _entry(dtype: Any, shape: Sequence[int]) -> tensor_bundle_pb2.BundleEntryProto:

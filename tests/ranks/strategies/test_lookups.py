@@ -364,6 +364,19 @@ def test_half_precision_tables(strategy, rank):
         )
 
 
+def test_double_precision_tables_train_in_double_precision(strategy):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = tf.get_variable("t", [6, 2], tf.float64, initializer=tf.ones_initializer())
+        ids, rows = tf.placeholder(tf.int64, [None]), tf.nn.embedding_lookup(t, tf.range(6))
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids) - 1 / 3))
+        return {"train": tf.train.AdagradOptimizer(0.1).minimize(loss), "rows": rows}, {"ids": ids}
+
+    runs = [(["train"], {"ids": np.arange(6) % (3 + k)}) for k in range(3)] + [(["rows"], {})]
+    want, got = (reference.plain(build, runs), reference.sharded(strategy, build, runs))
+    np.testing.assert_allclose(got[-1]["rows"], want[-1]["rows"], rtol=0, atol=1e-13)
+
+
 def test_a_half_precision_row_is_rounded_once_a_step(strategy):
     """Gradient descent adds up the small steps of a repeated key: each alone would be lost."""
 

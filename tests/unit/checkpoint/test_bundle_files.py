@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.files import tensor_bundle
+from collective.checkpoint.files import storage, tensor_bundle
 from collective.checkpoint.files.index_writer import IndexFile
 from collective.ops.rows import data_files
 
@@ -151,6 +151,14 @@ def test_a_slice_that_is_not_as_long_as_its_rows_is_refused(tmp_path):
             feeds = restore.feeds(opened.data_paths(), np.array(slices), (10, 3))
             with pytest.raises(tf.errors.InvalidArgumentError, match="slice 0 has rows outside"):
                 session.run(restore.operation, feeds)
+
+
+def test_a_full_disk_is_a_failure_of_the_storage_in_an_index_too(tmp_path):
+    index, prefix = IndexFile(), os.fspath(tmp_path / "full")
+    index.add("x", tf.float32, [2], None, 8, 0)
+    os.symlink("/dev/full", f"{prefix}.index")
+    with pytest.raises(storage.StorageFailure, match=r"full\.index.*No space left"):
+        index.write(prefix)
 
 
 def test_a_full_disk_is_an_error_with_the_files_name(tmp_path):
