@@ -78,15 +78,17 @@ def _is_of_version_2(framework: str, command: Sequence[str]) -> bool:
     if framework not in ("horovod", "sok"):
         return False  # The others' names are those of TensorFlow 1.
     path = Path(command[0])
+    folder = path.parent
     if command[0] == "-m":
         with contextlib.suppress(ImportError, ValueError):
             found = importlib.util.find_spec(command[1])
-            path = Path((found and found.origin) or "")
+            path, folder = Path((found and found.origin) or ""), Path.cwd()
     if not path.is_file():
         return False
     # SparseOperationKit's variables need no step, but in TensorFlow 1 always a session.
     unless_1 = framework == "sok"
-    return script_version.is_2(path.read_text(errors="replace"), path.parent, unless_1)
+    text = path.read_text(errors="replace")
+    return script_version.is_2(text, folder, unless_1, path.parent)
 
 
 def _open_scope(scopes: contextlib.ExitStack) -> None:

@@ -28,6 +28,13 @@ LOOP = "import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n"
         ("from tensorflow import Session\nmodel.fit(data)", False),
         ("K.set_session(tf.Session())\nmodel.fit(data)", False),
         ("print 'a script of Python 2', tf.GradientTape", False),
+        (f"import requests\n{LOOP}requests.Session()", True),
+        (f"{LOOP}parser.placeholder", True),
+        (f"import tensorflow.compat.v1 as v1\n{LOOP}v1.train.MonitoredTrainingSession()", False),
+        (f"from tensorflow.compat.v1 import train\n{LOOP}train.MonitoredTrainingSession()", False),
+        (f"{LOOP}class A:\n def f(self): self.tf.Session()", False),
+        (f"import tensorflow.keras.backend as KB\n{LOOP}KB.get_session()", False),
+        (f"{LOOP}tf.estimator.Estimator(f)", False),
     ],
 )
 def test_by_what_it_names(text, is_2):
@@ -41,6 +48,12 @@ def test_modules_next_to_it_and_scripts_of_neither_kind(tmp_path):
     main = "from training.steps import step\nstep()"
     assert script_version.is_2(main, tmp_path) and not script_version.is_2(main)
     assert not script_version.is_2(f"import sessions\n{main}", tmp_path)
+    for start in ("from training import steps", "from .training import steps"):
+        assert script_version.is_2(start, tmp_path)
+    (tmp_path / "training" / "__init__.py").write_text("from ..shared import step")
+    (tmp_path / "shared.py").write_text(LOOP)
+    assert script_version.is_2("import training", tmp_path)
+    assert script_version.is_2("from . import steps", Path(), package=tmp_path / "training")
     assert script_version.is_2("print(sok.Variable([[1.0]]))", tmp_path, unless_1=True)
     assert not script_version.is_2("import sessions", tmp_path, unless_1=True)
     assert not script_version.is_2("print 'a script of Python 2'", tmp_path, unless_1=True)
