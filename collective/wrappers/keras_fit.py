@@ -178,7 +178,7 @@ def steps_of(x: Any, batch_size: int | None, steps: int | None) -> int | None:
 
 
 def note_data(model: Any, given: dict[str, Any]) -> None:
-    """Notes the data of `fit`, and since which epoch it goes on in them, if not in each anew.
+    """Notes the data of `fit`, and since which epoch it goes on in them, if none begins again.
 
     Args:
         model: that is trained.
@@ -190,7 +190,7 @@ def note_data(model: Any, given: dict[str, Any]) -> None:
         goes_on = int(backend.get_value(tf.data.experimental.cardinality(x))) != steps
     first = given["initial_epoch"]
     vars(model)["_collective_first_epoch"] = first if goes_on else None
-    vars(model)["_collective_begun_anew"] = None if goes_on else (x, first)
+    vars(model)["_collective_data"] = None if goes_on else (x, first)
 
 
 def pass_over_epochs(model: Any, epoch: int) -> None:
@@ -203,7 +203,7 @@ def pass_over_epochs(model: Any, epoch: int) -> None:
         model: that is trained.
         epoch: the epoch in which `fit` goes on, from 0.
     """
-    x, first = vars(model).get("_collective_begun_anew") or (None, epoch)
+    x, first = vars(model).get("_collective_data") or (None, epoch)
     for _ in range(epoch - first):
         if isinstance(x, DATASETS):
             iter(x)

@@ -47,7 +47,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             getattr(callback, "on_preempted", lambda: None)()
         raise
     finally:
-        vars(model).pop("_collective_begun_anew", None)  # It may be large.
+        vars(model).pop("_collective_data", None)  # It may be large.
 
 
 def _of_all_ranks(model: Any, given: dict[str, Any]) -> None:

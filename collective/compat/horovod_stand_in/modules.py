@@ -44,7 +44,8 @@ _NAMES = {
     "reductions": ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast"),
     "training": (
         *("DistributedOptimizer", "broadcast_variables", "broadcast_global_variables"),
-        *("BroadcastGlobalVariablesHook", "DistributedGradientTape", "broadcast_object"),
+        *("BroadcastGlobalVariablesHook", "DistributedGradientTape"),
+        *("allgather_object", "broadcast_object"),
     ),
     "keras": (
         *("DistributedOptimizer", "allgather", "allreduce", "broadcast"),

@@ -218,6 +218,18 @@ def broadcast_object(obj: Any, root_rank: int = 0, **_: Any) -> Any:
     return barrier.exchange(None, name, sent)[root_rank]["object"]
 
 
+def allgather_object(obj: Any, **_: Any) -> list[Any]:
+    """Returns the objects of all ranks, in their order; JSON has to be able to hold them.
+
+    Raises:
+        TypeError: JSON can't hold it.
+    """
+    process.needed()
+    sent = {"object": obj}
+    json.dumps(sent)
+    return [each["object"] for each in barrier.exchange(None, "hvd.allgather_object", sent)]
+
+
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,

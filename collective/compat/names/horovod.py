@@ -41,7 +41,10 @@ HOROVOD = Framework(
             )
             for name in names
         ),
-        works("hvd.broadcast_object", f"{_STANDS_IN}.training.broadcast_object", _JSON, "0.2.0"),
+        *(
+            works(f"hvd.{name}", f"{_STANDS_IN}.training.{name}", _JSON, "0.2.0")
+            for name in ("broadcast_object", "allgather_object")
+        ),
         same_numbers(
             "horovod.tensorflow.keras.DistributedOptimizer",
             f"{_STANDS_IN}.keras.DistributedOptimizer",

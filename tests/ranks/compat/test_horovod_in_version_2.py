@@ -166,6 +166,7 @@ def test_collectives_of_eager_code(strategy, rank, size, hvd, hvd_keras):
         last = size - 1
         np.testing.assert_array_equal(hvd_keras.broadcast(x, last), all_ranks[last])
         assert hvd.broadcast_object({"epoch": rank}, last) == {"epoch": last}
+        assert hvd.allgather_object([rank, "x"]) == [[each, "x"] for each in range(size)]
         with tf2.GradientTape() as tape, pytest.raises(NotImplementedError, match="would be lost"):
             tape.watch(x)
             hvd.allreduce(x)
