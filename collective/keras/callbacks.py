@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective.checkpoint.files import storage
 from collective.checkpoint.functions import entries, restores
@@ -16,7 +17,7 @@ from collective.checkpoint.saving import saver_hook
 from collective.job.info import job_info
 from collective.ops.communication import collectives
 from collective.ops.counting import counted
-from collective.tensorflow_internals.keras import Callback
+from collective.tensorflow_internals.keras import Callback, backend
 from collective.wrappers import keras_fit, keras_names
 
 __all__ = ["Checkpoint"]
@@ -56,8 +57,8 @@ class Checkpoint(Callback):
     Neither are the states of metrics, which start again (the logs of an epoch that goes on are of
     its remaining batches), those of random numbers (`Dropout`), the vocabularies of lookup layers,
     and what other callbacks remember (`EarlyStopping` and `ReduceLROnPlateau` their best values and
-    counts). `LearningRateScheduler` sets the rate at the beginning of an epoch: let it compute the
-    rate from the epoch alone, since that of an epoch that goes on is set once more.
+    counts). The learning rate of an epoch that goes on is the one that was saved, whatever
+    `LearningRateScheduler` sets at its beginning.
 
     Args:
         directory: the folder of the checkpoints; it is made if it doesn't exist.
@@ -291,6 +292,8 @@ class _Place:
         self._model, self._epoch, self._steps, self._batches = model, epoch, steps, batches
         self._others = model._training_state
         model._training_state = self
+        rate = getattr(model.optimizer, "learning_rate", None) if steps else None
+        self._rate = backend.get_value(rate) if isinstance(rate, tf2.Variable) else None
         self._train = self._first = model.train_function
         if batches:
             self._first = model.train_function = self._after_batches(self._train)
@@ -327,6 +330,8 @@ class _Place:
                     f"{counted(self._batches, 'batch', 'batches')}. Give fit the data of that "
                     "epoch, or Checkpoint another continue_id: then all epochs are trained."
                 ) from None
+            if self._rate is not None:  # Callbacks have set that of the epoch's beginning.
+                backend.set_value(self._model.optimizer.learning_rate, self._rate)
             return train(iterator)
 
         return first

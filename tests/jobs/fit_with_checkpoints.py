@@ -42,11 +42,11 @@ with strategy.scope():
     top = keras.layers.Dense(1, kernel_initializer="ones", name="top")
     model = keras.Model(given, top(rows))
     model.compile(keras.optimizers.Adam(0.01), "mse")
-    if folder == "plain":
-        model.fit(own, epochs=2, verbose=0)
-    else:
+    callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
+    if folder != "plain":
         saved = collective.keras.callbacks.Checkpoint(folder, save_freq=3, continue_id="one")
-        model.fit(own, epochs=2, verbose=0, callbacks=[saved, Dies()])
+        callbacks += [saved, Dies()]
+    model.fit(own, epochs=2, verbose=0, callbacks=callbacks)
     table = tf.function(lambda: model.layers[1](tf.range(11)))()
     print("steps", int(model.optimizer.iterations.numpy()))
     print("values", *(f"{x:.6f}" for x in [*table.numpy().sum(0), *top.kernel.numpy()[:, 0]]))
