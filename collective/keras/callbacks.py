@@ -50,9 +50,10 @@ class Checkpoint(Callback):
 
     Not in a checkpoint is the position in the data: of an epoch that it has begun, as many batches
     are passed over, and with `steps_per_epoch` also those of earlier epochs, if Keras goes on in a
-    dataset from epoch to epoch. `Dataset.shuffle` with a seed has the order of that epoch again,
-    and a `Sequence` that shuffles in `on_epoch_end` by a seed of its own; a `Sequence` that `fit`
-    shuffles (`shuffle=True`) hasn't.
+    dataset from epoch to epoch. `Dataset.shuffle` with a seed has the order of that epoch again, as
+    have arrays that `fit` shuffles after `set_random_seed`, and a `Sequence` that shuffles in
+    `on_epoch_end` by a seed of its own; a `Sequence` that `fit` shuffles (`shuffle=True`) hasn't.
+    Datasets with several shuffles, or a repeated one, are read again up to that epoch.
 
     Neither are the states of metrics, which start again (the logs of an epoch that goes on are of
     its remaining batches), those of random numbers (`Dropout`), the vocabularies of lookup layers,

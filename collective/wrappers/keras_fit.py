@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective.coordination import agreement, barrier
-from collective.data import same_records
+from collective.data import same_records, shuffled_data
 from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.fused_reductions import Reduction
 from collective.ops.counting import counted
@@ -186,29 +186,34 @@ def note_data(model: Any, given: dict[str, Any]) -> None:
     """
     x, steps = given["x"], given["steps_per_epoch"]
     goes_on = hasattr(x, "__next__")
-    if isinstance(x, DATASETS) and steps is not None:
-        goes_on = int(backend.get_value(tf.data.experimental.cardinality(x))) != steps
-    first = given["initial_epoch"]
-    vars(model)["_collective_first_epoch"] = first if goes_on else None
-    vars(model)["_collective_data"] = None if goes_on else (x, first)
+    if isinstance(x, DATASETS):
+        count = int(backend.get_value(tf.data.experimental.cardinality(x)))
+        goes_on = steps is not None and count != steps
+    elif not isinstance(x, package.utils.Sequence):
+        goes_on = goes_on or bool(given["shuffle"])  # arrays, in one order after another
+        steps = steps_of(x, steps, given["batch_size"]) if steps is None else steps
+    vars(model)["_collective_first_epoch"] = given["initial_epoch"] if goes_on else None
+    vars(model)["_collective_data"] = None if goes_on else given
 
 
 def pass_over_epochs(model: Any, epoch: int) -> None:
     """Brings the data of `fit` into the order that they have in an epoch.
 
-    `Dataset.shuffle` has another order for each iterator of a dataset; a `Sequence` may get one at
-    the end of an epoch.
-
     Args:
         model: that is trained.
         epoch: the epoch in which `fit` goes on, from 0.
     """
-    x, first = vars(model).get("_collective_data") or (None, epoch)
-    for _ in range(epoch - first):
-        if isinstance(x, DATASETS):
-            iter(x)
-        elif isinstance(x, package.utils.Sequence):
-            x.on_epoch_end()
+    given = vars(model).get("_collective_data")
+    if given is None:
+        return
+    frequency = given["validation_freq"]
+    for passed in range(given["initial_epoch"], epoch):
+        shuffled_data.pass_over(given["x"], given["steps_per_epoch"])
+        is_validated = (
+            (passed + 1) % frequency == 0 if isinstance(frequency, int) else passed + 1 in frequency
+        )
+        if is_validated:
+            shuffled_data.pass_over(given["validation_data"], given["validation_steps"], 2)
 
 
 def steps_of_epochs(model: Any, steps: int | None, epoch: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.wrappers import keras_eager_steps
+
+_EVALUATING = contextvars.ContextVar("Keras evaluates", default=False)
 
 
 def make(kind: str, original: Callable[..., Any], model: Any, force: bool = False) -> Any:
@@ -37,11 +40,26 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
             if model.run_eagerly and tf.executing_eagerly():
                 one = keras_eager_steps.of_all_ranks(kind, model, one)
             several = functools.partial(_each_step, kind, one, steps)
+            if kind == "test":
+                one = functools.partial(_evaluate, one)
             made.add(kind)
             setattr(model, f"{kind}_function", one if steps is None else several)
     finally:
         attributes["_steps_per_execution"] = steps
     return getattr(model, f"{kind}_function")
+
+
+def is_evaluating() -> bool:
+    """Tells whether Keras evaluates a model, as all ranks do together."""
+    return _EVALUATING.get()
+
+
+def _evaluate(step: Callable[[Any], Any], iterator: Any) -> Any:
+    token = _EVALUATING.set(True)
+    try:
+        return step(iterator)
+    finally:
+        _EVALUATING.reset(token)
 
 
 def _check_options(model: Any) -> None:

@@ -1,17 +1,18 @@
 """Divides losses that are means over what counts of a batch by what counts of all ranks' batches.
 
 A loss with a mask, or with weights of which some are 0, is divided by the number of positions that
-count. An update takes the mean of the ranks' gradients. So a rank's loss has to be divided by the
-mean of the ranks' numbers: divided by its own, a position of a rank that has few of them would
-count more than in one process.
+count. Divided by its own number, a position of a rank that has few of them would count more than in
+one process. So ranks add up their numbers:
 
-    a Keras loss                  its value, too: the mean of the ranks' values, as logs have it, is
-                                  that of one process
-    `tf.losses` in a function     the same
-    `tf.losses` in a graph        its gradient; a session fetches the loss of this rank's batch, as
-                                  any other, also on one rank alone
+    where a tape records          an update takes the mean of the ranks' gradients, so each divides
+                                  by the mean of the ranks' numbers
+    elsewhere                     logs weight a rank's loss by its records, so its sum is divided by
+                                  its share of the number, as large as its share of the records
+    `tf.losses` in a graph        the gradient is that of the mean of all ranks; a session fetches
+                                  the loss of this rank's batch, also on one rank alone
 
-Where ranks can't count together, as in a loop, each divides by its own number, and is warned.
+Where ranks can't count together, as in a loop, each divides by its own number, and is warned. A
+loss of a function without tables and gradients is this rank's own.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.replication import cross_replica
+from collective.tables import traced_lookups
 from collective.tensorflow_internals.keras import losses_utils, package
-from collective.wrappers import keras_eager_steps
+from collective.wrappers import keras_eager_steps, keras_functions
 
 _MEANS = (
     package.losses.Reduction.AUTO,
@@ -52,7 +54,8 @@ def apply_valid_mask(
     if mask is None or reduction not in _MEANS or not _joins(_OF_MASK):
         return original(losses, weights, mask, reduction)
     mask = tf.cast(mask, tf.float32)
-    ratio = tf.cast(tf.size(mask), tf.float32) / _mean_number("mask", tf.reduce_sum(mask))
+    number = _share("mask", tf.reduce_sum(mask), tf.shape(mask)[0])
+    ratio = tf.cast(tf.size(mask), tf.float32) / number
     return losses_utils.apply_mask(losses, weights, tf.cast(mask * ratio, losses.dtype))
 
 
@@ -77,7 +80,10 @@ def safe_mean(original: Callable[..., Any], losses: tf.Tensor, number: tf.Tensor
         return original(losses, number)
     graph = tf.get_default_graph()
     if tf.executing_eagerly() or graphs.is_traced(graphs.outermost(graph)):
-        return original(losses, _mean_number("weights", number))
+        return original(losses, _share("weights", number, tf.constant(1)))
+    if graphs.is_function(graph):  # The gradient of a branch is made in a function, too.
+        _warn(_OF_WEIGHTS)
+        return original(losses, number)
     # It adds no operation: TensorFlow numbers by them the random ones that have no seed.
     with graph.gradient_override_map({"DivNoNan": _GRADIENT}):
         return original(losses, number)
@@ -92,10 +98,19 @@ def _mean_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor]:
     return [of_sum, -of_sum * tf.div_no_nan(total, number)]
 
 
-def _mean_number(of: str, own: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over ranks of a number of positions."""
-    (total,) = cross_replica.sums(f"{of}_of_a_loss", [own])
-    return total / collectives.size()
+def _share(of: str, own: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+    """Returns by what this rank divides, of all ranks' number of positions that count.
+
+    Args:
+        of: says what counts.
+        own: this rank's number of them.
+        records: how many records this rank's batch has.
+    """
+    own_records = tf.cast(records, own.dtype)
+    total, all_records = cross_replica.sums(f"{of}_of_a_loss", [own, own_records])
+    if graphs.is_recorded():
+        return total / collectives.size()
+    return total * tf.div_no_nan(own_records, all_records)
 
 
 def _is_one_number(weights: Any) -> bool:
@@ -111,10 +126,19 @@ def _joins(what: str) -> bool:
     if tf.executing_eagerly():
         # A loss that isn't recorded may be computed by one rank alone.
         return keras_eager_steps.is_inside() or graphs.is_recorded()
+    if _is_own():
+        return False
     can_join = cross_replica.can_join()
     if not can_join:
         _warn(what)
     return can_join
+
+
+def _is_own() -> bool:
+    """Tells whether a function may be one that this rank calls alone."""
+    graph = graphs.outermost(tf.get_default_graph())
+    needs_all = graphs.is_recorded() or keras_functions.is_evaluating()
+    return graphs.is_traced(graph) and not needs_all and not traced_lookups.lookups_in(graph)
 
 
 @functools.cache

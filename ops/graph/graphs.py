@@ -64,7 +64,7 @@ def is_eager() -> bool:
 
 
 def is_recorded() -> bool:
-    """Tells whether a `tf.GradientTape` may record what eager code executes now."""
+    """Tells whether a `tf.GradientTape` may record what is executed, or traced, now."""
     return bool(record.could_possibly_record())
 
 

@@ -257,7 +257,10 @@ def _become_rank(
         os.dup2(null if stdin == subprocess.DEVNULL else 0, 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        os.closerange(3, 1024)
+        # Libraries that were loaded before close some of these yet: their numbers stay taken.
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor != null:
+                os.dup2(null, descriptor, inheritable=False)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)

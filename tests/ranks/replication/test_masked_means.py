@@ -95,31 +95,93 @@ def test_a_rank_of_which_nothing_counts(strategy, rank, size):
         compare(model, plain, rank, size)
 
 
-@HOW
-def test_an_evaluation_of_unequal_length(strategy, rank, size, eagerly):
-    """Rank r evaluates r + 1 batches: those of one process are what ranks have at the same time."""
+def uneven(rank):
+    """Returns a rank's batches: it has one more than the rank before, and the last is shorter."""
     step = BATCH // 6
+    places = [
+        range((turn * 3 + rank) * step, (turn * 3 + rank + 1) * step) for turn in range(rank + 1)
+    ]
+    places[-1] = places[-1][: step - rank]
+    return [(IDS[place], LABELS[place]) for place in places]
 
-    def batches(number):
-        first = number * step
-        return IDS[first : first + step], LABELS[first : first + step]
 
-    plain = make(contextlib.nullcontext)
+def of_all(evaluate, size):
+    """Returns the mean of losses over the records that ranks have at the same time."""
     total = records = 0.0
     for turn in range(size):
-        together = [batches(turn * size + each) for each in range(turn, size)]
+        together = [uneven(rank)[turn] for rank in range(turn, size)]
         ids, labels = (np.concatenate(each) for each in zip(*together))
-        loss = plain.evaluate(ids, labels, batch_size=len(ids), verbose=0)
-        # The mean over ranks of values that add up to N times the loss of them all.
-        total, records = total + loss * size * step, records + len(ids)
+        total, records = total + evaluate(ids, labels) * len(ids), records + len(ids)
+    return total / records
+
+
+@HOW
+def test_an_evaluation_of_unequal_length(strategy, rank, size, eagerly):
+    plain = make(contextlib.nullcontext)
+    want = of_all(lambda *data: plain.evaluate(*data, batch_size=BATCH, verbose=0), size)
     with strategy.scope():
         model = make(strategy.embedding_scope, eagerly=eagerly)
-        own = [batches(turn * size + rank) for turn in range(rank + 1)]
         data = tf2.data.Dataset.from_tensor_slices(
-            tuple(np.concatenate(each) for each in zip(*own))
-        ).batch(step)
+            tuple(np.concatenate(each) for each in zip(*uneven(rank)))
+        ).batch(BATCH // 6)
         got = model.evaluate(data, verbose=0)
-    np.testing.assert_allclose(got, total / records, rtol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_an_evaluation_of_unequal_length_in_a_graph(strategy, rank, size):
+    """Batches that ranks have at the same time are as large."""
+
+    def evaluated(scope, *data, batch):
+        with tf.Graph().as_default():
+            model = make(scope)
+            model.compile(keras.optimizers.legacy.SGD(0.1), keras.losses.MeanSquaredError())
+            arrays = tf.data.Dataset.from_tensor_slices(data).batch(batch)
+            return model.evaluate(arrays, verbose=0)
+
+    # In a graph Keras takes the mean of the batches' losses.
+    want = np.mean(
+        [
+            evaluated(contextlib.nullcontext, IDS[at : at + n], LABELS[at : at + n], batch=BATCH)
+            for at, n in ((0, 6 * size), (24, 6))
+        ]
+    )
+    with strategy.scope(plan="quiet"):
+        places = [*range(rank * 6, rank * 6 + 6), *(range(24, 30) if rank == 0 else ())]
+        got = evaluated(strategy.embedding_scope, IDS[places], LABELS[places], batch=6)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_function_without_tables_may_be_called_by_one_rank(strategy, rank, size):
+    mask = keras.layers.Masking()
+    loss = keras.losses.MeanSquaredError()
+
+    @tf2.function
+    def evaluate(x):
+        return loss(tf2.zeros([2, 3, 1]), mask(x))
+
+    with strategy.scope():
+        if rank == 0:
+            x = np.array([[[1], [0], [0]], [[2], [3], [0]]], np.float32)
+            np.testing.assert_allclose(evaluate(x), 14 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["function", "branch"])
+def test_a_loss_with_weights_in_a_function_of_a_graph_is_warned_of(strategy, rank, size, said, how):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        v = tf.get_variable("v", [4], initializer=tf.ones_initializer())
+
+        def loss():
+            return tf.losses.absolute_difference(v, 3 * v, tf.cast(v > 0, tf.float32))
+
+        if how == "branch":
+            value = tf.cond(tf.placeholder_with_default(True, []), loss, lambda: tf.reduce_sum(v))
+        else:
+            value = tf2.function(loss)()
+        step = tf.train.GradientDescentOptimizer(0.5).minimize(value)
+        with tf.train.MonitoredTrainingSession() as session:
+            session.run(step)
+            np.testing.assert_allclose(session.run(v), np.full([4], 0.75))
+    assert len(own_numbers(said)) == (size > 1 and rank == 0), said
 
 
 def test_a_keras_loss_in_a_graph(strategy, rank, size):
@@ -177,7 +239,7 @@ def test_a_loss_in_a_loop_is_warned_of(strategy, rank, size, said):
             result += loss(labels, predictions)
         return result
 
-    with strategy.scope():
+    with strategy.scope(), tf2.GradientTape():
         total(tf2.ones([4, 1]), tf2.zeros([4, 1]))
     assert len(own_numbers(said)) == (size > 1 and rank == 0), said
 
