@@ -87,7 +87,7 @@ def _is_of_version_2(framework: str, command: Sequence[str]) -> bool:
         return False
     # SparseOperationKit's variables need no step, but in TensorFlow 1 always a session.
     unless_1 = framework == "sok"
-    text = path.read_text(errors="replace")
+    text = path.read_text("utf-8-sig", "replace")
     return script_version.is_2(text, folder, unless_1, path.parent)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # What only a script of TensorFlow 2 has, and what of TensorFlow and Keras only one of TensorFlow 1.
-_VERSION_2 = frozenset({"GradientTape", "fit", "tf.function"})
+_VERSION_2 = frozenset({"GradientTape", "fit", "train_on_batch", "tf.function"})
 _VERSION_1 = frozenset(
     {
         *("ConfigProto", "InteractiveSession", "MonitoredTrainingSession", "Session", "app"),
-        *("MonitoredSession", "SingularMonitoredSession", "get_session"),
+        *("MonitoredSession", "SingularMonitoredSession", "Supervisor", "get_session"),
         *("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution"),
         *("estimator", "get_variable", "global_variables_initializer", "placeholder"),
     }
@@ -56,7 +56,7 @@ def _trees(
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path not in seen and path.is_file():
                 seen.add(path)
-                yield from _trees(path.read_text(errors="replace"), folder, path.parent, seen)
+                yield from _trees(path.read_text("utf-8-sig", "replace"), folder, path.parent, seen)
 
 
 def _imported(tree: ast.Module, folder: Path, package: Path) -> Iterator[Path]:
@@ -86,17 +86,22 @@ def _names(tree: ast.Module) -> Iterator[str]:
 def _is_1(tree: ast.Module) -> bool:
     """Tells whether a module uses what TensorFlow and Keras have for sessions."""
     of_tensorflow = set(_CUSTOMARY)
+    others: set[str] = set()
     used: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.partition(".")[0] in _PACKAGES:
-                    of_tensorflow.add((alias.asname or alias.name).partition(".")[0])
+                is_one = alias.name.partition(".")[0] in _PACKAGES
+                name = (alias.asname or alias.name).partition(".")[0]
+                (of_tensorflow if is_one else others).add(name)
         elif (
             isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _PACKAGES
         ):
             used.update(alias.name for alias in node.names)
             of_tensorflow.update(alias.asname or alias.name for alias in node.names)
+            if any(alias.name == "*" for alias in node.names):
+                used.update(name.id for name in ast.walk(tree) if isinstance(name, ast.Name))
+    of_tensorflow -= others
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             root: ast.expr = node

@@ -106,6 +106,13 @@ def refuse_jacobian(
         NotImplementedError: the function or graph joins what ranks compute of their batches.
     """
     if tf.executing_eagerly_outside_functions():
+        names = [x.name for x in tf.nest.flatten(sources) if isinstance(x, variables.Variable)]
+        if names and not graphs.is_eager():
+            raise NotImplementedError(
+                f"tf.GradientTape.jacobian with respect to the variable '{names[0]}' takes "
+                "gradients in a loop, where ranks can't exchange them. Take tape.gradient of one "
+                "element at a time."
+            )
         refuse_eager_gradients(tf.nest.flatten(sources))
     if collectives.size() > 1 and cross_replica.joins(tf.get_default_graph()):
         raise NotImplementedError(

@@ -35,6 +35,10 @@ LOOP = "import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n"
         (f"{LOOP}class A:\n def f(self): self.tf.Session()", False),
         (f"import tensorflow.keras.backend as KB\n{LOOP}KB.get_session()", False),
         (f"{LOOP}tf.estimator.Estimator(f)", False),
+        (f"import boto3 as K\n{LOOP}K.Session()", True),
+        ("from tensorflow.compat.v1 import *\nscaler.fit(x)\nwith Session(): pass", False),
+        ("scaler.fit(x)\nwith tf.train.Supervisor().managed_session(): pass", False),
+        ("model.train_on_batch(x)", True),
     ],
 )
 def test_by_what_it_names(text, is_2):
