@@ -239,7 +239,6 @@ def test_no_folder_is_full():
 # Short modules whose only importer lies next to them, each with what speaks for a file of its own.
 SHORT_MODULES = {
     "collective.checkpoint.files.bundle_writer": "only imports make bundles of bare numbers",
-    "collective.coordination.functions.answers": "is for a rank that has no data",
     "collective.coordination.hash_seed": "is about Python, not about meetings",
     "collective.data.permutation": "is a published algorithm",
     "collective.data.streams.stream_order": "is a pure function with a truth of its own",
