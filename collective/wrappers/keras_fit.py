@@ -191,7 +191,6 @@ def note_data(model: Any, given: dict[str, Any]) -> None:
         goes_on = steps is not None and count != steps
     elif not isinstance(x, package.utils.Sequence):
         goes_on = goes_on or bool(given["shuffle"])  # arrays, in one order after another
-        steps = steps_of(x, steps, given["batch_size"]) if steps is None else steps
     vars(model)["_collective_first_epoch"] = given["initial_epoch"] if goes_on else None
     vars(model)["_collective_data"] = None if goes_on else given
 

@@ -92,6 +92,8 @@ class Stall:
 
     def report(self, timeout: float) -> str:
         """Returns the warning, or the report on the end of the job, as text."""
+        if any(record is not None and record.phase == Phase.MEETING for record in self.records):
+            timeout = max(timeout, MEETING_TIME)
         if self.expired:
             head = [
                 f"collective launch: the job stalled: {self.summary()}",
