@@ -57,7 +57,7 @@ class Header:
             FAILED.
         check: for INVALID the lookup with the failed id: the number of its check in the graph times
             CHECK_STRIDE, plus its position in the check; for ENDED EVALUATING if the rank only
-            evaluates.
+            evaluates; for RUNNING in a function how many records this rank's batch has, or 0.
         id: the invalid id, or another number for the check's message; for IDLE and ENDED a digest
             of the data that have ended (`collective.coordination.dealt_input`).
         clock: microseconds since 1970.

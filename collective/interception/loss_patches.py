@@ -1,4 +1,4 @@
-"""Lists what is replaced of losses that leave positions of a batch out."""
+"""Lists what is replaced of losses."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ import importlib
 import tensorflow.compat.v1 as tf
 
 from collective.interception.patching import Patch
-from collective.tensorflow_internals.keras import losses_utils
-from collective.wrappers import masked_means
+from collective.tensorflow_internals.keras import GraphModel, LossesContainer, losses_utils
+from collective.wrappers import keras_losses, masked_means
 
+PART_OF_SUM = "A loss would count 1/N on each rank, whatever it adds up and of how many records."
 OWN_NUMBER = "Each rank would divide by a number of its own, without a word."
 # By this module the others find what is in tf.losses.
 _losses_impl = importlib.import_module(tf.losses.compute_weighted_loss.__module__)
-MASKED_MEANS = (
+LOSSES = (
+    Patch(
+        LossesContainer,
+        "keras.LossesContainer.__call__",
+        keras_losses.compiled_loss,
+        PART_OF_SUM,
+    ),
+    Patch(
+        LossesContainer,
+        "keras.LossesContainer._get_loss_object",
+        keras_losses.loss_object,
+        PART_OF_SUM,
+    ),
+    Patch(
+        GraphModel,
+        "tf.keras.Model._prepare_total_loss",
+        keras_losses.prepare_total_loss,
+        PART_OF_SUM,
+    ),
     Patch(
         losses_utils,
         "keras.losses_utils.apply_valid_mask",

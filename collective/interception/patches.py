@@ -27,7 +27,7 @@ from collective.gradients import clipping, loss_scaling, reduction, row_scatters
 from collective.interception import hooks, rank0_output, traced_functions
 from collective.interception.checkpoint_patches import CHECKPOINTS
 from collective.interception.distribution_patches import DISTRIBUTION
-from collective.interception.loss_patches import MASKED_MEANS
+from collective.interception.loss_patches import LOSSES
 from collective.interception.patching import Patch, ReplacedValue
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.graph import control_flow, nested_calls
@@ -53,7 +53,6 @@ from collective.tensorflow_internals.keras import (
     DenseFeatures,
     Embedding,
     GraphModel,
-    LossesContainer,
     LossScaleOptimizer,
     Metric,
     Model,
@@ -93,7 +92,6 @@ from collective.wrappers import (
     keras_functions,
     keras_layers,
     keras_loops,
-    keras_losses,
     keras_metrics,
     keras_saving,
     keras_updates,
@@ -137,7 +135,6 @@ WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the sha
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
 OWN_MODEL = "Eagerly each rank would train a model of its own."
 OWN_LOOP = "Ranks would make different numbers of steps, and decide by losses of their own records."
-PART_OF_SUM = "A loss that adds up samples would count 1/N of each sample."
 OWN_FILES = "All ranks would write one file, or a SavedModel that only they can run."
 TAKEN_APART = "Eagerly they are a rank's own, and a wrapper of Horovod's reduces them once more."
 EARLY_OVERFLOW = "A rank's gradients would be N times as large, and overflow before one process's."
@@ -243,18 +240,6 @@ GRADIENTS = (
         "tf.keras.callbacks.TerminateOnNaN.on_batch_end",
         keras_callbacks.end_batch,
         OWN_LOOP,
-    ),
-    Patch(
-        LossesContainer,
-        "keras.LossesContainer._get_loss_object",
-        keras_losses.loss_object,
-        PART_OF_SUM,
-    ),
-    Patch(
-        GraphModel,
-        "tf.keras.Model._prepare_total_loss",
-        keras_losses.prepare_total_loss,
-        PART_OF_SUM,
     ),
     *(
         Patch(saver, "tf.keras.models.save_model", keras_saving.save_model, OWN_FILES)
@@ -578,7 +563,7 @@ PATCHES = (
     *VARIABLES,
     *GRADIENTS,
     *DISTRIBUTION,
-    *MASKED_MEANS,
+    *LOSSES,
     *CLIPPING,
     *OPTIMIZERS,
     *(horovod_patches.HOROVOD if hvd else ()),

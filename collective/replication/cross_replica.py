@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import eager_values
 from collective.ops.communication import collectives
-from collective.ops.communication.gate import gates_of
+from collective.ops.communication.gate import TracedGate, gates_of
 from collective.ops.graph import (
     control_flow,
     device_scopes,
@@ -69,10 +69,12 @@ def is_alone() -> bool:
     return collectives.size() == 1 or is_scratch or is_served
 
 
-def can_join() -> bool:
+def can_join(inlining: bool = True) -> bool:
     """Tells whether all ranks are certain to come by, once in a run, where code is now.
 
-    A function that another one calls becomes a part of it first, if that is possible.
+    Args:
+        inlining: whether a function that another one calls becomes a part of it first, if that is
+            possible.
 
     Raises:
         NotImplementedError: the function that is being traced becomes a part of another one.
@@ -84,7 +86,7 @@ def can_join() -> bool:
         return False
     if None not in control_flow.deciders():
         return True
-    if nested_calls.want_inlining(graph):
+    if inlining and nested_calls.want_inlining(graph):
         raise NotImplementedError("The tf.function has to become a part of the one that calls it.")
     return False
 
@@ -128,6 +130,30 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
                 gates.states[place] = [(x, tf.zeros(x.shape, x.dtype)) for x in tensors]
         opened = gates.of_collective(tensors).zero
         return collectives.allreduce_sum(tensors, name, opened)
+
+
+def weight_of(records: tf.Tensor) -> tf.Tensor:
+    """Returns how often the mean over a rank's batch counts in the mean of the ranks' means.
+
+    It is N times the share of its records, float64: 1 if ranks have as many. Ranks that call a
+    function say how many they have when they agree on the call: there it takes no exchange.
+
+    Args:
+        records: int64 scalar, how many this rank's batch has.
+
+    Raises:
+        NotImplementedError, RankError: as for `sums`.
+    """
+    if not tf.executing_eagerly():
+        graph = tf.get_default_graph()
+        gates = gates_of(graph)
+        if graphs.is_traced(graph) and not graphs.is_eager() and not gates.level(records.op):
+            gate = gates.at(1)
+            if isinstance(gate, TracedGate) and gate.records is None:
+                return gate.weight_of(records)
+    own = tf.cast(records, tf.float64)
+    (total,) = sums("records_of_a_batch", [own])
+    return tf.div_no_nan(collectives.size() * own, total)
 
 
 def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:

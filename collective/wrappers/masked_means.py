@@ -6,8 +6,8 @@ one process. So ranks add up their numbers:
 
     where a tape records          an update takes the mean of the ranks' gradients, so each divides
                                   by the mean of the ranks' numbers
-    elsewhere                     logs weight a rank's loss by its records, so its sum is divided by
-                                  its share of the number, as large as its share of the records
+    elsewhere, in a compiled      a rank's loss counts by its records, so its sum is divided by its
+    model                         share of the number, as large as its share of the records
     `tf.losses` in a graph        the gradient is that of the mean of all ranks; a session fetches
                                   the loss of this rank's batch, also on one rank alone
 
@@ -27,9 +27,8 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.replication import cross_replica
-from collective.tables import traced_lookups
 from collective.tensorflow_internals.keras import losses_utils, package
-from collective.wrappers import keras_eager_steps, keras_functions
+from collective.wrappers import joint_losses, keras_losses
 
 _MEANS = (
     package.losses.Reduction.AUTO,
@@ -108,7 +107,7 @@ def _share(of: str, own: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
     """
     own_records = tf.cast(records, own.dtype)
     total, all_records = cross_replica.sums(f"{of}_of_a_loss", [own, own_records])
-    if graphs.is_recorded():
+    if graphs.is_recorded() and not keras_losses.are_weighed():
         return total / collectives.size()
     return total * tf.div_no_nan(own_records, all_records)
 
@@ -121,24 +120,12 @@ def _is_one_number(weights: Any) -> bool:
 
 def _joins(what: str) -> bool:
     """Tells whether ranks count together; warns if they should, and can't."""
-    if cross_replica.is_alone():
-        return False
-    if tf.executing_eagerly():
-        # A loss that isn't recorded may be computed by one rank alone.
-        return keras_eager_steps.is_inside() or graphs.is_recorded()
-    if _is_own():
+    if joint_losses.is_own():
         return False
     can_join = cross_replica.can_join()
     if not can_join:
         _warn(what)
     return can_join
-
-
-def _is_own() -> bool:
-    """Tells whether a function may be one that this rank calls alone."""
-    graph = graphs.outermost(tf.get_default_graph())
-    needs_all = graphs.is_recorded() or keras_functions.is_evaluating()
-    return graphs.is_traced(graph) and not needs_all and not traced_lookups.lookups_in(graph)
 
 
 @functools.cache

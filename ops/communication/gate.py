@@ -180,13 +180,27 @@ class TracedGate(Gate):
         level: 1.
         zero: int32 scalar 0, which exists once the gate is open. When the function is traced to its
             end, its input becomes the agreement (`collective.coordination.functions.calls`).
+        records: int64 scalar, how many records this rank's batch has; None if nothing asks.
+        weight: float64 scalar, N times their share of all ranks' records, as ranks say when they
+            agree; its input, too, becomes the agreement.
     """
 
     def __init__(self) -> None:
         # What sessions need of a gate, it doesn't have.
         self.level, self.channel = 1, ""
+        self.records: tf.Tensor | None = None
+        self.weight: tf.Tensor | None = None
         with graphs.outside(), tf.name_scope("collective/gate1/"), device_scopes.on_host():
             self.zero = tf.identity(tf.placeholder_with_default(tf.constant(0), []), "zero")
+
+    def weight_of(self, records: tf.Tensor) -> tf.Tensor:
+        """Returns N times the share of `records`, which are known before the gate opens."""
+        self.records = records
+        with graphs.outside(), tf.name_scope("collective/gate1/"), device_scopes.on_host():
+            later = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [])
+            with tf.control_dependencies([self.zero]):
+                self.weight = tf.identity(later, "weight")
+        return self.weight
 
 
 SECOND_LEVEL = (

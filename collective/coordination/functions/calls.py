@@ -265,35 +265,42 @@ def make_variables_equal(
 
 
 def agreement_on(
-    plans: Plans, bounds: tf.Tensor, choices: Mapping[str, Sequence[tf.Tensor]]
-) -> tf.Tensor:
+    plans: Plans,
+    bounds: tf.Tensor,
+    choices: Mapping[str, Sequence[tf.Tensor]],
+    records: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Makes the operations of a function by which ranks agree on a call.
 
     Args:
         plans: the function's.
         bounds: [n, 2], the smallest and the largest of the values that the checks compare.
         choices: branches and loops that all ranks have to take alike, and what each depends on.
+        records: int64 scalar, how many records this rank's batch has; None if nothing asks.
 
     Returns:
-        0, once all ranks carry out the call.
+        0, once all ranks carry out the call; and N times the share of this rank's records.
     """
     # TensorFlow keeps an operation's Python function as long as the process.
     own = weakref.ref(plans)
     counts = {name: len(tensors) for name, tensors in choices.items()}
     deciding = [x for tensors in choices.values() for x in tensors]
     begin = functools.partial(_begin, own, counts)
-    header = tf.numpy_function(begin, [bounds, *deciding], tf.int64, stateful=True)
+    records = tf.constant(0, tf.int64) if records is None else records
+    header = tf.numpy_function(begin, [bounds, records, *deciding], tf.int64, stateful=True)
     header.set_shape([1, agreement.WIDTH])
     headers = agreement.gathered(header, agreement.NAME)
-    opened = tf.numpy_function(_open, [headers], tf.int32, stateful=True)
+    opened, weight = tf.numpy_function(_open, [headers], [tf.int32, tf.float64], stateful=True)
     opened.set_shape([])
-    return opened
+    weight.set_shape([])
+    return opened, weight
 
 
 def _begin(
     own: Callable[[], Plans | None],
     choices: Mapping[str, int],
     bounds: np.ndarray,
+    records: np.ndarray,
     *deciding: np.ndarray,
 ) -> np.ndarray:
     """Returns this rank's header in a call: an operation of the function."""
@@ -306,7 +313,7 @@ def _begin(
         f"{name} depends on {', '.join(_shown(next(values)) for _ in range(count))}"
         for name, count in choices.items()
     )
-    header = _header(call.plan, bounds)
+    header = _header(call.plan, bounds, int(records))
     if choices and header.status == RUNNING:
         digest = hashlib.blake2b(str(call.choices).encode(), digest_size=8).digest()
         header = dataclasses.replace(header, id=int.from_bytes(digest, "little") >> 1)
@@ -315,11 +322,13 @@ def _begin(
     return agreement.as_rows(header)
 
 
-def _open(rows: np.ndarray) -> np.ndarray:
+def _open(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lets a call that has begun go on if all ranks carry it out: an operation of the function.
 
     Args:
         rows: the headers of all ranks.
+
+    Returns: 0, and N times the share of this rank's records (0 if no rank has any).
     """
     call, ranks = _current[-1], coordinator.instance()
     headers = ranks.hear(agreement.as_headers(rows))
@@ -336,7 +345,9 @@ def _open(rows: np.ndarray) -> np.ndarray:
     ) or _choose_differently(headers):
         call.disagreement = headers
         raise RuntimeError("the ranks do not agree on this call")
-    return np.array(0, np.int32)
+    records = sum(h.check for h in headers if h.status == RUNNING)
+    weight = collectives.size() * header.check / records if records else 0.0
+    return np.array(0, np.int32), np.array(weight, np.float64)
 
 
 def _choose_differently(headers: Sequence[Header]) -> bool:
@@ -363,12 +374,12 @@ def _shown(value: Any) -> str:
     return hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
 
 
-def _header(plan: FunctionPlan, bounds: np.ndarray) -> Header:
+def _header(plan: FunctionPlan, bounds: np.ndarray, records: int) -> Header:
     """Returns this rank's header, with the first value outside of its range."""
     low, high = bounds.T
     wrong = (low <= high) & ((low < 0) | (high >= plan.ends))
     if not wrong.any():
-        return plan.header(RUNNING)
+        return plan.header(RUNNING, records)
     first = int(wrong.argmax())
     places = [
         number * CHECK_STRIDE + i

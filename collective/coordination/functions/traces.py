@@ -23,7 +23,7 @@ from collective.coordination.functions import calls, deciders, stops
 from collective.coordination.functions.calls import FunctionPlan, Plans
 from collective.job.progress_board import Label
 from collective.ops.communication import collectives
-from collective.ops.communication.gate import gates_of
+from collective.ops.communication.gate import TracedGate, gates_of
 from collective.ops.graph import (
     device_scopes,
     graph_analysis,
@@ -57,7 +57,9 @@ def close(graph: Any) -> None:
     reduced_reads.refuse(graph, executed, ())
     if not gates.gates:
         return
-    zero = gates.gates[0].zero
+    gate = gates.gates[0]
+    assert isinstance(gate, TracedGate)
+    zero = gate.zero
     if zero.op.inputs[0].op.type != "PlaceholderWithDefault":
         return  # It answers calls of another one, and ranks agree outside of it.
     gates.changed()
@@ -71,6 +73,7 @@ def close(graph: Any) -> None:
     sources = [op for op in may_end if not (gates.level(op) or op in updating)]
     deciding = [x for tensors in choices.values() for x in tensors]
     known = [x.op for x in (*deciding, *(check.bounds for check in gates.checks))]
+    known += [] if gate.records is None else [gate.records.op]
     before = graph_analysis.upstream([*sources, *known])
     plans = graph_state.of(graph, Plans)
     with graph.as_default(), graphs.outside(), device_scopes.on_host(), tf.name_scope(None):
@@ -78,8 +81,10 @@ def close(graph: Any) -> None:
             each = [check.bounds for check in gates.checks]
             bounds = tf.concat(each or [tf.zeros([0, 2], tf.int64)], 0)
             with tf.control_dependencies(sources):
-                agreed = calls.agreement_on(plans, bounds, choices)
+                agreed, weight = calls.agreement_on(plans, bounds, choices, gate.records)
     zero.op._update_input(0, agreed)
+    if gate.weight is not None:
+        gate.weight.op._update_input(0, weight)
     own = [op for op in graph.get_operations() if collectives.is_scripts_own(op)]
     for op in [*written, *own]:
         # What a branch does by itself doesn't wait for all that the branch gets.

@@ -1,0 +1,148 @@
+"""Steps in which ranks have different numbers of records are those of one process."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+
+from tests.ranks.keras.models import BATCH, compare, data, dataset, keras, make_model
+
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
+
+# Steps of a global batch, and a last one with one record for each of at most 12 ranks, and some.
+RECORDS = 3 * BATCH + 17
+MASKED = np.random.default_rng(5).integers(0, 4, (RECORDS, 3))
+LABELS = np.random.default_rng(6).normal(0, 1, (RECORDS, 3, 1)).astype(np.float32)
+
+
+def unequal(x, rank, size):
+    """Returns a rank's records and its batch sizes: of each global batch, rank 0 has the most."""
+    parts, sizes = [], []
+    for first in range(0, RECORDS, BATCH):
+        ends = np.linspace(0, 1, size + 1) ** 0.7 * len(x[first : first + BATCH])
+        own = x[first : first + BATCH][int(ends[rank]) : int(ends[rank + 1])]
+        parts.append(own)
+        sizes.append(len(own))
+    return np.concatenate(parts), sizes
+
+
+def batches(arrays, rank, size):
+    """Returns a rank's dataset; on one rank, of global batches."""
+    sizes = unequal(np.arange(RECORDS), rank, size)[1]
+    own = tf.nest.map_structure(lambda x: unequal(x, rank, size)[0], arrays)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    numbered = dataset((numbers, own), 1).unbatch()
+    grouped = numbered.group_by_window(
+        lambda number, _: number,
+        lambda _, batch: batch.map(lambda _, record: record).batch(BATCH),
+        BATCH,
+    )
+    return grouped.apply(tf.data.experimental.assert_cardinality(len(sizes)))
+
+
+def mean_and_regularizer(scope):
+    model = make_model(scope)
+    start = keras.initializers.Constant(0.3)
+    mean = keras.layers.Dense(1, None, True, start, kernel_regularizer="l2")(model.output)
+    (users, words), labels = data(RECORDS)
+    return keras.Model(model.inputs, mean), "mse", ((users, words), labels)
+
+
+def sum_and_mean(scope):
+    model, _, (inputs, labels) = mean_and_regularizer(scope)
+    added_up = keras.layers.Activation("linear")(model.layers[-2].output)
+    losses = [keras.losses.BinaryCrossentropy(from_logits=True, reduction="sum"), "mse"]
+    return (
+        keras.Model(model.inputs, [added_up, model.output]),
+        losses,
+        (inputs, (labels, labels), (labels + 0.5, labels + 1)),
+    )
+
+
+def samples(scope):
+    model, _, all_data = mean_and_regularizer(scope)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
+    return keras.Model(model.inputs, model.layers[-2].output), loss, all_data
+
+
+def masked(scope):
+    start = keras.initializers.Constant(np.arange(8).reshape(4, 2) / 10)
+    with scope():
+        rows = keras.layers.Embedding(4, 2, start, mask_zero=True, input_length=3)
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
+    return keras.Sequential([rows, dense]), keras.losses.MeanSquaredError(), (MASKED, LABELS)
+
+
+def trained(made, scope, rank, size, **options):
+    """Returns a model, and what `fit` and `evaluate` log."""
+    model, losses, all_data = made(scope)
+    model.compile(keras.optimizers.legacy.SGD(0.02), losses, **options)
+    own = batches(all_data, rank, size)
+    fitted = model.fit(own, epochs=2, verbose=0)
+    evaluated = model.evaluate(own, verbose=0)
+    return model, [*(x for values in fitted.history.values() for x in values), *np.ravel(evaluated)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        mean_and_regularizer,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (sum_and_mean, samples, masked)),
+    ],
+)
+@pytest.mark.parametrize(
+    "eagerly", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["function", "eager"]
+)
+def test_fit_with_batches_of_different_size(strategy, rank, size, made, eagerly):
+    plain, want = trained(made, contextlib.nullcontext, 0, 1)
+    with strategy.scope():
+        options = {"run_eagerly": True} if eagerly else {}
+        model, got = trained(made, strategy.embedding_scope, rank, size, **options)
+        compare(model, plain, rank, size)
+    if made is not samples:  # Keras weighs what it logs of them by the square of a batch's size.
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_losses_of_several_batches_in_a_step(strategy, rank, size):
+    """Each counts by the records of its own batch."""
+
+    def stepped(scope, rank, size):
+        model, losses, all_data = mean_and_regularizer(scope)
+        model.compile(keras.optimizers.SGD(0.02), losses)
+        first, second = list(batches(all_data, rank, size))[-2:]
+
+        @tf2.function
+        def step():
+            with tf2.GradientTape() as tape:
+                loss = sum(
+                    model.compiled_loss(labels, model(inputs)) for inputs, labels in (first, second)
+                )
+            model.optimizer.minimize(loss, model.trainable_variables, tape)
+
+        step()
+        return model
+
+    plain = stepped(contextlib.nullcontext, 0, 1)
+    with strategy.scope():
+        compare(stepped(strategy.embedding_scope, rank, size), plain, rank, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [mean_and_regularizer, sum_and_mean, masked])
+def test_fit_in_a_graph_with_batches_of_different_size(strategy, rank, size, made):
+    def in_graph(*args):
+        with tf.Graph().as_default():
+            model, logs = trained(made, *args)
+            return model.get_weights(), logs
+
+    weights, want = in_graph(contextlib.nullcontext, 0, 1)
+    with strategy.scope(plan="quiet"):
+        own, got = in_graph(strategy.embedding_scope, rank, size)
+    for each, plain in zip(own, weights):
+        plain = plain if each.shape == plain.shape else plain[rank::size]
+        np.testing.assert_allclose(each, plain, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
