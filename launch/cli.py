@@ -47,6 +47,7 @@ from collective.launch.command_line.parser import (
 )
 from collective.launch.command_line.rank_command import (
     as_framework,
+    check_is_kept,
     loader_command,
     loader_words,
     misplaced_option,
@@ -62,6 +63,7 @@ from collective.launch.planning.devices import (
     visible_gpus,
 )
 from collective.launch.planning.gpu_cores import bound_cores, cores_near
+from collective.launch.planning.inherited import check_inherited
 from collective.launch.planning.plan import LaunchPlan
 from collective.launch.processes.standard_streams import open_standard_streams
 
@@ -314,6 +316,7 @@ def make_plan(
     """
     command = _command(options)
     check_limits(options)
+    check_inherited(environment)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
     cores = available_cores()
     devices: tuple[str | None, ...] = (None,)  # a plan has one, even on a host without ranks
@@ -324,6 +327,8 @@ def make_plan(
             gpus = visible_gpus(environment, driver_gpus())
         shared = environment.get(SHARED) == "1"
         devices = choose_devices(ranks, options.device, gpus, cores, shared)
+    if listed is not None or len(devices) > 1:
+        check_is_kept(script_of(options.command, options.no_python))
     bound: dict[str, frozenset[int]] = {}
     if options.bind == "auto":
         bound = bound_cores(devices, frozenset(os.sched_getaffinity(0)), cores_near)
@@ -371,6 +376,10 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
         first, dash, last = word.strip().partition("-")
         if not (first.isdigit() and (last.isdigit() or not dash)):
             raise UsageError(f'--tee {text}: give "all", "none" or ranks like 0,2-3')
+        if int(last or first) < int(first):
+            raise UsageError(
+                f"--tee {text}: {word.strip()} names no rank; the smaller one is first"
+            )
         ranks.update(range(int(first), int(last or first) + 1))
     if max(ranks, default=0) >= size:
         raise UsageError(f"--tee {text}: there is no rank {max(ranks)}, the last one is {size - 1}")

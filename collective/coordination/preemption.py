@@ -79,8 +79,10 @@ class Preemption:
         self.decided = max(wishes, default=0)
         if self.decided and collectives.rank() == 0:
             name = signal.Signals(self.decided).name
-            ranks = "all ranks stop" if collectives.size() > 1 else "training stops"
-            print(f"collective: {name}: {ranks} after this step", file=sys.stderr, flush=True)
+            what = "training stops after this step"
+            if collectives.size() > 1:
+                what = "all ranks stop after this step, or before they train again"
+            print(f"collective: {name}: {what}", file=sys.stderr, flush=True)
 
     def stop(self, session: StoppableSession, run: StoppableRun) -> None:
         """Refuses a run that would train or take data after the ranks have decided to stop.

@@ -82,8 +82,17 @@ allow = _WATCH.allow
 
 
 def is_independent(environment: Any) -> bool:
-    """Tells whether the user has asked for independent processes."""
-    return environment.get(VARIABLE, "") not in ("", "0")
+    """Tells whether the user has asked for independent processes.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    text = environment.get(VARIABLE, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(
+            f"{VARIABLE}={text}: give 1 for ranks that train models of their own, else 0"
+        )
+    return bool(text == "1")
 
 
 def watch(size: int, has_horovod: bool = False) -> None:

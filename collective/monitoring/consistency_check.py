@@ -150,7 +150,10 @@ def _is_near(a: Sequence[float], b: Sequence[float]) -> bool:
 
     Both numbers change by about the size of a difference.
     """
-    return bool(np.allclose(a, b, rtol=0, atol=NEAR * max(abs(a[0]), abs(b[0])), equal_nan=True))
+    size = max(abs(a[0]), abs(b[0]))
+    if not np.isfinite(size):
+        return bool(np.array_equal(a, b, equal_nan=True))
+    return bool(np.allclose(a, b, rtol=0, atol=NEAR * size))
 
 
 def _unequal(checksums_by_rank: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

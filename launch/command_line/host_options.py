@@ -95,7 +95,7 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
         UsageError: the list is unreadable, or contradicts other options.
     """
     flags = {"-H": options.hosts, "--hostfile": options.hostfile}
-    given = [flag for flag, value in flags.items() if value]
+    given = [flag for flag, value in flags.items() if value is not None]
     if len(given) > 1:
         raise UsageError("-H and --hostfile both name the hosts: give one of them")
     if given and (options.nodes is not None or options.node is not None or options.standalone):
@@ -103,7 +103,7 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
             f"{given[0]} starts the launcher on all hosts; --nnodes, --node-rank and --standalone "
             "are for a launcher that was started on each"
         )
-    if options.hosts:
+    if options.hosts is not None:
         hosts = parse_hosts(options.hosts)
     else:
         path = options.hostfile

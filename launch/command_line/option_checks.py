@@ -131,6 +131,8 @@ def check_limits(options: argparse.Namespace) -> None:
             "its own, and only one could serve them there: leave it out, and let the script give "
             "COLLECTIVE_METRICS_PORT a port for each rank before it opens scope()"
         )
+    if options.log_dir == "":
+        raise UsageError("--log-dir '': give a folder, or leave it out")
     if options.data_loaders is not None:
         loader_count(options)
     if options.max_restarts < 0:

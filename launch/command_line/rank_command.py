@@ -152,6 +152,24 @@ def script_of(words: Sequence[str], no_python: bool = False) -> str:
     return program[0] if program and program[0] not in ("-m", "-c") else ""
 
 
+def check_is_kept(script: str) -> None:
+    """Refuses a script that several ranks can't read: a pipe, or the launcher's standard input.
+
+    Raises:
+        UsageError: it is one.
+    """
+    is_own = os.path.abspath(script).startswith(("/dev/", "/proc/"))
+    if script and os.path.exists(script) and (is_own or not _is_file_or_folder(script)):
+        raise UsageError(
+            f"{script} can be read only once, by the launcher itself, and not by each rank: put "
+            "the script into a file"
+        )
+
+
+def _is_file_or_folder(path: str) -> bool:
+    return os.path.isfile(path) or os.path.isdir(path)
+
+
 def _without_options(words: Sequence[str]) -> list[str]:
     """Returns an interpreter's words without its options: the script or module comes first."""
     program = list(words)

@@ -29,6 +29,7 @@ from collective.job.errors import UsageError
 from collective.launch.planning.nvml import open_nvml
 
 NO_GPUS: tuple[str, ...] = ()
+MOST_RANKS = 4096  # on a host
 SHARED = "COLLECTIVE_TEST_SHARED_GPU"
 
 
@@ -49,6 +50,8 @@ def choose_devices(
     """
     if isinstance(ranks, int) and ranks < 1:
         raise UsageError(f"-np {ranks}: a job has at least one rank")
+    if isinstance(ranks, int) and ranks > MOST_RANKS:
+        raise UsageError(f"-np {ranks}: a host has {MOST_RANKS} ranks at most")
     if {str(ranks), device} == {"cpu", "gpu"}:
         raise UsageError(
             f"-np {ranks} and --device {device} contradict each other; leave one of them out"

@@ -30,6 +30,7 @@ _DONTDUMP, _NOHUGEPAGE = 16, 15
 # slots of two optimizers, and one that is being moved.
 _COLUMNS = 8
 COLUMN_GB = 96
+_ADDRESSES_GB = 128 << 10
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name, _arguments in (
@@ -78,8 +79,26 @@ def rows_within(size: int, row_bytes: int, most: int) -> int:
 
     The result is from 1 to `most`, within the limit of a column.
     """
-    limit = int(os.environ.get("COLLECTIVE_COLUMN_GB") or COLUMN_GB) << 30
+    limit = int(column_gb() * (1 << 30))
     return min(most, max(1, min(limit, size) // row_bytes))
+
+
+def column_gb() -> float:
+    """Returns how many GB a column takes at most.
+
+    Raises:
+        ValueError: COLLECTIVE_COLUMN_GB is no number above 0.
+    """
+    text = os.environ.get("COLLECTIVE_COLUMN_GB") or str(COLUMN_GB)
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size <= _ADDRESSES_GB:
+        raise ValueError(
+            f"COLLECTIVE_COLUMN_GB={text}: give a number of GB above 0, {_ADDRESSES_GB} at most"
+        )
+    return size
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import AdvisedMemoryError, MemoryBridge
 from collective.tables.rows import initializers
 from collective.tables.rows.row_columns import RowColumn, is_small
-from collective.tables.rows.row_store import MORE_MEMORY, Store, registered
+from collective.tables.rows.row_store import Store, more_memory, registered
 
 BLOCK_BYTES = 64 << 20  # Of rows that are copied or computed with at once.
 
@@ -216,4 +216,4 @@ def _advising() -> Iterator[None]:
     try:
         yield
     except device_key_map.FullMapError as error:
-        raise AdvisedMemoryError(f"{error}. {MORE_MEMORY}.") from error
+        raise AdvisedMemoryError(f"{error}. {more_memory()}.") from error

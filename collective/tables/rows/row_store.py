@@ -26,10 +26,15 @@ from collective.tables.rows.row_columns import CompiledHostColumn, HostColumn, R
 from collective.tables.rows.statistics import KeyTally
 
 SORTED_AT_ONCE = 1 << 21  # Keys.
-MORE_MEMORY = (
-    "Train on more ranks, each holds its share; or, where memory is left, set "
-    "COLLECTIVE_COLUMN_GB (96) higher"
-)
+
+
+def more_memory() -> str:
+    """Says what to do where rows have no room."""
+    return (
+        "Train on more ranks, each holds its share; or, where memory is left, set "
+        f"COLLECTIVE_COLUMN_GB ({memory.column_gb():g}) higher"
+    )
+
 
 _registry: dict[int, Any] = {}
 
@@ -132,7 +137,7 @@ class Store:
         try:
             yield
         except MemoryError as error:
-            raise MemoryError(f"dynamic table '{self._name}': {error}. {MORE_MEMORY}.") from error
+            raise MemoryError(f"dynamic table '{self._name}': {error}. {more_memory()}.") from error
         finally:
             self.draw()
 
@@ -300,7 +305,7 @@ class CompiledStore(Store):
         self._compiled = CompiledRowStore(
             number,
             name,
-            MORE_MEMORY,
+            more_memory(),
             capacity,
             dim,
             dtype,

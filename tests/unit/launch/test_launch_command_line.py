@@ -53,6 +53,7 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
         archive.writestr("__main__.py", "size = 1")
     py_compile.compile(str(tmp_path / "whole"), str(tmp_path / "compiled"))
+    os.mkfifo(tmp_path / "pipe")
     tmp_path.joinpath("space").mkdir()
 
 
@@ -197,14 +198,20 @@ def test_a_script_may_be_called_python(tmp_path):
         ("python3 empty_folder", "empty_folder is a folder, and"),
         ("half_folder", "half_folder/__main__.py, line 2: SyntaxError"),
         ("program", "program isn't a Python script: --no-python runs other programs"),
+        ("-np 2 /dev/stdin", "/dev/stdin can be read only once"),
+        ("-np 2 python3 pipe", "pipe can be read only once"),
         ("-np 0 script.py", "-np 0: a job has at least one rank"),
         ("-np -3 script.py", "-np -3: a job has at least one rank"),
+        ("-np 100000000000000000000 script.py", "a host has 4096 ranks at most"),
         ("-np two script.py", "-np two: give a number"),
         ("-np2x script.py", "-np 2x: give a number"),
         ("-np= script.py", "-np '': give a number"),  # of a shell's variable that isn't set
         ("-np 3 script.py", "3 ranks, but 2 GPUs are visible (0, 1); --device cpu"),
         ("-np gpu --device cpu script.py", "contradict"),
         ("--tee 5 script.py", "there is no rank 5"),
+        ("-np 2 --tee 1-0 script.py", "--tee 1-0: 1-0 names no rank"),
+        ("-H= script.py", "-H"),  # of a shell's variable that isn't set
+        ("--log-dir= script.py", "--log-dir '': give a folder"),
         ("--grace -1 script.py", "--grace -1"),
         ("--grace soon script.py", "--grace"),
         ("--preempt-signal USR9 script.py", "--preempt-signal: 'USR9' is no signal"),
@@ -365,6 +372,21 @@ def test_each_rank_sees_its_own_device_only(options, cuda, expected):
         for rank in range(plan.size)
     ]
     assert devices == expected
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("COLLECTIVE_INDEPENDENT", ["no", "true", "-1"]),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", ["0", "-1", "10m", "1.5"]),
+        ("TF_NUM_INTRAOP_THREADS", ["-3", "two"]),
+    ],
+)
+def test_a_variable_that_ranks_would_die_of(name, values, capsys, monkeypatch):
+    for value in values:
+        monkeypatch.setenv(name, value)
+        assert cli.main(["-np", "2", "script.py"]) == 2
+        assert f"{name}={value}: give " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
