@@ -100,6 +100,7 @@ class Model:
     executions: int | None  # steps of a call
     data: str  # known, unknown (length), endless
     eager: bool  # without functions
+    uneven: bool  # rank 0 has more records of each batch than the others
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: COLLECTIVE_TEST_KERAS_MODELS={self.seed}:{self.seed + 1}"]
@@ -175,6 +176,7 @@ def draw(seed: int) -> Model:
         r.choice([None, None, None, 2, 5]),
         r.choice(["known", "known", "unknown", "endless"]),
         r.random() < 0.2 and not own_step,  # which computes with gradients of tables
+        r.random() < 0.4 and not own_step,  # whose own loss counts alike on each rank
     )
 
 

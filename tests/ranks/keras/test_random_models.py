@@ -21,15 +21,17 @@ HELD_OUT = 30
 ATOL = {"crossed": 3e-6}
 
 
-def of_rank(arrays, rank, size):
-    """Returns this rank's part of each global batch."""
+def of_rank(drawn, arrays, rank, size):
+    """Returns (this rank's part of each global batch, the size of a part)."""
+    cuts = np.arange(size + 1) * BATCH // size
+    if drawn.uneven:
+        cuts = (BATCH * np.linspace(0, 1, size + 1) ** 0.6).astype(int)
+    first, last = cuts[rank : rank + 2]
 
     def own(x):
-        batches = x.reshape(-1, BATCH, *x.shape[1:])
-        mine = [reference.part(batch, rank, size) for batch in batches]
-        return np.concatenate(mine)
+        return x.reshape(-1, BATCH, *x.shape[1:])[:, first:last].reshape(-1, *x.shape[1:])
 
-    return {name: own(x) for name, x in arrays.items()}
+    return {name: own(x) for name, x in arrays.items()}, int(last - first)
 
 
 def evaluated_by(drawn, arrays, rank, size):
@@ -104,14 +106,9 @@ def check(strategy, rank, size, drawn):
     want_history, want_scores, want_weights = in_plain_keras(drawn, all_records, held_out, rank)
     with strategy.scope(plan="quiet"):
         built = random_keras_networks.Built(drawn, strategy.embedding_scope)
-        history, scores = trained(
-            drawn,
-            built,
-            of_rank(all_records, rank, size),
-            evaluated_by(drawn, held_out, rank, size),
-            BATCH // size,
-            True,
-        )
+        own, batch = of_rank(drawn, all_records, rank, size)
+        evaluated = evaluated_by(drawn, held_out, rank, size)
+        history, scores = trained(drawn, built, own, evaluated, batch, True)
     tables = {
         id(built.layers[feature.table.name].embeddings): feature.table for feature in drawn.features
     }
