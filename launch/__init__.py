@@ -127,8 +127,8 @@ Output
   a line as a newline does and stays one. An unfinished line is shown after a short while; if
   another rank writes meanwhile, a newline comes first. --log-dir keeps the bytes as they were
   written. A job of one rank has no prefix and reads the launcher's stdin; the ranks of a larger job
-  read /dev/null. A slow reader slows the ranks, as it would without a launcher; a reader that goes
-  away ends the job.
+  read /dev/null, and their script has to be a file. A slow reader slows the ranks, as it would
+  without a launcher; a reader that goes away ends the job.
 
   On a terminal the launcher says "starting 2 ranks on 2 cores", because Python and TensorFlow take
   seconds to start; elsewhere only if there are more than two CPU ranks per core. Not with
