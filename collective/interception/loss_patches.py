@@ -22,12 +22,6 @@ LOSSES = (
         PART_OF_SUM,
     ),
     Patch(
-        LossesContainer,
-        "keras.LossesContainer._get_loss_object",
-        keras_losses.loss_object,
-        PART_OF_SUM,
-    ),
-    Patch(
         GraphModel,
         "tf.keras.Model._prepare_total_loss",
         keras_losses.prepare_total_loss,

@@ -28,6 +28,7 @@ from collective.ops.communication.gate import TracedGate, gates_of
 from collective.ops.graph import (
     control_flow,
     device_scopes,
+    graph_analysis,
     graph_state,
     graphs,
     library_operations,
@@ -69,12 +70,10 @@ def is_alone() -> bool:
     return collectives.size() == 1 or is_scratch or is_served
 
 
-def can_join(inlining: bool = True) -> bool:
+def can_join() -> bool:
     """Tells whether all ranks are certain to come by, once in a run, where code is now.
 
-    Args:
-        inlining: whether a function that another one calls becomes a part of it first, if that is
-            possible.
+    A function that another one calls becomes a part of it first, if that is possible.
 
     Raises:
         NotImplementedError: the function that is being traced becomes a part of another one.
@@ -86,7 +85,7 @@ def can_join(inlining: bool = True) -> bool:
         return False
     if None not in control_flow.deciders():
         return True
-    if inlining and nested_calls.want_inlining(graph):
+    if nested_calls.want_inlining(graph):
         raise NotImplementedError("The tf.function has to become a part of the one that calls it.")
     return False
 
@@ -147,13 +146,20 @@ def weight_of(records: tf.Tensor) -> tf.Tensor:
     if not tf.executing_eagerly():
         graph = tf.get_default_graph()
         gates = gates_of(graph)
-        if graphs.is_traced(graph) and not graphs.is_eager() and not gates.level(records.op):
+        known = not (gates.level(records.op) or _needs_rows(graph, records))
+        if graphs.is_traced(graph) and not graphs.is_eager() and known:
             gate = gates.at(1)
             if isinstance(gate, TracedGate) and gate.records is None:
                 return gate.weight_of(records)
     own = tf.cast(records, tf.float64)
     (total,) = sums("records_of_a_batch", [own])
     return tf.div_no_nan(collectives.size() * own, total)
+
+
+def _needs_rows(graph: tf.Graph, x: tf.Tensor) -> bool:
+    """Tells whether a tensor of a function depends on lookups, which may not have a gate yet."""
+    lookups = {lookup.out for lookup in traced_lookups.lookups_in(graph)}
+    return not lookups.isdisjoint(graph_analysis.upstream([x.op]))
 
 
 def concatenated(what: str, x: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.wrappers import keras_eager_steps
 
-_EVALUATING = contextvars.ContextVar("Keras evaluates", default=False)
+# What Keras does now: "train", "test" or "predict".
+_KIND = contextvars.ContextVar("what Keras does", default="")
 
 
 def make(kind: str, original: Callable[..., Any], model: Any, force: bool = False) -> Any:
@@ -39,9 +40,8 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
             one = original(model, True)
             if model.run_eagerly and tf.executing_eagerly():
                 one = keras_eager_steps.of_all_ranks(kind, model, one)
+            one = functools.partial(_noted, kind, one)
             several = functools.partial(_each_step, kind, one, steps)
-            if kind == "test":
-                one = functools.partial(_evaluate, one)
             made.add(kind)
             setattr(model, f"{kind}_function", one if steps is None else several)
     finally:
@@ -51,15 +51,20 @@ def make(kind: str, original: Callable[..., Any], model: Any, force: bool = Fals
 
 def is_evaluating() -> bool:
     """Tells whether Keras evaluates a model, as all ranks do together."""
-    return _EVALUATING.get()
+    return _KIND.get() == "test"
 
 
-def _evaluate(step: Callable[[Any], Any], iterator: Any) -> Any:
-    token = _EVALUATING.set(True)
+def is_training() -> bool:
+    """Tells whether Keras trains a model, as all ranks do together."""
+    return _KIND.get() == "train"
+
+
+def _noted(kind: str, step: Callable[[Any], Any], iterator: Any) -> Any:
+    token = _KIND.set(kind)
     try:
         return step(iterator)
     finally:
-        _EVALUATING.reset(token)
+        _KIND.reset(token)
 
 
 def _check_options(model: Any) -> None:

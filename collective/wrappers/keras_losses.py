@@ -10,7 +10,7 @@ that in them a loss counts N * b/B times. What a rank's loss has to be for that:
     'sum'        B/b times          B/b times
     'none'       B/b times          once: Keras adds up the gradients, and logs the mean
 
-Outside of a compiled model, and where ranks can't exchange numbers, each rank counts alike: 1/N.
+Outside of Keras's steps, and in loops, each rank counts alike: 1/N.
 """
 
 from __future__ import annotations
@@ -25,24 +25,33 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.graph import device_scopes, graphs
+from collective.ops.graph import device_scopes
 from collective.replication import cross_replica
 from collective.tensorflow_internals.keras import package
-from collective.wrappers import joint_losses
+from collective.wrappers import keras_functions
 
 _SUM, _NONE = (package.losses.Reduction.SUM, package.losses.Reduction.NONE)
 
 
 class _Batch:
-    """A batch of which a compiled model's losses are computed."""
+    """A batch of which a compiled model's losses are computed.
 
-    def __init__(self, of: Any) -> None:
+    Attributes:
+        is_of_step: whether the ranks train or evaluate together: outside of Keras's steps a script
+            may compute the loss on one rank alone.
+    """
+
+    def __init__(self, of: Any, is_of_step: bool) -> None:
         self._of = of
+        self.is_of_step = is_of_step
 
     @functools.cached_property
     def weight(self) -> Any:
         """N times the share of this rank's records: 1 if ranks have as many."""
-        if joint_losses.is_own() or not cross_replica.can_join(inlining=False):
+        if not self.is_of_step:
+            return tf.ones([], tf.float64)
+        if not cross_replica.can_join():
+            _warn()
             return tf.ones([], tf.float64)
         x = self._of
         with device_scopes.on_host():
@@ -68,27 +77,41 @@ def _losses_of(batch: _Batch | None) -> Iterator[None]:
 
 def are_weighed() -> bool:
     """Tells whether a loss that is computed now will count by its rank's records."""
-    return _BATCH.get() is not None
+    batch = _BATCH.get()
+    return batch is not None and batch.is_of_step
 
 
 def compiled_loss(
-    original: Callable[..., Any], container: Any, y_true: Any, y_pred: Any, *args: Any, **kw: Any
+    original: Callable[..., Any],
+    container: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+    regularization_losses: Any = None,
 ) -> Any:
     """Replaces `LossesContainer.__call__`, the loss of a compiled model."""
-    targets = [x for x in tf.nest.flatten(y_true) if x is not None]
-    if cross_replica.is_alone() or not targets:
-        return original(container, y_true, y_pred, *args, **kw)
-    batch = _Batch(targets[0])
-    with _losses_of(batch):
-        loss = original(container, y_true, y_pred, *args, **kw)
-    if loss is None or not graphs.is_recorded():
+    if cross_replica.is_alone():
+        return original(container, y_true, y_pred, sample_weight, regularization_losses)
+    if not container.built:
+        container.build(y_pred)
+    of_keras = container._losses
+    targets = tf.nest.flatten(container._conform_to_outputs(y_pred, y_true))
+    used = [x for x, loss in zip(targets, of_keras) if x is not None and loss is not None]
+    outputs = tf.nest.flatten(y_pred)
+    trains = keras_functions.is_training()
+    batch = _Batch((used or outputs)[0], trains or keras_functions.is_evaluating())
+    if trains and not used and regularization_losses:
+        # Keras logs them as if each batch were one record.
+        regularization_losses = [x * batch.weight_as(x) for x in regularization_losses]
+    container._losses = [of_all_ranks(loss) for loss in of_keras]
+    try:
+        with _losses_of(batch):
+            loss = original(container, y_true, y_pred, sample_weight, regularization_losses)
+    finally:
+        container._losses = of_keras
+    if loss is None or not (trains and used):
         return loss
     return loss * batch.weight_as(loss)
-
-
-def loss_object(original: Callable[..., Any], container: Any, loss: Any) -> Any:
-    """Replaces `LossesContainer._get_loss_object`, by which a compiled model gets its losses."""
-    return of_all_ranks(original(container, loss))
 
 
 def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> Any:
@@ -97,7 +120,7 @@ def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> 
         return original(model, *args)
     endpoints = model._training_endpoints
     of_keras = [(endpoint._loss_fn, endpoint.output_loss_metric) for endpoint in endpoints]
-    batch = _Batch(tf.nest.flatten(model.outputs)[0])
+    batch = _Batch(tf.nest.flatten(model.outputs)[0], is_of_step=True)
     for endpoint, (loss, metric) in zip(endpoints, of_keras):
         endpoint._loss_fn = of_all_ranks(loss)
         if metric is not None:
@@ -121,6 +144,18 @@ def prepare_total_loss(original: Callable[..., Any], model: Any, *args: Any) -> 
 def _add_weighed(metric: Any, batch: _Batch, loss: Any) -> Any:
     """Adds an output's loss to its metric, which in a graph is a mean over batches."""
     return metric(loss * batch.weight_as(loss))
+
+
+@functools.cache
+def _warn() -> None:
+    """Warns once in a process."""
+    if collectives.rank() == 0:
+        tf.logging.warning(
+            "The loss with which a Keras model is compiled is computed in a loop, or in a function "
+            "that can't become a part of the step. There each rank's loss counts alike, also if "
+            "its batch has fewer records than those of other ranks. Compute the loss directly in "
+            "train_step."
+        )
 
 
 def of_all_ranks(loss: Any) -> Any:

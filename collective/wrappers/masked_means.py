@@ -27,8 +27,9 @@ import tensorflow.compat.v1 as tf
 from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.replication import cross_replica
+from collective.tables import traced_lookups
 from collective.tensorflow_internals.keras import losses_utils, package
-from collective.wrappers import joint_losses, keras_losses
+from collective.wrappers import keras_eager_steps, keras_functions, keras_losses
 
 _MEANS = (
     package.losses.Reduction.AUTO,
@@ -120,12 +121,24 @@ def _is_one_number(weights: Any) -> bool:
 
 def _joins(what: str) -> bool:
     """Tells whether ranks count together; warns if they should, and can't."""
-    if joint_losses.is_own():
+    if _is_own():
         return False
     can_join = cross_replica.can_join()
     if not can_join:
         _warn(what)
     return can_join
+
+
+def _is_own() -> bool:
+    """Tells whether the loss may be one that this rank computes alone."""
+    if cross_replica.is_alone():
+        return True
+    if tf.executing_eagerly():
+        return not (keras_eager_steps.is_inside() or graphs.is_recorded())
+    outermost = graphs.outermost(tf.get_default_graph())
+    needs_all = graphs.is_recorded() or keras_functions.is_evaluating()
+    has_tables = bool(traced_lookups.lookups_in(outermost))
+    return graphs.is_traced(outermost) and not needs_all and not has_tables
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from tests.ranks.keras.models import BATCH, compare, data, dataset, keras, make_model
+from tests.ranks.keras.models import BATCH, USERS, compare, data, dataset, keras, make_model
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
@@ -107,28 +107,95 @@ def test_fit_with_batches_of_different_size(strategy, rank, size, made, eagerly)
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_losses_of_several_batches_in_a_step(strategy, rank, size):
-    """Each counts by the records of its own batch."""
+class Twice(keras.Model):
+    """Takes the losses of two batches in a step, the second in a function of its own."""
 
-    def stepped(scope, rank, size):
-        model, losses, all_data = mean_and_regularizer(scope)
-        model.compile(keras.optimizers.SGD(0.02), losses)
-        first, second = list(batches(all_data, rank, size))[-2:]
+    def train_step(self, data):
+        (first, first_labels), (second, second_labels) = data
 
         @tf2.function
-        def step():
-            with tf2.GradientTape() as tape:
-                loss = sum(
-                    model.compiled_loss(labels, model(inputs)) for inputs, labels in (first, second)
-                )
-            model.optimizer.minimize(loss, model.trainable_variables, tape)
+        def loss_of_second():
+            return self.compiled_loss(second_labels, self(second))
 
-        step()
+        with tf2.GradientTape() as tape:
+            loss = self.compiled_loss(first_labels, self(first)) + loss_of_second()
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss}
+
+
+class Taught(keras.Model):
+    """Has a target that comes from a table."""
+
+    def train_step(self, data):
+        inputs, _ = data
+        with tf2.GradientTape() as tape:
+            table = next(x for x in self.layers if getattr(x, "input_dim", 0) == USERS)
+            target = table(inputs[0])[:, :1]
+            loss = self.compiled_loss(tf2.stop_gradient(target), self(inputs))
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Twice, pytest.param(Taught, marks=pytest.mark.slow)])
+def test_a_step_of_ones_own(strategy, rank, size, kind):
+    """Each loss counts by the records of its own batch."""
+
+    def fitted(scope, rank, size):
+        inner, losses, all_data = mean_and_regularizer(scope)
+        model = kind(inner.inputs, inner.outputs)
+        model.compile(keras.optimizers.SGD(0.02), losses)
+        own = batches(all_data, rank, size)
+        if kind is Twice:
+            own = tf2.data.Dataset.zip((own.skip(2).take(1), own.skip(3)))
+        return model, model.fit(own, verbose=0).history["loss"]
+
+    plain, want = fitted(contextlib.nullcontext, 0, 1)
+    with strategy.scope():
+        model, got = fitted(strategy.embedding_scope, rank, size)
+        compare(model, plain, rank, size)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_models_without_tables_labels_or_a_first_step_here(strategy, rank, size):
+    """A sum is evaluated, a loss added to a model without labels, a model used before scope()."""
+    (users, words), labels = data(RECORDS)
+    x = np.stack([users, *words.T], 1).astype(np.float32) / 30
+
+    def dense(reduction="sum", before=None):
+        out = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input([4]), out])
+        model.compile(keras.optimizers.SGD(1e-4), keras.losses.MeanSquaredError(reduction))
+        if before is not None:
+            model.train_on_batch(x[:before], labels[:before])
         return model
 
-    plain = stepped(contextlib.nullcontext, 0, 1)
-    with strategy.scope():
-        compare(stepped(strategy.embedding_scope, rank, size), plain, rank, size)
+    def unlabelled():
+        inputs = keras.Input([4])
+        model = keras.Model(inputs, keras.layers.Dense(4, kernel_initializer="ones")(inputs))
+        model.add_loss(tf2.reduce_mean((model.output - inputs) ** 2))
+        model.compile(keras.optimizers.SGD(0.02))
+        return model
+
+    def fitted(model, arrays, rank, size):
+        own = batches(arrays, rank, size)
+        logs = model.fit(own, verbose=0).history["loss"]
+        evaluated = [] if len(arrays) == 1 else [model.evaluate(own, verbose=0)]
+        return [*logs, *evaluated], model.get_weights()
+
+    for make, arrays in (
+        (dense, (x, labels)),
+        (lambda: dense("auto"), (x, labels)),
+        (lambda: dense(before=8), (x, labels)),
+        (unlabelled, (x,)),
+    ):
+        want, weights = fitted(make(), arrays, 0, 1)
+        used_before = make()
+        with strategy.scope():
+            got, own = fitted(used_before, arrays, rank, size)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        for each, plain in zip(own, weights):
+            np.testing.assert_allclose(each, plain, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -265,6 +265,7 @@ def probes():
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
+    "_losses": importlib.import_module(f"{keras.PACKAGE}.src.engine.compile_utils"),
     "_loss_fn": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
     "_training_endpoints": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
     "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
