@@ -252,6 +252,7 @@ def probes():
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
     yield estimator_lib, ["_load_global_step_from_checkpoint_dir"]
+    yield keras.LossesContainer, ["_conform_to_outputs"]
     yield estimator_lib.Estimator, ["_extract_batch_length"]
     yield estimator_lib.Estimator(lambda features: None), ["_warm_start_settings"]
     yield run_config.RunConfig, ["_init_distributed_setting_from_environment_var"]
@@ -265,7 +266,6 @@ def probes():
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {
     "_inferred_steps": importlib.import_module(f"{keras.PACKAGE}.src.engine.data_adapter"),
-    "_losses": importlib.import_module(f"{keras.PACKAGE}.src.engine.compile_utils"),
     "_loss_fn": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
     "_training_endpoints": importlib.import_module(f"{keras.PACKAGE}.src.engine.training_v1"),
     "_training_state": importlib.import_module(f"{keras.PACKAGE}.src.engine.training"),
