@@ -21,6 +21,8 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 # Options that only the launcher has; its other options might as well be a script's own.
 _UNMISTAKABLE_OPTIONS = frozenset({"--dry-run", "--stall-timeout", "--nproc-per-node", "--tee"})
+# Where a process finds its own open files, which another one doesn't have.
+_DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 _MOST_SOURCE_READ = 1 << 20
 
 
@@ -158,7 +160,7 @@ def check_is_kept(script: str) -> None:
     Raises:
         UsageError: it is one.
     """
-    is_own = os.path.abspath(script).startswith(("/dev/", "/proc/"))
+    is_own = _DESCRIPTOR.fullmatch(os.path.abspath(script)) is not None
     if script and os.path.exists(script) and (is_own or not _is_file_or_folder(script)):
         raise UsageError(
             f"{script} can be read only once, by the launcher itself, and not by each rank: put "

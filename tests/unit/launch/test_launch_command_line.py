@@ -21,7 +21,12 @@ from collective.job.errors import UsageError
 from collective.launch import cli, job
 from collective.launch.attempt import announcement
 from collective.launch.cli import make_plan, parse_options, parse_rank_list
-from collective.launch.command_line.rank_command import as_framework, misplaced_option, rank_command
+from collective.launch.command_line.rank_command import (
+    as_framework,
+    check_is_kept,
+    misplaced_option,
+    rank_command,
+)
 from collective.launch.output.logs import open_logs
 from collective.launch.planning.environment import rank_environment
 from collective.launch.planning.plan import LaunchPlan
@@ -169,6 +174,14 @@ def test_options_and_their_defaults():
 )
 def test_command_forms(words, command):
     assert rank_command([*words.split(), "--help"]) == (*command, "--help")
+
+
+def test_which_scripts_each_rank_can_read(tmp_path):
+    for path in ("script.py", "whole_folder", "archive", "", "missing.py", "/dev/shm"):
+        check_is_kept(path)
+    for path in ("pipe", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0", "/dev/null"):
+        with pytest.raises(UsageError, match=f"^{path} can be read only once"):
+            check_is_kept(path)
 
 
 def test_a_script_may_be_called_python(tmp_path):
