@@ -34,7 +34,7 @@ _SUM, _NONE = (package.losses.Reduction.SUM, package.losses.Reduction.NONE)
 
 
 class _Batch:
-    """A batch of which a compiled model's losses are computed.
+    """Describes a batch of which a compiled model's losses are computed.
 
     Attributes:
         is_of_step: whether the ranks train or evaluate together: outside of Keras's steps a script
@@ -47,7 +47,7 @@ class _Batch:
 
     @functools.cached_property
     def weight(self) -> Any:
-        """N times the share of this rank's records: 1 if ranks have as many."""
+        """Returns N times the share of this rank's records: 1 if ranks have as many."""
         if not self.is_of_step:
             return tf.ones([], tf.float64)
         if not cross_replica.can_join():

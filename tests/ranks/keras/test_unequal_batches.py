@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective.wrappers import keras_losses
 from tests.ranks.keras.models import BATCH, USERS, compare, data, dataset, keras, make_model
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.double]
@@ -196,6 +197,54 @@ def test_models_without_tables_labels_or_a_first_step_here(strategy, rank, size)
         np.testing.assert_allclose(got, want, rtol=1e-6)
         for each, plain in zip(own, weights):
             np.testing.assert_allclose(each, plain, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_one_rank_alone_may_take_a_gradient(strategy, rank, size):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile("sgd", "mse")
+
+        @tf2.function
+        def gradient(x):
+            with tf2.GradientTape() as tape:
+                tape.watch(x)
+                loss = model.compiled_loss(tf2.zeros([2, 1]), model(x))
+            return tape.gradient(loss, x)
+
+        if rank == size - 1:
+            got = gradient(tf2.constant([[1.0], [3.0]]))
+            np.testing.assert_allclose(got, [[1.0], [3.0]], rtol=1e-6)
+
+
+class Looping(keras.Model):
+    """Computes its loss in a loop."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf2.GradientTape() as tape:
+            _, loss = tf2.while_loop(
+                lambda turn, _: turn < 1,
+                lambda turn, loss: (turn + 1, loss + self.compiled_loss(y, self(x))),
+                [0, 0.0],
+            )
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_a_loss_in_a_loop_is_warned_of(strategy, rank, size, monkeypatch):
+    said = []
+    monkeypatch.setattr(tf.logging, "warning", lambda text, *_: said.append(text))
+    keras_losses._warn.cache_clear()
+    with strategy.scope():
+        inputs = keras.Input([1])
+        model = Looping(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        model.fit(tf2.zeros([4, 1]), tf2.zeros([4, 1]), batch_size=2, verbose=0)
+    assert sum("counts alike" in text for text in said) == (size > 1 and rank == 0), said
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What counts as a difference by rounding between two ranks' copies of a variable."""
+"""Two ranks' copies of a variable may differ by rounding, and no more."""
 
 from __future__ import annotations
 

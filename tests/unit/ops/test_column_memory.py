@@ -1,4 +1,4 @@
-"""How much a column of a dynamic table may take."""
+"""A column of a dynamic table takes no more memory than its limit."""
 
 from __future__ import annotations
 
