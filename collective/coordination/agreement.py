@@ -18,6 +18,8 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import branch_choices
+from collective.coordination.branch_choices import Choice
 from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
 from collective.ops.communication import carrier_choice, collectives
@@ -34,7 +36,7 @@ AHEAD = ".ahead"
 CHECK_STRIDE = 1 << 24
 # The fields of a header: status, session, signature, check, id, clock, wish.
 WIDTH = 7
-_CLOCK, _WISH = 5, 6
+_ID, _CLOCK, _WISH = 4, 5, 6
 # Begins the name of an initialized variable in what ranks compare.
 INITIALIZE = "initialize "
 
@@ -59,7 +61,8 @@ class Header:
             CHECK_STRIDE, plus its position in the check; for ENDED EVALUATING if the rank only
             evaluates; for RUNNING in a function how many records this rank's batch has, or 0.
         id: the invalid id, or another number for the check's message; for IDLE and ENDED a digest
-            of the data that have ended (`collective.coordination.dealt_input`).
+            of the data that have ended (`collective.coordination.dealt_input`); for RUNNING in a
+            session which branches it takes (`collective.coordination.branch_choices`).
         clock: microseconds since 1970.
         wish: the signal by which the rank was told to stop; 0 if it wasn't
             (`collective.coordination.preemption`).
@@ -160,6 +163,7 @@ def agree(
     on_disagreement: Callable[[list[Header]], None],
     first: bool,
     when_agreed: Callable[[], tf.Operation] = tf.no_op,
+    choices: Sequence[Choice] = (),
 ) -> tf.Tensor:
     """Exchanges headers within a run, and opens `gate` if all ranks run the same fetches.
 
@@ -173,6 +177,7 @@ def agree(
         first: whether the run passes no other gate before.
         when_agreed: makes an operation that is executed before the gate opens: if a run fails after
             its gate, TensorFlow cancels operations that wait for a queue.
+        choices: branches that all ranks must take alike.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.
@@ -183,7 +188,8 @@ def agree(
         device_scopes.on_host(),
         tf.name_scope("collective/agreement"),
     ):
-        header = _header(checks, gate.ticket)
+        chosen = branch_choices.chosen(choices)
+        header = _header(checks, gate.ticket, chosen)
         # Not tf.control_dependencies, which marks the operations waited for: TensorFlow warns of a
         # mark on one that has already run.
         header.op._add_control_inputs(list(prerequisites))
@@ -194,7 +200,10 @@ def agree(
         _, own_session, own_signature, *_ = tf.unstack(gate.ticket, TICKET)
         agreed = tf.logical_or(tf.equal(status, RUNNING), tf.equal(status, IDLE))
         agreed = tf.logical_and(agreed, tf.equal(session, own_session))
-        agreed = tf.reduce_all(tf.logical_and(agreed, tf.equal(signature, own_signature)))
+        agreed = tf.logical_and(agreed, tf.equal(signature, own_signature))
+        if chosen is not None:
+            agreed = tf.logical_and(agreed, tf.equal(headers[:, _ID], chosen))
+        agreed = tf.reduce_all(agreed)
 
         def refuse(rows: np.ndarray) -> np.ndarray:
             on_disagreement(as_headers(rows))
@@ -218,11 +227,11 @@ def _switch(x: tf.Tensor, side: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.identity(out.output_false), tf.identity(out.output_true)
 
 
-def _header(checks: Mapping[int, Check], ticket: tf.Tensor) -> tf.Tensor:
+def _header(checks: Mapping[int, Check], ticket: tf.Tensor, chosen: tf.Tensor | None) -> tf.Tensor:
     """Returns this rank's header as a row [1, WIDTH], with the first invalid value of `checks`."""
-    if not checks:
-        invalid = tf.constant([RUNNING, 0, 0], tf.int64)
-    else:
+    well = tf.constant([RUNNING, 0], tf.int64)
+    state = tf.concat([well, tf.constant([0], tf.int64) if chosen is None else chosen[None]], 0)
+    if checks:
         bounds = tf.concat([check.bounds for check in checks.values()], 0)
         rows = [rows for check in checks.values() for rows in check.rows]
         places = [
@@ -234,11 +243,12 @@ def _header(checks: Mapping[int, Check], ticket: tf.Tensor) -> tf.Tensor:
         below = low < 0
         beyond = tf.logical_and(high >= tf.constant(rows, tf.int64), high >= low)
         wrong = tf.cast(tf.logical_or(below, beyond), tf.int64)
-        # its status is INVALID, which is 1, or RUNNING, which is 0
+        # The status of a wrong value is INVALID, which is 1; the last state is right.
         values = tf.stack([wrong, tf.constant(places, tf.int64), tf.where(below, low, high)], 1)
-        invalid = tf.gather(values, tf.argmax(wrong, output_type=tf.int64))
+        first = tf.argmax(tf.concat([wrong, [1]], 0), output_type=tf.int64)
+        state = tf.gather(tf.concat([values, state[None]], 0), first)
     # status, check, id; 1, session, signature, clock, wish
-    return tf.gather(tf.concat([invalid, ticket], 0), [[0, 4, 5, 1, 2, 6, 7]])
+    return tf.gather(tf.concat([state, ticket], 0), [[0, 4, 5, 1, 2, 6, 7]])
 
 
 def verdict(
@@ -293,6 +303,9 @@ def verdict(
             return tf.errors.OutOfRangeError(
                 None, None, f"rank {', '.join(ranks)} {state}: the step ends on all ranks"
             )
+    taken = [h.id for h in headers if h.status == RUNNING]
+    if any(each != taken[0] for each in taken):
+        return _branches_differ(taken, exchange_reports())
     return None
 
 
@@ -336,6 +349,22 @@ def report(description: str, shared: Iterable[str]) -> dict[str, Any]:
     for reason in _reasons:
         said = reason if reason.startswith(description) else f"{said} ({reason})"
     return {"description": said, "shared": list(shared)}
+
+
+def _branches_differ(taken: Sequence[int], reports: Sequence[dict[str, Any]]) -> RankError:
+    """Returns the error of ranks of which some would wait in a branch for ever.
+
+    Args:
+        taken: what each rank has chosen.
+        reports: theirs.
+    """
+    names = branch_choices.differing(taken, reports[0]["shared"])
+    return RankError(
+        "The ranks do not take the same branches of tf.cond or tf.case: they differ at "
+        f"{', '.join(map(repr, names))}, in which they exchange something, such as the rows of a "
+        "lookup. " + _descriptions(reports) + " Let it depend on what is the same on all ranks, or "
+        "look up outside of the branch."
+    )
 
 
 def _descriptions(reports: Sequence[dict[str, Any]]) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import branch_choices
 from collective.coordination.agreement import INITIALIZE
+from collective.coordination.branch_choices import Choice
 from collective.ops import native_library
 from collective.ops.communication import collectives, fused_reductions
 from collective.ops.communication.gate import Check, GraphGates, gates_of
@@ -57,9 +59,9 @@ class RunFootprint:
     Attributes:
         operations: everything that is executed.
         shared: the names of everything that all ranks must run, sorted: collectives; the calls,
-            branches and loops that have some inside; the lookups of groups that the run needs;
-            variables that it initializes; operations named `collectives.ALIKE…`; options of
-            scope().
+            branches and loops that have some inside; the choices between branches that ranks
+            compare; the lookups of groups that the run needs; variables that it initializes;
+            operations named `collectives.ALIKE…`; options of scope().
         signature: 63 bits of these names, with which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. Other runs are evaluations.
@@ -67,6 +69,7 @@ class RunFootprint:
             values to be reduced over ranks, and ways that their sums don't take.
         broadcasts: whether it writes only values that one rank has broadcast: it trains, but isn't
             a training step.
+        choices: when it comes to collectives in branches, as far as that is known before a gate.
     """
 
     operations: frozenset[tf.Operation]
@@ -76,6 +79,7 @@ class RunFootprint:
     trains: bool
     empty_feeds: tuple[tuple[tf.Tensor, np.ndarray], ...]
     broadcasts: bool = False
+    choices: tuple[Choice, ...] = ()
 
     @property
     def is_step(self) -> bool:
@@ -241,8 +245,10 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
     )
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)
+    choices = branch_choices.choices_of(operations, gates_of(graph))
     shared = shared_names(graph, operations, {x.name for x, _ in empty_feeds})
     shared += [_initialization(v) for v in initialized]
+    shared += branch_choices.descriptions(choices)
     names, writes = tuple(sorted(shared)), _writes(graph, operations)
     trains, broadcasts = bool(writes), bool(writes) and all(map(_assigns_broadcast, writes))
     return RunFootprint(
@@ -253,6 +259,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         trains,
         tuple(empty_feeds),
         broadcasts,
+        choices,
     )
 
 

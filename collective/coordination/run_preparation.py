@@ -132,6 +132,7 @@ def _agreement(
         functools.partial(run.refused, first=first),
         first,
         context.extended.extension.when_agreed if first and run.extended else tf.no_op,
+        run.footprint.choices if first else (),
     )
 
 

@@ -124,22 +124,8 @@ def refuse_jacobian(
 
 
 def compute_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `tf.train.Optimizer.compute_gradients`: refuses it eagerly.
-
-    It warns of a loss for each sample, of which TensorFlow takes the sum: that of a rank's samples.
-    """
+    """Stands in for `tf.train.Optimizer.compute_gradients`: refuses it eagerly."""
     graphs.refuse_eager("scope()", f"{type(optimizer).__name__} takes gradients")
-    loss = args[0] if args else kwargs.get("loss")
-    if isinstance(loss, tf.Tensor) and loss.shape.rank and loss.shape[0] is None:
-        is_one_of_several = collectives.size() > 1 and collectives.rank() == 0
-        if is_one_of_several and not hasattr(loss.op, "_collective_warned"):
-            loss.op._collective_warned = True
-            tf.logging.warning(
-                f"The loss '{loss.op.name}' has the shape {loss.shape}. TensorFlow minimizes the "
-                "sum of its elements; on several ranks that is the mean of the ranks' sums, and a "
-                f"step 1/{collectives.size()} of that of the whole batch. Minimize its mean: "
-                "tf.reduce_mean(loss)."
-            )
     return original(optimizer, *args, **kwargs)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import session_runs, test_mode
-from collective.gradients import eager_gradients, loss_scaling, reduction
+from collective.gradients import eager_gradients, loss_scaling, reduction, summed_losses
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
@@ -32,6 +32,7 @@ def take_gradients(
     if tf.executing_eagerly_outside_functions():
         reduction.refuse_eager_gradients(xs)
         return original(ys, xs, grad_ys, *args, **kwargs)
+    summed_losses.warn(ys, xs, grad_ys)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
         scale = loss_scaling.scale_of(ys, xs)
@@ -56,6 +57,7 @@ def take_taped_gradients(
 ) -> Any:
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
+    summed_losses.warn(target, sources, output_gradients)
     if graphs.is_traced(tf.get_default_graph()):
         eager_gradients.refuse_options("gradients are taken", "in a tf.function")
         graph_passes.prepare_traced(tf.get_default_graph())

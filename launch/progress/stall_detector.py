@@ -147,7 +147,7 @@ class Stall:
             return (
                 f"  Others have finished what {rank_names(stuck)} "
                 f"{'is' if len(stuck) == 1 else 'are'} still in. "
-                "A lookup in a branch of tf.cond that not all ranks take waits for ever."
+                "A lookup in a turn of a loop that not all ranks take waits for ever."
             )
         if self.compiling:
             return (
@@ -162,8 +162,8 @@ class Stall:
                 "  All ranks must run the same. If one only needs longer, so does --stall-timeout."
             )
         return (
-            "  A branch of tf.cond with a lookup isn't taken by all of them, "
-            "or input doesn't come, or the run takes longer than --stall-timeout."
+            "  A branch or a turn of a loop, with a lookup, isn't taken by all of them, or "
+            "input doesn't come, or the run takes longer than --stall-timeout."
         )
 
 

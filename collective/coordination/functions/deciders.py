@@ -12,16 +12,16 @@ Other loops, and branches inside of branches, are refused when the function is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.branch_choices import BRANCHES, bodies_of
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import gates_of
 from collective.ops.graph import device_scopes, graph_analysis, graphs
 
-BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -79,14 +79,9 @@ def _exchanges(graph: Any, op: tf.Operation) -> bool:
     return may_have and graph_analysis.has_inside(graph, op, graph_analysis.is_collective)
 
 
-def _bodies(op: tf.Operation) -> Iterator[Any]:
+def _bodies(op: tf.Operation) -> list[Any]:
     """Returns the graphs that TensorFlow has traced for a branch or a loop."""
-    names = ["_true_graph", "_false_graph"]
-    if op.type in LOOPS:
-        names = ["_cond_graph", "_body_graph"]
-    elif "Case" in op.type:
-        names = [f"_branch_graph_{i}" for i in range(len(op.get_attr("branches")))]
-    yield from (getattr(op, name) for name in names)
+    return [op._cond_graph, op._body_graph] if op.type in LOOPS else bodies_of(op)
 
 
 def _is_late(graph: Any, x: tf.Tensor, written: Set[tf.Operation]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import branch_choices
 from collective.ops.communication.gate import Check
 from tests.unit.rank_threads import RankError, agreement, prepared_run
 
@@ -41,6 +42,21 @@ def doing(*whats):
 def test_ranks_that_run_the_same_go_on():
     assert verdict(header(RUNNING), header(RUNNING)) is None
     assert verdict(header(RUNNING)) is None
+
+
+def test_ranks_that_take_other_branches_are_told_which():
+    choices = [branch_choices.Choice(name, ()) for name in ("one", "two", "three")]
+    reports = [agreement.report("runs train", branch_choices.descriptions(choices))] * 3
+    error = verdict(*(header(RUNNING, id=bits) for bits in (5, 5, 6)), reports=reports)
+    assert isinstance(error, RankError)
+    assert "they differ at 'one', 'two', in which" in str(error) and "Rank 2: runs train" in str(
+        error
+    )
+
+
+def test_the_end_of_data_comes_before_a_choice_of_branches():
+    error = verdict(header(RUNNING, id=1), header(RUNNING, id=0), header(ENDED))
+    assert isinstance(error, tf.errors.OutOfRangeError)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""Finds the branches of a session's run in which ranks exchange something: all take the same ones.
+
+A rank that takes such a branch alone would wait in it for ever. Ranks compare what they choose
+before the run's first collective, where what decides is known by then:
+
+    tf.cond, tf.case    whether this rank comes to the collective inside
+    … inside another    the same, as far as what decides is known outside of both; else whether
+                        this rank comes to the inner one
+    … inside a loop     nothing; of branches around loops, whether this rank comes to the loop
+
+What depends on rows, or on anything else that ranks exchange, is known too late to be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.communication.gate import GraphGates
+from collective.ops.graph import graph_analysis
+
+BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+# So many choices are told apart; further ones share a bit with one of these.
+BITS = 62
+# The name of a branch for people; what decides about it, None if that isn't known outside of
+# branches; and the index with which it is taken.
+_Condition = tuple[str, "tf.Tensor | None", int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Says when a run comes to a collective in a branch.
+
+    Attributes:
+        branch: the name of the branch, for people.
+        conditions: pairs (what decides, its value): all of them must hold.
+    """
+
+    branch: str
+    conditions: tuple[tuple[tf.Tensor, int], ...]
+
+    def is_taken(self) -> tf.Tensor:
+        """Returns an int64 scalar: 1 if this rank comes to the collective, else 0."""
+        holds = [tf.equal(_index(x), value) for x, value in self.conditions]
+        return tf.cast(tf.reduce_all(tf.stack(holds)), tf.int64)
+
+
+def choices_of(operations: Iterable[tf.Operation], gates: GraphGates) -> tuple[Choice, ...]:
+    """Returns the choices that ranks can compare in a run that executes `operations`.
+
+    Args:
+        operations: those of the run.
+        gates: the graph's.
+
+    Returns:
+        Each choice once, in an order that is the same on all ranks.
+    """
+    found: dict[tuple[tuple[str, int], ...], Choice] = {}
+    # A gradient's branch has a longer name than the script's own.
+    by_name = sorted(operations, key=lambda op: (len(op.name), str(op.name)))
+    for way in _ways(by_name, (), None):
+        known = list(itertools.takewhile(lambda each: _is_known(each[1], gates), way))
+        if known:
+            conditions = tuple((x, value) for _, x, value in known if x is not None)
+            key = tuple((str(x.name), value) for x, value in conditions)
+            found.setdefault(key, Choice(known[-1][0], conditions))
+    return tuple(found.values())
+
+
+def bodies_of(op: tf.Operation) -> list[Any]:
+    """Returns the graphs of a branch of version 2, by its index; [] if the graph was imported."""
+    names = ["_false_graph", "_true_graph"]
+    if "Case" in op.type:
+        names = [f"_branch_graph_{i}" for i in range(len(op.get_attr("branches")))]
+    return [getattr(op, name) for name in names if hasattr(op, name)]
+
+
+def descriptions(choices: Sequence[Choice]) -> list[str]:
+    """Returns what ranks say of choices when they describe a run: see `differing`."""
+    return [f"{_place(i)}{choice.branch}" for i, choice in enumerate(choices)]
+
+
+def chosen(choices: Sequence[Choice]) -> tf.Tensor | None:
+    """Returns an int64 scalar with a bit for each choice that this rank takes; None for none."""
+    bits = [
+        tf.bitwise.left_shift(choice.is_taken(), tf.constant(i % BITS, tf.int64))
+        for i, choice in enumerate(choices)
+    ]
+    return functools.reduce(tf.bitwise.bitwise_or, bits) if bits else None
+
+
+def differing(chosen_by_ranks: Sequence[int], described: Sequence[str]) -> list[str]:
+    """Returns the names of the branches that not all ranks take.
+
+    Args:
+        chosen_by_ranks: what `chosen` is on each rank.
+        described: texts among which are the choices' `descriptions`.
+    """
+    bits = 0
+    for each in chosen_by_ranks:
+        bits |= each ^ chosen_by_ranks[0]
+    beginnings = [_place(place) for place in range(BITS) if bits >> place & 1]
+    found = {text[len(b) :] for b in beginnings for text in described if text.startswith(b)}
+    return sorted(found)
+
+
+def _place(i: int) -> str:
+    """Begins the description of the choice that has bit `i`, among others."""
+    return f"choice {i % BITS:02} by the branch "
+
+
+def _ways(
+    operations: Iterable[tf.Operation],
+    around: tuple[_Condition, ...],
+    arguments: Mapping[str, tf.Tensor | None] | None,
+) -> Iterator[tuple[_Condition, ...]]:
+    """Yields the branches around each collective, outermost first.
+
+    Args:
+        operations: where collectives are sought.
+        around: the branches around them all.
+        arguments: in a branch of version 2, the run's tensors by the names of the branch's; None
+            outside of any.
+    """
+    for op in operations:
+        path = (*around, *_contexts(op))
+        if graph_analysis.is_collective(op.type):
+            yield path
+        elif op.type in BRANCHES and (bodies := bodies_of(op)):
+            decider, *given = [_origin(x, arguments) for x in op.inputs]
+            for i, body in enumerate(bodies):
+                inside = (*path, (str(op.name), decider, i))
+                passed = {str(x.name): own for x, own in zip(body.inputs, given)}
+                yield from _ways(body.get_operations(), inside, passed)
+        elif op.type in graph_analysis.CALLS and graph_analysis.has_inside(
+            op.graph, op, graph_analysis.is_collective
+        ):
+            yield path
+
+
+def _contexts(op: tf.Operation) -> tuple[_Condition, ...]:
+    """Returns the branches of version 1 around an operation, outermost first."""
+    conditions: list[_Condition] = []
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            conditions = []
+        else:
+            name = str(context.name).removesuffix("/cond_text")
+            conditions.insert(0, (name, _origin(context.pred, None), context.branch))
+        context = context.outer_context
+    return tuple(conditions)
+
+
+def _origin(x: tf.Tensor, arguments: Mapping[str, tf.Tensor | None] | None) -> tf.Tensor | None:
+    """Returns what is passed into a branch as `x`; None if it is computed in a branch or a loop."""
+    if arguments is not None:
+        while x.op.type == "Identity":
+            x = x.op.inputs[0]
+        return arguments.get(str(x.name))
+    while x.op._get_control_flow_context() is not None and x.op.type in ("Identity", "Switch"):
+        x = x.op.inputs[0]
+    return x if x.op._get_control_flow_context() is None else None
+
+
+def _is_known(x: tf.Tensor | None, gates: GraphGates) -> bool:
+    return x is not None and gates.level(x.op) == 0
+
+
+def _index(x: tf.Tensor) -> tf.Tensor:
+    """Returns what decides about a branch as the branch's index, an int64 scalar."""
+    return tf.cast(x if x.dtype.is_integer else tf.cast(x, tf.bool), tf.int64)
