@@ -9,16 +9,23 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import session_runs, test_mode
-from collective.gradients import eager_gradients, loss_scaling, reduction, summed_losses
+from collective.gradients import (
+    eager_gradients,
+    loss_scaling,
+    rank_parts,
+    reduction,
+    summed_losses,
+)
 from collective.interception import graph_passes
 from collective.monitoring import run_observer
 from collective.ops.counting import counted
 from collective.ops.graph import graph_analysis, graphs, seen_operations
 from collective.prefetch.prefetcher import runs_keys
+from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import connections, memory_report
-from collective.tables.table import Sharded
+from collective.tables.table import Sharded, in_shard_view
 from collective.wrappers import horovod
 
 _NO_START = contextlib.nullcontext()
@@ -71,6 +78,17 @@ def take_taped_gradients(
     return reduction.reduce_tape(
         original, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
     )
+
+
+def assign_table(original: Any, table: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces a table's `assign`, `assign_add` and `assign_sub`.
+
+    A value that is computed from the table's gradient is that of all ranks' rows from now on.
+    """
+    graph = tf.get_default_graph()
+    if not (tf.executing_eagerly() or graphs.is_function(graph) or in_shard_view()):
+        rank_parts.settle(graph)
+    return assignments.assign_table(original, table, value, *args, **kwargs)
 
 
 def watch_forward(original: Any, accumulator: Any, primals: Any, *args: Any, **kwargs: Any) -> None:

@@ -417,9 +417,9 @@ REPLICATION = (
         )
         for method in ("assign", "assign_add", "assign_sub")
     ),
-    Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
-    Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
-    Patch(Sharded, "Sharded.assign_sub", assignments.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign", hooks.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_add", hooks.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_sub", hooks.assign_table, WHOLE_VALUE),
     *(
         Patch(owner, f"{where}.scatter_{kind}{how}", row_scatters.scatter, ONE_SHARD)
         for owner, where in ((state_ops, "state_ops"), (tf, "tf"), (Sharded, "Sharded"))

@@ -16,11 +16,11 @@ BATCHES = [
 
 
 @contextlib.contextmanager
-def warnings():
-    """Catches the warnings about ranks that TensorFlow's logger is given."""
+def warnings(words="each rank"):
+    """Catches the warnings with some words that TensorFlow's logger is given."""
     said, logger, level = [], tf.get_logger(), tf.get_logger().level
     handler = logging.Handler()
-    handler.addFilter(lambda record: "each rank" in record.getMessage())
+    handler.addFilter(lambda record: words in record.getMessage())
     handler.emit = lambda record: said.append(record.getMessage())
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)

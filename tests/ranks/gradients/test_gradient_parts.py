@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import TableError
 from tests.ranks import reference
+from tests.ranks.assignments import warnings
 from tests.ranks.training import IDS, X, compare, model
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped]
@@ -483,6 +484,25 @@ def test_the_rule_of_bert(strategy, rank, size):
         return {"train": Rule().apply_gradients(zip(gradients, variables))}
 
     compare(strategy, rank, size, train, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "clipped", "perturbation"])
+def test_a_table_may_be_assigned_what_comes_of_its_gradient(strategy, rank, size, kind):
+    """It is the same on all ranks: nobody is warned of a value that a rank alone knows."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default(), warnings() as said:
+        with strategy.embedding_scope():
+            table = reference.table("t", 10, 2)
+            other = tf.get_variable("other", [10, 2], trainable=False)
+        rows = tf.nn.embedding_lookup(table, tf.placeholder(tf.int64, [None]))
+        (gradient,) = tf.gradients(tf.reduce_mean(rows), [table])
+        gradient = tf.convert_to_tensor(gradient)
+        if kind == "clipped":
+            (gradient,), _ = tf.clip_by_global_norm([gradient], 0.1)
+        if kind == "perturbation":
+            other.assign(tf.nn.l2_normalize(gradient, 1))
+        else:
+            table.assign(table - 0.1 * gradient)
+    assert not said
 
 
 def summed_or_dense(gradient):

@@ -266,39 +266,3 @@ def test_nan_gradients_of_one_rank(strategy, rank, size):
         np.testing.assert_allclose(
             got[1][name], want[1][name], rtol=2e-5, atol=1e-6, equal_nan=True
         )
-
-
-# How a loss comes about, and whether it is one for each sample.
-LOSSES = {
-    "any number of samples": (True, lambda rows: tf.reduce_sum(rows, 1)),
-    "a known number of samples": (True, lambda rows: tf.ensure_shape(tf.reduce_sum(rows, 1), [3])),
-    "no static shape": (True, lambda rows: tf.placeholder_with_default(rows, None)),
-    "the mean": (False, tf.reduce_mean),
-    "several means": (False, lambda rows: tf.reduce_mean(rows, 0)),
-}
-
-
-@pytest.mark.parametrize("by_tf_gradients", [False, True])
-@pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_for_each_sample_is_warned_of(strategy, rank, size, kind, by_tf_gradients, caplog):
-    """TensorFlow minimizes the sum of its elements: a rank's are a part of the batch's."""
-    is_per_sample, make = LOSSES[kind]
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        model = Model(strategy.embedding_scope)
-        loss = make(model.rows[0])
-        optimizer = tf.train.AdamOptimizer(0.1)
-        tf.get_logger().addHandler(caplog.handler)
-        try:
-            with caplog.at_level("WARNING", logger="tensorflow"):
-                for _ in range(2):
-                    if by_tf_gradients:
-                        variables = tf.trainable_variables()
-                        given = zip(tf.gradients(loss, variables), variables)
-                        optimizer.apply_gradients([(g, v) for g, v in given if g is not None])
-                    else:
-                        optimizer.minimize(loss)
-        finally:
-            tf.get_logger().removeHandler(caplog.handler)
-    said = {r.getMessage() for r in caplog.records if "Minimize its mean" in r.getMessage()}
-    assert len(said) == (size > 1 and rank == 0 and is_per_sample)
-    assert all(f"'{loss.op.name}'" in text and f"1/{size} of" in text for text in said)
