@@ -13,6 +13,8 @@ from pathlib import Path
 from collective.job.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+# Has the address for the library.
+VARIABLE = "COLLECTIVE_GLOO_ADDRESS"
 # Horovod's default of 30 s ends a job in which one rank is merely slow to start, or paused by a
 # debugger.
 PATIENCE = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}

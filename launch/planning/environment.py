@@ -25,6 +25,7 @@ from collective.job import (
 )
 from collective.job import milestones as milestone_board
 from collective.job.gloo_address import LOOPBACK, PATIENCE
+from collective.job.gloo_address import VARIABLE as GLOO_ADDRESS
 from collective.launch.planning.plan import LaunchPlan
 
 # Variables that the launcher sets for a rank, or a scheduler for the launcher.
@@ -190,7 +191,7 @@ def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
         return {}
     others = inherited.get("LD_PRELOAD", "")
     return {
-        "COLLECTIVE_GLOO_ADDRESS": plan.gloo_address,
+        GLOO_ADDRESS: plan.gloo_address,
         "LD_PRELOAD": f"{others}:{plan.gloo_library}" if others else plan.gloo_library,
     }
 

@@ -134,14 +134,17 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
         UsageError: the ranks would listen elsewhere, so that other hosts couldn't reach them, or
             wouldn't listen at all.
     """
-    if plan.size == 1:
+    has_address = bool(addresses_of_name(socket.gethostname()))
+    if plan.size == 1 and has_address:
         return plan
     found = library()
     if found:
         return replace(plan, gloo_address=address, gloo_library=found)
+    if plan.size == 1:
+        return plan  # the rank joins without Horovod
     if plan.hosts and plan.local_ranks:
         check_host_name(address)
-    elif not plan.hosts and not addresses_of_name(socket.gethostname()):
+    elif not plan.hosts and not has_address:
         raise UsageError(
             f"the ranks would listen where the name of this host, {socket.gethostname()}, leads, "
             f'and it leads to no address: add a line "127.0.1.1 {socket.gethostname()}" to '

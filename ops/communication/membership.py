@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from collective.job import scheduled_ranks, training_apart
+from collective.job import gloo_address, scheduled_ranks, training_apart
 from collective.ops.communication.horovod_library import hvd
 from collective.ops.communication.horovod_threads import start
 
@@ -76,7 +77,7 @@ def join() -> Process:
             can't find each other.
     """
     global _process
-    if hvd is None:
+    if hvd is None or _is_alone_without_an_address():
         scheduled_ranks.set_environment(os.environ)
         _process = Process.of(os.environ)
         training_apart.watch(_process.size)
@@ -113,6 +114,21 @@ def place() -> Process:
         ValueError: it has joined none.
     """
     return _process or _place()
+
+
+def _is_alone_without_an_address() -> bool:
+    """Tells whether Horovod, which one rank doesn't need, would end the process.
+
+    It listens where the host's name leads, or where the launcher says, and aborts if that is
+    nowhere.
+    """
+    return not (
+        hvd.is_initialized()
+        or hvd.mpi_built()
+        or Process.of(os.environ).size > 1
+        or os.environ.get(gloo_address.VARIABLE)
+        or gloo_address.addresses_of_name(socket.gethostname())
+    )
 
 
 def _of_horovod() -> Process:
