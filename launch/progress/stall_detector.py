@@ -92,24 +92,24 @@ class Stall:
 
     def report(self, timeout: float) -> str:
         """Returns the warning, or the report on the end of the job, as text."""
-        if any(record is not None and record.phase == Phase.MEETING for record in self.records):
-            timeout = max(timeout, MEETING_TIME)
+        is_meeting = any(r is not None and r.phase == Phase.MEETING for r in self.records)
+        is_joining = is_meeting and timeout < MEETING_TIME
+        set_by = "--stall-timeout sets it"
+        if is_joining:
+            timeout, set_by = MEETING_TIME, "while ranks join, only a longer --stall-timeout counts"
         if self.expired:
             head = [
                 f"collective launch: the job stalled: {self.summary()}",
                 f"  host       {os.uname().nodename}",
             ]
-            tail = (
-                f"  ended      after {self.waited:.0f} s without progress "
-                f"(--stall-timeout {timeout:g})"
-            )
+            limit = "while ranks join" if is_joining else "--stall-timeout"
+            tail = f"  ended      after {self.waited:.0f} s without progress ({limit} {timeout:g})"
             if self.never:
                 tail = "  ended      because a rank has left that the others wait for"
         else:
             head = [f"collective launch: no progress for {self.waited:.0f} s: {self.summary()}"]
             tail = (
-                f"  the job ends after {timeout:g} s without progress; "
-                "--stall-timeout sets it, 0 waits for ever"
+                f"  the job ends after {timeout:g} s without progress; {set_by}, 0 waits for ever"
             )
         return "\n".join([*head, *self._states(), tail, self._advice()])
 
