@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import branch_choices
 from collective.coordination.branch_choices import Choice
 from collective.coordination.preemption import PREEMPTION
+from collective.coordination.update_settings import UPDATE
 from collective.errors import RankError
 from collective.ops.communication import carrier_choice, collectives
 from collective.ops.communication.gate import TICKET, Check, Gate
@@ -399,6 +400,15 @@ def _difference(reports: Sequence[dict[str, Any]]) -> str:
             advice = (
                 " Every rank must make and initialize the same variables: remove conditions such "
                 f"as `if rank == {ranks[0]}:` around this one."
+            )
+        if different[0].startswith(UPDATE):
+            by_rank = (
+                f"rank {r}: {', '.join(sorted(n for n in names if n.startswith(UPDATE)))}"
+                for r, names in enumerate(used)
+            )
+            advice = (
+                f" By rank, they are {'; '.join(by_rank)}. Give the optimizers of all ranks "
+                "the same settings."
             )
     return _descriptions(reports) + first + _other_order(used) + advice
 

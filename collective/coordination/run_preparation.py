@@ -8,7 +8,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, batch_counter, reduced_reads, run_analysis
+from collective.coordination import (
+    agreement,
+    batch_counter,
+    reduced_reads,
+    run_analysis,
+    update_settings,
+)
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.coordination.run_context import RunContext
@@ -54,7 +60,8 @@ def prepared_run(
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
             if footprint.trains:
-                footprint = footprint.comparing(compared)
+                settings = update_settings.described(footprint.operations)
+                footprint = footprint.comparing([*compared, *settings])
             counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
             prepared = _prepare(context, footprint, (leaves, fed))
             prepared.counted = counted
