@@ -21,11 +21,11 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import branch_choices
 from collective.coordination.branch_choices import Choice
 from collective.coordination.preemption import PREEMPTION
-from collective.coordination.update_settings import UPDATE
 from collective.errors import RankError
 from collective.ops.communication import carrier_choice, collectives
 from collective.ops.communication.gate import TICKET, Check, Gate
 from collective.ops.graph import device_scopes
+from collective.ops.graph.update_settings import UPDATE
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
 # The value of `Header.check` for a rank that is ENDED but should have been IDLE.
@@ -257,6 +257,7 @@ def verdict(
     checks: Sequence[Check],
     exchange_reports: Callable[[], list[dict[str, Any]]],
     needs_all_data: str = "",
+    shared: Iterable[str] = (),
 ) -> BaseException | None:
     """Returns the error that every rank raises for these headers; None if all are well.
 
@@ -268,6 +269,7 @@ def verdict(
         checks: the graph's, to name a table.
         exchange_reports: returns each rank's `report`; called on every rank or on none.
         needs_all_data: why training must not end before all ranks are out of data; '' if it may.
+        shared: the names of what all ranks must run.
     """
     if any(h.status == FAILED for h in headers):
         return RankError("A rank failed. " + _descriptions(exchange_reports()))
@@ -305,7 +307,7 @@ def verdict(
                 None, None, f"rank {', '.join(ranks)} {state}: the step ends on all ranks"
             )
     taken = [h.id for h in headers if h.status == RUNNING]
-    if any(each != taken[0] for each in taken):
+    if any(each != taken[0] for each in taken) and branch_choices.are_among(shared):
         return _branches_differ(taken, exchange_reports())
     return None
 

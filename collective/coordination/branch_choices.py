@@ -27,6 +27,7 @@ from collective.ops.graph import graph_analysis
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 # So many choices are told apart; further ones share a bit with one of these.
 BITS = 62
+_CHOICE = "choice "
 # The name of a branch for people; what decides about it, None if that isn't known outside of
 # branches; and the index with which it is taken.
 _Condition = tuple[str, "tf.Tensor | None", int]
@@ -85,6 +86,11 @@ def descriptions(choices: Sequence[Choice]) -> list[str]:
     return [f"{_place(i)}{choice.branch}" for i, choice in enumerate(choices)]
 
 
+def are_among(described: Iterable[str]) -> bool:
+    """Tells whether there are `descriptions` of choices among some texts."""
+    return any(text.startswith(_CHOICE) for text in described)
+
+
 def chosen(choices: Sequence[Choice]) -> tf.Tensor | None:
     """Returns an int64 scalar with a bit for each choice that this rank takes; None for none."""
     bits = [
@@ -111,7 +117,7 @@ def differing(chosen_by_ranks: Sequence[int], described: Sequence[str]) -> list[
 
 def _place(i: int) -> str:
     """Begins the description of the choice that has bit `i`, among others."""
-    return f"choice {i % BITS:02} by the branch "
+    return f"{_CHOICE}{i % BITS:02} by the branch "
 
 
 def _ways(

@@ -428,6 +428,7 @@ class Coordinator:
             member.checks,
             lambda: self.channel.texts(agreement.report(description, shared)),
             member.needs_all_data,
+            shared,
         )
         member.note(headers, verdict)
         return verdict

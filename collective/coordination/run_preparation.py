@@ -8,19 +8,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import (
-    agreement,
-    batch_counter,
-    reduced_reads,
-    run_analysis,
-    update_settings,
-)
+from collective.coordination import agreement, batch_counter, reduced_reads, run_analysis
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.coordination.run_context import RunContext
 from collective.ops.communication import collectives
 from collective.ops.communication.gate import GraphGates
-from collective.ops.graph import graphs
+from collective.ops.graph import graphs, update_settings
 from collective.tables.policies import next_step
 from collective.tables.table import Sharded
 

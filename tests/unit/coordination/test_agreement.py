@@ -21,7 +21,7 @@ def header(status, signature=A, session=1, **more):
     return agreement.Header(status, session, signature, **more)
 
 
-def verdict(*headers, reports=None):
+def verdict(*headers, reports=None, shared=()):
     """Returns the error for headers of ranks 0, 1, …; `reports` are exchanged if given."""
     checks = [
         Check("collective.users.keys", ("users",), (10,), None),
@@ -32,7 +32,7 @@ def verdict(*headers, reports=None):
         assert reports is not None, "reports are exchanged on every rank or on none"
         return reports
 
-    return agreement.verdict(headers, checks, exchange)
+    return agreement.verdict(headers, checks, exchange, shared=shared)
 
 
 def doing(*whats):
@@ -46,8 +46,10 @@ def test_ranks_that_run_the_same_go_on():
 
 def test_ranks_that_take_other_branches_are_told_which():
     choices = [branch_choices.Choice(name, ()) for name in ("one", "two", "three")]
-    reports = [agreement.report("runs train", branch_choices.descriptions(choices))] * 3
-    error = verdict(*(header(RUNNING, id=bits) for bits in (5, 5, 6)), reports=reports)
+    shared = branch_choices.descriptions(choices)
+    reports = [agreement.report("runs train", shared)] * 3
+    headers = [header(RUNNING, id=bits) for bits in (5, 5, 6)]
+    error = verdict(*headers, reports=reports, shared=shared)
     assert isinstance(error, RankError)
     assert "they differ at 'one', 'two', in which" in str(error) and "Rank 2: runs train" in str(
         error
