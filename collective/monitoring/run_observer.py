@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from typing import Any, Callable
 
+from collective.coordination import test_mode
 from collective.coordination.prepared_run import PreparedRun
 from collective.monitoring import (
     consistency_check,
@@ -131,5 +132,7 @@ def of_options(options: ScopeOptions) -> RunObserver:
         compared.append("metrics (--metrics-port)")
     if options.deterministic:
         compared.append("scope(deterministic=True)")
+    if test_mode.is_on():
+        compared.append("--test-mode")
     measured = profiler.of_options(options), meter
     return RunObserver(options.plan, *measured, every, tuple(compared))
