@@ -60,7 +60,7 @@ class Header:
             FAILED.
         check: for INVALID the lookup with the failed id: the number of its check in the graph times
             CHECK_STRIDE, plus its position in the check; for ENDED EVALUATING if the rank only
-            evaluates; for RUNNING in a function how many records this rank's batch has, or 0.
+            evaluates; for RUNNING how many records this rank's batch has, or 0.
         id: the invalid id, or another number for the check's message; for IDLE and ENDED a digest
             of the data that have ended (`collective.coordination.dealt_input`); for RUNNING in a
             session which branches it takes (`collective.coordination.branch_choices`).
@@ -165,6 +165,7 @@ def agree(
     first: bool,
     when_agreed: Callable[[], tf.Operation] = tf.no_op,
     choices: Sequence[Choice] = (),
+    records: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Exchanges headers within a run, and opens `gate` if all ranks run the same fetches.
 
@@ -179,6 +180,7 @@ def agree(
         when_agreed: makes an operation that is executed before the gate opens: if a run fails after
             its gate, TensorFlow cancels operations that wait for a queue.
         choices: branches that all ranks must take alike.
+        records: `gate.records`, if the run needs `gate.weight`.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.
@@ -190,14 +192,14 @@ def agree(
         tf.name_scope("collective/agreement"),
     ):
         chosen = branch_choices.chosen(choices)
-        header = _header(checks, gate.ticket, chosen)
+        header = _header(checks, gate.ticket, records, chosen)
         # Not tf.control_dependencies, which marks the operations waited for: TensorFlow warns of a
         # mark on one that has already run.
         header.op._add_control_inputs(list(prerequisites))
         if first:
             header = gate.counted(header)
         headers = gathered(header, NAME + gate.channel)
-        status, session, signature, *_ = tf.unstack(headers, WIDTH, axis=1)
+        status, session, signature, of_ranks, *_ = tf.unstack(headers, WIDTH, axis=1)
         _, own_session, own_signature, *_ = tf.unstack(gate.ticket, TICKET)
         agreed = tf.logical_or(tf.equal(status, RUNNING), tf.equal(status, IDLE))
         agreed = tf.logical_and(agreed, tf.equal(session, own_session))
@@ -216,7 +218,7 @@ def agree(
         with tf.control_dependencies([open_headers]):
             agreed_on = when_agreed()
         with tf.control_dependencies([open_headers, agreed_on]):
-            opening = gate.open()
+            opening = gate.open(None if records is None else _weight(records, of_ranks))
         with tf.control_dependencies([opening]):
             opened = tf.identity(open_headers)
         return tf.raw_ops.Merge(inputs=[refused, opened])[0]
@@ -228,10 +230,22 @@ def _switch(x: tf.Tensor, side: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.identity(out.output_false), tf.identity(out.output_true)
 
 
-def _header(checks: Mapping[int, Check], ticket: tf.Tensor, chosen: tf.Tensor | None) -> tf.Tensor:
+def _weight(own: tf.Tensor, of_ranks: tf.Tensor) -> tf.Tensor:
+    """Returns N times the share of this rank's records, float64; 0 if nobody has any."""
+    all_records = tf.cast(tf.reduce_sum(of_ranks), tf.float64)
+    times = tf.size(of_ranks, out_type=tf.int64) * own
+    return tf.div_no_nan(tf.cast(times, tf.float64), all_records)
+
+
+def _header(
+    checks: Mapping[int, Check],
+    ticket: tf.Tensor,
+    records: tf.Tensor | None,
+    chosen: tf.Tensor | None,
+) -> tf.Tensor:
     """Returns this rank's header as a row [1, WIDTH], with the first invalid value of `checks`."""
-    well = tf.constant([RUNNING, 0], tf.int64)
-    state = tf.concat([well, tf.constant([0], tf.int64) if chosen is None else chosen[None]], 0)
+    numbers = [tf.constant(0, tf.int64) if x is None else x for x in (records, chosen)]
+    state = tf.stack([tf.constant(RUNNING, tf.int64), *numbers])
     if checks:
         bounds = tf.concat([check.bounds for check in checks.values()], 0)
         rows = [rows for check in checks.values() for rows in check.rows]

@@ -14,8 +14,8 @@ What depends on rows, or on anything else that ranks exchange, is known too late
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +25,9 @@ from collective.ops.communication.gate import GraphGates
 from collective.ops.graph import graph_analysis
 
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-# So many choices are told apart; further ones share a bit with one of these.
+# So many choices are told apart.
 BITS = 62
-_CHOICE = "choice "
+_CHOICE, _BRANCH = "choice ", " by the branch "
 # The name of a branch for people; what decides about it, None if that isn't known outside of
 # branches; and the index with which it is taken.
 _Condition = tuple[str, "tf.Tensor | None", int]
@@ -83,7 +83,7 @@ def bodies_of(op: tf.Operation) -> list[Any]:
 
 def descriptions(choices: Sequence[Choice]) -> list[str]:
     """Returns what ranks say of choices when they describe a run: see `differing`."""
-    return [f"{_place(i)}{choice.branch}" for i, choice in enumerate(choices)]
+    return [f"{_CHOICE}{i:06}{_BRANCH}{choice.branch}" for i, choice in enumerate(choices)]
 
 
 def are_among(described: Iterable[str]) -> bool:
@@ -92,16 +92,18 @@ def are_among(described: Iterable[str]) -> bool:
 
 
 def chosen(choices: Sequence[Choice]) -> tf.Tensor | None:
-    """Returns an int64 scalar with a bit for each choice that this rank takes; None for none."""
-    bits = [
-        tf.bitwise.left_shift(choice.is_taken(), tf.constant(i % BITS, tf.int64))
-        for i, choice in enumerate(choices)
-    ]
-    return functools.reduce(tf.bitwise.bitwise_or, bits) if bits else None
+    """Returns an int64 scalar that tells which choices this rank takes; None for no choice.
+
+    It has a bit for each choice; if these are too many, a random number for each is added up.
+    """
+    if not choices:
+        return None
+    taken = tf.stack([choice.is_taken() for choice in choices])
+    return tf.reduce_sum(taken * tf.constant(_numbers(len(choices)), tf.int64))
 
 
 def differing(chosen_by_ranks: Sequence[int], described: Sequence[str]) -> list[str]:
-    """Returns the names of the branches that not all ranks take.
+    """Returns the names of the branches that not all ranks take; of all, if there are too many.
 
     Args:
         chosen_by_ranks: what `chosen` is on each rank.
@@ -110,14 +112,19 @@ def differing(chosen_by_ranks: Sequence[int], described: Sequence[str]) -> list[
     bits = 0
     for each in chosen_by_ranks:
         bits |= each ^ chosen_by_ranks[0]
-    beginnings = [_place(place) for place in range(BITS) if bits >> place & 1]
-    found = {text[len(b) :] for b in beginnings for text in described if text.startswith(b)}
-    return sorted(found)
+    names = [text.partition(_BRANCH)[2] for text in described if text.startswith(_CHOICE)]
+    if len(names) > BITS:
+        return sorted(set(names))
+    return sorted({name for i, name in enumerate(names) if bits >> i & 1})
 
 
-def _place(i: int) -> str:
-    """Begins the description of the choice that has bit `i`, among others."""
-    return f"{_CHOICE}{i % BITS:02} by the branch "
+def _numbers(count: int) -> list[int]:
+    """Returns what stands for each of so many choices."""
+    if count <= BITS:
+        return [1 << i for i in range(count)]
+    # Their sum stays within 63 bits.
+    random_numbers = random.Random(0)
+    return [random_numbers.getrandbits(BITS - count.bit_length()) for _ in range(count)]
 
 
 def _ways(

@@ -16,7 +16,7 @@ from collective.coordination.agreement import INITIALIZE
 from collective.coordination.branch_choices import Choice
 from collective.ops import native_library
 from collective.ops.communication import collectives, fused_reductions
-from collective.ops.communication.gate import Check, GraphGates, gates_of
+from collective.ops.communication.gate import Check, Gate, GraphGates, gates_of
 from collective.ops.exchange import answered_exchange
 from collective.ops.graph import graph_analysis
 from collective.strategies.grouped_exchange import groups_of
@@ -123,6 +123,12 @@ class RunFootprint:
             if check.collective in names and gates.level(check.bounds.op) in known
         ]
 
+    def records(self, gate: Gate) -> tf.Tensor | None:
+        """Returns this rank's number of records that the run's weight at `gate` needs, if any."""
+        if any(op in self.operations for op in gate.weight.consumers()):
+            return gate.records
+        return None
+
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
         """Returns the operations that may end or fail before any collective, ordered by name."""
         # A queue that this run fills after a gate can't be waited for before it.
@@ -178,9 +184,10 @@ class RunFootprint:
         self, gates: GraphGates, exchanges: Iterable[tf.Operation]
     ) -> list[tuple[tf.Tensor, Any]]:
         """Returns the feeds of a rank that requests nothing."""
-        feeds: list[tuple[tf.Tensor, Any]] = [
-            (gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]
-        ]
+        feeds: list[tuple[tf.Tensor, Any]] = []
+        for level in self.levels(gates)[:1]:
+            gate = gates.gates[level - 1]
+            feeds += [(gate.zero, 0), (gate.weight, 0.0)]
         ranks = collectives.size()
         for op in exchanges:
             request = gates.key_requests.get(collectives.collective_name(op) or "")

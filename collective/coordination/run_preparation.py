@@ -54,13 +54,20 @@ def prepared_run(
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
             if footprint.trains:
-                settings = update_settings.described(footprint.operations)
+                settings = update_settings.described(footprint.operations, _trained(graph))
                 footprint = footprint.comparing([*compared, *settings])
             counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
             prepared = _prepare(context, footprint, (leaves, fed))
             prepared.counted = counted
             prepared_runs[key] = prepared
     return prepared
+
+
+def _trained(graph: tf.Graph) -> list[Any]:
+    """Returns the variables of a graph that are trained: tables, and trainable ones."""
+    tables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    trainable = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+    return [v for v in tables if isinstance(v, Sharded)] + trainable
 
 
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
@@ -134,6 +141,7 @@ def _agreement(
         first,
         context.extended.extension.when_agreed if first and run.extended else tf.no_op,
         run.footprint.choices if first else (),
+        run.footprint.records(gates.gates[level - 1]),
     )
 
 

@@ -44,15 +44,13 @@ def _is_new(loss: tf.Tensor) -> bool:
 
 
 def _may_be_per_sample(loss: tf.Tensor) -> bool:
-    if loss.shape.rank is None or loss.shape.rank and loss.shape[0] is None:
-        return graphs.outermost(loss.graph) is loss.graph
-    if loss.shape.num_elements() == 1 or loss.shape.rank == 0:
+    if loss.shape.rank == 0 or loss.shape.num_elements() == 1:
         return False
     if not tf.is_symbolic_tensor(loss):
         return True
-    return graphs.outermost(loss.graph) is loss.graph and analysis_of(loss.graph).is_per_sample(
-        [loss]
-    )
+    if graphs.outermost(loss.graph) is not loss.graph:
+        return False
+    return loss.shape.rank is None or analysis_of(loss.graph).is_per_sample([loss])
 
 
 def _warn_of(loss: tf.Tensor) -> None:
@@ -62,12 +60,10 @@ def _warn_of(loss: tf.Tensor) -> None:
         name = f"The loss '{loss.op.name}'"
     else:
         _said.add(tuple(loss.shape.as_list()))
-    shape, doubt = f"the shape {loss.shape}", "With a number for each sample, "
-    if loss.shape.rank is None:
-        shape, doubt = "no static shape", "If it has a number for each sample, "
+    shape = "no static shape" if loss.shape.rank is None else f"the shape {loss.shape}"
     tf.logging.warning(
-        f"{name} has {shape}. {doubt}TensorFlow takes the gradient of the sum of its elements; on "
-        "several ranks that is the mean of the ranks' sums, and a step "
+        f"{name} has {shape}. If it has a number for each sample, TensorFlow takes the gradient of "
+        "their sum. On several ranks that is the mean of the ranks' sums, and a step "
         f"1/{collectives.size()} of that of the whole batch. Minimize its mean: "
         "tf.reduce_mean(loss)."
     )

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import session_runs, test_mode
 from collective.gradients import (
+    batch_means,
     eager_gradients,
     loss_scaling,
     rank_parts,
@@ -26,7 +27,7 @@ from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.tables import connections, memory_report
 from collective.tables.table import Sharded, in_shard_view
-from collective.wrappers import horovod
+from collective.wrappers import horovod, keras_functions
 
 _NO_START = contextlib.nullcontext()
 
@@ -42,6 +43,7 @@ def take_gradients(
     summed_losses.warn(ys, xs, grad_ys)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
+        batch_means.weigh(ys, xs, grad_ys)
         scale = loss_scaling.scale_of(ys, xs)
         if scale is not None:
             grad_ys = loss_scaling.scaled(scale, ys, grad_ys)
@@ -64,7 +66,8 @@ def take_taped_gradients(
 ) -> Any:
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
-    summed_losses.warn(target, sources, output_gradients)
+    if not keras_functions.is_training():  # A loss of `compile` counts by its records.
+        summed_losses.warn(target, sources, output_gradients)
     if graphs.is_traced(tf.get_default_graph()):
         eager_gradients.refuse_options("gradients are taken", "in a tf.function")
         graph_passes.prepare_traced(tf.get_default_graph())

@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.functions import eager_values
 from collective.ops.communication import collectives
-from collective.ops.communication.gate import TracedGate, gates_of
+from collective.ops.communication.gate import gates_of
 from collective.ops.graph import (
     control_flow,
     device_scopes,
@@ -134,8 +134,8 @@ def sums(what: str, tensors: Sequence[tf.Tensor], of_samples: bool = True) -> li
 def weight_of(records: tf.Tensor) -> tf.Tensor:
     """Returns how often the mean over a rank's batch counts in the mean of the ranks' means.
 
-    It is N times the share of its records, float64: 1 if ranks have as many. Ranks that call a
-    function say how many they have when they agree on the call: there it takes no exchange.
+    It is N times the share of its records, float64: 1 if ranks have as many. Ranks say how many
+    they have when they agree on a run or on a call of a function: there it takes no exchange.
 
     Args:
         records: int64 scalar, how many this rank's batch has.
@@ -145,11 +145,10 @@ def weight_of(records: tf.Tensor) -> tf.Tensor:
     """
     if not tf.executing_eagerly():
         graph = tf.get_default_graph()
-        gates = gates_of(graph)
-        known = not (gates.level(records.op) or _needs_rows(graph, records))
-        if graphs.is_traced(graph) and not graphs.is_eager() and known:
-            gate = gates.at(1)
-            if isinstance(gate, TracedGate) and gate.records is None:
+        known = not (gates_of(graph).level(records.op) or _needs_rows(graph, records))
+        if known and graphs.is_outside(graph) and not graphs.is_eager():
+            gate = gates_of(graph).at(1)
+            if gate.records is None:
                 return gate.weight_of(records)
     own = tf.cast(records, tf.float64)
     (total,) = sums("records_of_a_batch", [own])

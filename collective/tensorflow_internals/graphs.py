@@ -34,6 +34,7 @@ from tensorflow.python.framework import tensor_conversion_registry as tensor_con
 from tensorflow.python.framework import tensor_shape as tensor_shape
 from tensorflow.python.framework import tensor_util as tensor_util
 from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
+from tensorflow.python.framework.ops import gradient_registry as gradient_registry
 from tensorflow.python.framework.tensor_util import make_tensor_proto as make_tensor_proto
 from tensorflow.python.ops import cond_v2 as cond_v2
 from tensorflow.python.ops import gradients_util as gradients_util

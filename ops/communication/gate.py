@@ -125,6 +125,9 @@ class Gate:
             signature of the run, this rank's clock, its wish to stop). Unfed, the gate refuses to
             open.
         zero: int32 scalar 0, which exists once the gate is open.
+        records: int64 scalar, how many records this rank's batch has; None if nothing asks.
+        weight: float64 scalar, N times their share of all ranks' records, as ranks say when they
+            agree. It exists once the gate is open; 1 in runs that don't say.
         start: sets `count` to 0, once in every session.
         count: int64 scalar, shared by the gates of all levels of a graph: how many runs of the
             session have reached `counted`. It tells whether a failed run had started its
@@ -142,11 +145,14 @@ class Gate:
             self.ticket = tf.placeholder_with_default(
                 tf.constant([0] * TICKET, tf.int64), [TICKET], "ticket"
             )
-            self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="tokens")
+            self.records: tf.Tensor | None = None
+            self._tokens = tf.queue.FIFOQueue(
+                1, [tf.int32, tf.float64], shapes=[[], []], name="tokens"
+            )
             # Not tf.Assert, which builds a branch for the message.
             fed = tf.raw_ops.Assert(condition=tf.equal(self.ticket[0], 1), data=[CLOSED])
             with tf.control_dependencies([fed]):
-                self.zero = self._tokens.dequeue("zero")
+                self.zero, self.weight = self._tokens.dequeue("zero")
             self._counter = tf.raw_ops.VarHandleOp(
                 dtype=tf.int64,
                 shape=[],
@@ -166,9 +172,19 @@ class Gate:
         with tf.control_dependencies([counted]):
             return tf.identity(header)
 
-    def open(self) -> tf.Operation:
-        """Returns the operation that lets this run's collectives start."""
-        return self._tokens.enqueue(tf.constant(0))
+    def open(self, weight: tf.Tensor | None = None) -> tf.Operation:
+        """Returns the operation that lets this run's collectives start.
+
+        Args:
+            weight: `weight` in this run; None: 1.
+        """
+        weight = tf.constant(1.0, tf.float64) if weight is None else weight
+        return self._tokens.enqueue([tf.constant(0), weight])
+
+    def weight_of(self, records: tf.Tensor) -> tf.Tensor:
+        """Returns N times the share of `records`, which are known before the gate opens."""
+        self.records = records
+        return self.weight
 
 
 class TracedGate(Gate):
@@ -182,14 +198,16 @@ class TracedGate(Gate):
             end, its input becomes the agreement (`collective.coordination.functions.calls`).
         records: int64 scalar, how many records this rank's batch has; None if nothing asks.
         weight: float64 scalar, N times their share of all ranks' records, as ranks say when they
-            agree; its input, too, becomes the agreement.
+            agree; its input, too, becomes the agreement. None if nothing asks.
     """
+
+    weight: tf.Tensor | None
 
     def __init__(self) -> None:
         # What sessions need of a gate, it doesn't have.
         self.level, self.channel = 1, ""
-        self.records: tf.Tensor | None = None
-        self.weight: tf.Tensor | None = None
+        self.records = None
+        self.weight = None
         with graphs.outside(), tf.name_scope("collective/gate1/"), device_scopes.on_host():
             self.zero = tf.identity(tf.placeholder_with_default(tf.constant(0), []), "zero")
 

@@ -7,8 +7,11 @@ computed of constants and variables. Numbers that are fed, or depend on data, ar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops.graph import graph_analysis
@@ -29,23 +32,50 @@ _SETTINGS = frozenset(
         "l2_shrinkage",
         "lr_power",
         "decay",
+        "logbase",
+        "sign_decay",
     }
 )
 _UPDATES = ("Apply", "SparseApply", "ResourceApply", "ResourceSparseApply")
 _ADDITIONS = frozenset({"ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"})
 _COMPILED = "CollectiveSparse"
+_FED = frozenset({"PlaceholderWithDefault"})
+_MOST_NUMBERS = 8  # of a constant, that are shown
 # Begins what is described.
 UPDATE = "an update with "
 
 
-def described(operations: Iterable[tf.Operation]) -> list[str]:
-    """Returns, sorted, the numbers of each kind of update among `operations`, once each."""
-    found = set()
+def described(operations: Iterable[tf.Operation], trained: Iterable[Any]) -> list[str]:
+    """Returns, sorted, what ranks compare of the updates of `trained` among `operations`.
+
+    That is the numbers of each kind of update, once each, and a digest of which variable is updated
+    by which.
+
+    Args:
+        operations: those of a run.
+        trained: variables. Others may be each rank's own.
+    """
+    holders = {graph_analysis.memory(variable) for variable in trained}
+    known: dict[str, str] = {}
+    found: dict[str, str] = {}
     for op in operations:
-        numbers = sorted(filter(None, map(_described, _settings_of(op))))
+        if not op.inputs or (holder := graph_analysis.holder(op.inputs[0])) not in holders:
+            continue
+        numbers = []
+        for x in _settings_of(op):
+            if x.name not in known:
+                known[x.name] = _described(x)
+            numbers.append(known[x.name])
+        numbers = sorted(filter(None, numbers))
+        if "use_nesterov" in op.node_def.attr and op.get_attr("use_nesterov"):
+            numbers.append("use_nesterov")
         if numbers:
-            found.add(f"{UPDATE}{', '.join(numbers)}")
-    return sorted(found)
+            found[str(holder.name)] = ", ".join(numbers)
+    kinds = sorted({f"{UPDATE}{numbers}" for numbers in found.values()})
+    if len(kinds) > 1:
+        digest = hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=4).hexdigest()
+        kinds.append(f"{UPDATE}these, by variable: {digest}")
+    return kinds
 
 
 def _settings_of(op: tf.Operation) -> Iterator[tf.Tensor]:
@@ -72,8 +102,14 @@ def _described(x: tf.Tensor) -> str:
     if value is not None:
         return str(value)
     upstream = graph_analysis.walk([x.op], control=False)
-    if any(graph_analysis.gives_other_values(op.type) for op in upstream):
+    if any(graph_analysis.gives_other_values(op.type) or op.type in _FED for op in upstream):
         return ""
     constants = [tf.get_static_value(op.outputs[0]) for op in upstream if op.type == "Const"]
-    numbers = sorted({str(each) for each in constants if each is not None and each.size == 1})
+    numbers = sorted({_text(each) for each in constants if each is not None})
     return f"a number computed of {', '.join(numbers)}" if numbers else ""
+
+
+def _text(constant: np.ndarray) -> str:
+    if constant.size <= _MOST_NUMBERS:
+        return str(constant.tolist())
+    return hashlib.blake2b(constant.tobytes(), digest_size=4).hexdigest()

@@ -125,6 +125,7 @@ class Model:
     grouping: bool
     source: str  # feeds, a dataset, or a dataset whose keys are exchanged ahead
     metrics: tuple[str, ...] = ()
+    uneven: bool = False  # whether ranks have different numbers of samples
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: COLLECTIVE_TEST_MODELS={self.seed}:{self.seed + 1}"]
@@ -239,6 +240,7 @@ def draw(seed: int) -> Model:
         r.random() < 0.75,
         r.choice(["feeds", "feeds", "dataset", "keys ahead"]),
         tuple(name for name in METRICS if later.random() < 0.3),
+        random.Random(f"parts of {seed}").random() < 0.4,
     )
 
 

@@ -262,3 +262,16 @@ def test_fit_in_a_graph_with_batches_of_different_size(strategy, rank, size, mad
         plain = plain if each.shape == plain.shape else plain[rank::size]
         np.testing.assert_allclose(each, plain, rtol=0, atol=1e-6)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_an_evaluation_in_a_graph_ends_with_the_last_rank(strategy, rank, size):
+    """A rank that is out of data answers the others, and has no records."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        inputs = keras.Input([], dtype="int64")
+        with strategy.embedding_scope():
+            rows = keras.layers.Embedding(10, 2, "zeros")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse", metrics=["mae"])
+        count = 9 if rank == 0 else 5
+        own = dataset((np.arange(count), np.ones([count, 1], np.float32)), 2)
+        np.testing.assert_allclose(model.evaluate(own, verbose=0), [1, 1], rtol=1e-6)

@@ -70,7 +70,10 @@ def held(session, rank, size):
 
 
 def on_ranks(strategy, rank, size, model, batches):
-    """Returns (the tables by their variables' names, losses, rows, this rank's part of them)."""
+    """Returns (the tables by their variables' names, losses, rows, this rank's part of them).
+
+    The losses are multiplied by the numbers of this rank's samples.
+    """
     options = {
         "grouping": model.grouping,
         "prefetch_keys": model.source == "keys ahead",
@@ -78,13 +81,13 @@ def on_ranks(strategy, rank, size, model, batches):
     }
     with strategy.scope(**options), tf.Graph().as_default():
         tf.set_random_seed(7)
+        part = reference.uneven_part if model.uneven else reference.part
         mine = [
-            {name: reference.part(value, rank, size) for name, value in batch.items()}
-            for batch in batches
+            {name: part(value, rank, size) for name, value in batch.items()} for batch in batches
         ]
         built, losses, rows, session = trained(model, strategy.embedding_scope, size, mine)
         with session:
-            return built.tables, losses, rows, held(session, rank, size)
+            return built.tables, losses * len(mine[0]["y"]), rows, held(session, rank, size)
 
 
 def close(got, want, name, rtol=2e-4):
@@ -99,9 +102,8 @@ def check(strategy, rank, size, model):
     want_losses, (want_rows, want_metrics), want = in_plain_tensorflow(model, batches)
     tables, losses, (rows, metrics), got = on_ranks(strategy, rank, size, model, batches)
     everyone = grouped.everyone((losses, {name: keys for name, (keys, _) in got.items()}))
-    np.testing.assert_allclose(
-        np.mean([losses for losses, _ in everyone], 0), want_losses, rtol=2e-5, err_msg="losses"
-    )
+    sums = np.sum([losses for losses, _ in everyone], 0)
+    np.testing.assert_allclose(sums / random_models.B, want_losses, rtol=2e-5, err_msg="losses")
     for name, value in want_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
     assert got.keys() == want.keys() and rows.keys() == want_rows.keys() == tables.keys()

@@ -1,0 +1,157 @@
+"""Steps of sessions in which ranks have different numbers of records are those of one process."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.ranks import reference
+
+pytestmark = [pytest.mark.either_backend, pytest.mark.carriers]
+
+ROWS, DIM, CLASSES, STEPS, RECORDS = 50, 4, 3, 4, 29
+_random = np.random.default_rng(3)
+DATA = {
+    "ids": _random.integers(0, ROWS, (STEPS, RECORDS, 2)),
+    "labels": _random.normal(size=(STEPS, RECORDS)).astype(np.float32),
+    "classes": _random.integers(0, CLASSES, (STEPS, RECORDS)),
+    "dense": _random.normal(size=(STEPS, RECORDS, 3)).astype(np.float32),
+}
+KERNEL = _random.normal(0, 0.3, (DIM + 3, CLASSES)).astype(np.float32)
+# A rank's share of a step's records: rank 0 has the most; in the last step rank N - 1 has none.
+SHARES = (1.0, 0.6, 0.4, None)
+
+
+def own(step, rank, size):
+    share = SHARES[step]
+    parts = size - 1 if share is None and size > 1 else size
+    ends = np.linspace(0, 1, parts + 1) ** (share or 0.7) * RECORDS
+    ends = [*ends.astype(int), RECORDS]
+    return {name: x[step, ends[rank] : ends[rank + 1]] for name, x in DATA.items()}
+
+
+def click(m):
+    return tf.cast(m["labels"] > 0, tf.float32)
+
+
+def log_loss(m):
+    p = tf.sigmoid(m["out"])
+    return -(click(m) * tf.log(p + 1e-7) + (1 - click(m)) * tf.log(1 - p + 1e-7))
+
+
+LOSSES = {
+    "the mean of squares, and a penalty": lambda m: (
+        tf.reduce_mean(tf.square(m["out"] - m["labels"])) + 0.01 * tf.nn.l2_loss(m["kernel"])
+    ),
+    "cross entropies of two tasks": lambda m: (
+        tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=click(m), logits=m["out"]))
+        + 0.5
+        * tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=m["classes"], logits=m["logits"])
+        )
+    ),
+    "one-hot labels": lambda m: tf.reduce_mean(
+        tf.nn.softmax_cross_entropy_with_logits(
+            labels=tf.one_hot(m["classes"], CLASSES), logits=m["logits"]
+        )
+    ),
+    "written by hand": lambda m: tf.reduce_mean(log_loss(m)),
+    "a sum divided by its number": lambda m: (
+        tf.reduce_sum(tf.squared_difference(m["out"], m["labels"]))
+        / tf.cast(tf.shape(m["labels"])[0], tf.float32)
+    ),
+    "tf.losses": lambda m: (
+        tf.losses.sigmoid_cross_entropy(click(m), m["out"])
+        + tf.losses.huber_loss(m["labels"], m["out"], weights=2.0)
+    ),
+    "the total of tf.losses": lambda m: (
+        tf.losses.sparse_softmax_cross_entropy(m["classes"], m["logits"]),
+        tf.losses.get_total_loss(),
+    )[1],
+    "means of columns": lambda m: tf.reduce_sum(
+        tf.reduce_mean(tf.square(m["logits"] - tf.one_hot(m["classes"], CLASSES)), 0)
+    ),
+    "pairs, without labels": lambda m: (
+        -tf.reduce_mean(tf.log_sigmoid(m["out"] - m["logits"][:, 1]))
+    ),
+}
+
+
+def model(embedding_scope, batch):
+    with embedding_scope():
+        table = reference.table("t", ROWS, DIM)
+    kernel = tf.get_variable("kernel", initializer=KERNEL)
+    rows = tf.reduce_sum(tf.nn.embedding_lookup(table, batch["ids"]), 1)
+    logits = tf.matmul(tf.concat([rows, batch["dense"]], 1), kernel)
+    return {**batch, "table": table, "kernel": kernel, "logits": logits, "out": logits[:, 0]}
+
+
+def trained(embedding_scope, steps, make_loss, is_fed):
+    """Returns the table and the kernel after `steps`, one batch each."""
+    types = {name: (x.dtype, [None, *x.shape[1:]]) for name, x in steps[0].items()}
+    if is_fed:
+        batch = {name: tf.placeholder(*each) for name, each in types.items()}
+    else:
+        data = tf.data.Dataset.from_generator(
+            lambda: iter(steps),
+            {name: each[0] for name, each in types.items()},
+            {name: each[1] for name, each in types.items()},
+        )
+        batch = tf.data.make_one_shot_iterator(data).get_next()
+    m = model(embedding_scope, batch)
+    train = tf.train.AdagradOptimizer(0.3).minimize(make_loss(m))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for step in steps:
+            session.run(train, {batch[name]: x for name, x in step.items()} if is_fed else {})
+        return session.run([tf.nn.embedding_lookup(m["table"], tf.range(ROWS)), m["kernel"]])
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss, is_fed):
+    whole = [{name: x[step] for name, x in DATA.items()} for step in range(STEPS)]
+    with tf.Graph().as_default():
+        want = trained(contextlib.nullcontext, whole, LOSSES[loss], is_fed)
+    steps = [own(step, rank, size) for step in range(STEPS)]
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        got = trained(strategy.embedding_scope, steps, LOSSES[loss], is_fed)
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_it_takes_no_exchange(strategy, rank, size):
+    """Ranks say how many records they have when they agree on the run."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:
+        batch = {name: tf.placeholder(x.dtype, [None, *x.shape[2:]]) for name, x in DATA.items()}
+        m = model(strategy.embedding_scope, batch)
+        loss = LOSSES["cross entropies of two tasks"](m)
+        with tf.control_dependencies([m["out"]]):  # as updates wait for moving averages
+            tf.train.AdagradOptimizer(0.3).minimize(loss)
+        names = [op.name for op in graph.get_operations()]
+    assert not any("records_of_a_batch" in name for name in names)
+    weighed = [
+        op
+        for op in graph.get_operations()
+        if op.type == "Mean" and "_gradient_op_type" in op.node_def.attr
+    ]
+    assert len(weighed) == 2 * (size > 1)
+
+
+def test_what_is_fetched_is_the_ranks_own(strategy, rank, size):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None])
+        with strategy.embedding_scope():
+            table = reference.table("t", ROWS, DIM)
+        loss = tf.reduce_mean(x * tf.nn.embedding_lookup(table, tf.cast(x, tf.int64))[:, 0])
+        tf.train.AdagradOptimizer(0.3).minimize(loss)
+        (of_x,) = tf.gradients(loss, [x])
+        mine = np.arange(rank + 1, dtype=np.float32)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            got, gradient = session.run([loss, of_x], {x: mine})
+    rows = reference.table_values(ROWS, DIM)[mine.astype(int), 0]
+    np.testing.assert_allclose(got, np.mean(mine * rows), rtol=1e-5, atol=1e-7)
+    assert gradient.shape == mine.shape
