@@ -101,6 +101,8 @@ def _create_slot(
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
         rows, dim = slot_shape.as_list()
         initial_value = val
+        if dtype is None and not callable(val):
+            dtype = val.dtype.base_dtype
         if not in_shard_view() or initializers.is_constant(val):
             part = (
                 (static(1), 0) if in_shard_view() else (primary.row_placement, collectives.rank())

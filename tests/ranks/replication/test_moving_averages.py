@@ -398,3 +398,21 @@ def test_an_update_of_no_data_in_front_of_a_function(strategy, rank, size):
             session.run(tf.global_variables_initializer())
             session.run(train)
             assert session.run(seen) == 1
+
+
+def test_an_average_of_a_table(strategy):
+    """By TensorFlow's own slot, whose type it takes from the table."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("t", [6, 2], initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, [1, 2])))
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
+        average = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([train]):
+            update = average.apply([table])
+        rows = tf.nn.embedding_lookup(average.average(table), [0, 1])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(update)
+            # A row that is trained has lost 1/2, and its average half of that.
+            np.testing.assert_allclose(session.run(rows), [[1, 1], [0.75, 0.75]])
