@@ -64,10 +64,12 @@ def prepared_run(
 
 
 def _trained(graph: tf.Graph) -> list[Any]:
-    """Returns the variables of a graph that are trained: tables, and trainable ones."""
-    tables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    """Returns the trainable variables of a graph that are no tables.
+
+    Ranks may update tables by different operations, if some miss the compiled ones.
+    """
     trainable = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
-    return [v for v in tables if isinstance(v, Sharded)] + trainable
+    return [variable for variable in trainable if not isinstance(variable, Sharded)]
 
 
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:

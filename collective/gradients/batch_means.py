@@ -15,14 +15,15 @@ all ranks: a sum, a mean inside of a root, a mean of what ranks exchange.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.reduction import is_variable
-from collective.ops.communication.gate import GraphGates, gates_of
+from collective.ops.communication.gate import gates_of
 from collective.ops.graph import (
     device_scopes,
     graph_analysis,
@@ -31,7 +32,7 @@ from collective.ops.graph import (
     library_operations,
 )
 from collective.replication import cross_replica
-from collective.replication.analysis import ReplicationAnalysis
+from collective.replication.analysis import FED, ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
 from collective.tables.grouping import lookups_of
 from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
@@ -144,13 +145,12 @@ def _weight(known: BatchMeans, x: tf.Tensor) -> tf.Tensor | None:
     alike = _of_same_length(x)
     weight = next((known.by_length[name] for name in alike if name in known.by_length), None)
     if weight is None:
-        gates = gates_of(x.graph)
-        known_before = [each for each in alike.values() if _is_known_before(each, gates)]
-        if not known_before:
+        nearest = _data_among(list(alike.values()))
+        if nearest is None:
             return None
         # Not after what a script has its updates wait for, which ranks may exchange.
         with library_operations.noted(x.graph), graphs.outside(), device_scopes.on_host():
-            count = tf.shape(known_before[-1], out_type=tf.int64)[0]
+            count = tf.shape(nearest, out_type=tf.int64)[0]
             weight = cross_replica.weight_of(count)
     known.by_length.update(dict.fromkeys(alike, weight))
     return weight
@@ -211,12 +211,12 @@ def _is_number_of_batch(x: tf.Tensor) -> bool:
 
 
 def _of_same_length(x: tf.Tensor) -> dict[str, tf.Tensor | tf.SparseTensor]:
-    """Returns what is upstream of `x` and has as many records, by names: its own comes first."""
+    """Returns what is upstream of `x` and has as many records, by names, the nearest first."""
     lookups = {each.out: each.lookup for each in lookups_of(x.graph).written}
-    stack: list[tf.Tensor | tf.SparseTensor] = [x]
+    queue: collections.deque[tf.Tensor | tf.SparseTensor] = collections.deque([x])
     found: dict[str, tf.Tensor | tf.SparseTensor] = {}
-    while stack:
-        x = stack.pop()
+    while queue:
+        x = queue.popleft()
         shape = x.dense_shape if isinstance(x, tf.SparseTensor) else x
         if shape.name in found or not shape.shape.rank:
             continue
@@ -225,17 +225,34 @@ def _of_same_length(x: tf.Tensor) -> dict[str, tf.Tensor | tf.SparseTensor]:
             continue
         if x.op in lookups:
             lookup = lookups[x.op]
-            stack.append(lookup.ids if lookup.sparse_ids is None else lookup.sparse_ids)
+            queue.append(lookup.ids if lookup.sparse_ids is None else lookup.sparse_ids)
         else:
-            stack += _inputs_of_same_length(x)
+            queue += _inputs_of_same_length(x)
     return found
 
 
-def _is_known_before(x: tf.Tensor | tf.SparseTensor, gates: GraphGates) -> bool:
-    """Tells whether a number of records is known before the gates: from data, and no variable."""
-    op = (x.dense_shape if isinstance(x, tf.SparseTensor) else x).op
-    if op._get_control_flow_context() is not None or gates.level(op):
-        return False
+def _data_among(
+    tensors: Sequence[tf.Tensor | tf.SparseTensor],
+) -> tf.Tensor | tf.SparseTensor | None:
+    """Returns the first of some tensors that is known before the gates; None if none is.
+
+    What a run takes or is fed comes before what is computed from such data alone.
+    """
+    known = [
+        (x, op)
+        for x in tensors
+        if (op := (x.dense_shape if isinstance(x, tf.SparseTensor) else x).op)
+        and op._get_control_flow_context() is None
+        and not gates_of(op.graph).level(op)
+    ]
+    for x, op in known:
+        if op.type in graph_analysis.SOURCES | FED:
+            return x
+    return next((x for x, op in known if _is_of_data(op)), None)
+
+
+def _is_of_data(op: tf.Operation) -> bool:
+    """Tells whether an operation computes something from data, and from no variable."""
     types = {each.type for each in graph_analysis.upstream([op])}
     is_of_data = any(map(graph_analysis.gives_other_values, types))
     return is_of_data and types.isdisjoint(graph_analysis.VARIABLE_TYPES)

@@ -38,7 +38,6 @@ _SETTINGS = frozenset(
 )
 _UPDATES = ("Apply", "SparseApply", "ResourceApply", "ResourceSparseApply")
 _ADDITIONS = frozenset({"ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"})
-_COMPILED = "CollectiveSparse"
 _FED = frozenset({"PlaceholderWithDefault"})
 _MOST_NUMBERS = 8  # of a constant, that are shown
 # Begins what is described.
@@ -80,14 +79,7 @@ def described(operations: Iterable[tf.Operation], trained: Iterable[Any]) -> lis
 
 def _settings_of(op: tf.Operation) -> Iterator[tf.Tensor]:
     """Yields the inputs of an operation that are settings of an optimizer."""
-    if op.type.startswith(_COMPILED):
-        place = 0
-        for argument in op.op_def.input_arg:
-            count = op.get_attr(argument.number_attr) if argument.number_attr else 1
-            if argument.name == "numbers":
-                yield from op.inputs[place : place + count]
-            place += count
-    elif op.type.startswith(_UPDATES):
+    if op.type.startswith(_UPDATES):
         for argument, x in zip(op.op_def.input_arg, op.inputs):
             if argument.name in _SETTINGS:
                 yield x
