@@ -62,8 +62,9 @@ def choices_of(operations: Iterable[tf.Operation], gates: GraphGates) -> tuple[C
         Each choice once, in an order that is the same on all ranks.
     """
     found: dict[tuple[tuple[str, int], ...], Choice] = {}
+    may_exchange = [op for op in operations if _may_exchange(op.type)]
     # A gradient's branch has a longer name than the script's own.
-    by_name = sorted(operations, key=lambda op: (len(op.name), str(op.name)))
+    by_name = sorted(may_exchange, key=lambda op: (len(op.name), str(op.name)))
     for way in _ways(by_name, (), None):
         known = list(itertools.takewhile(lambda each: _is_known(each[1], gates), way))
         if known:
@@ -140,7 +141,7 @@ def _ways(
         arguments: in a branch of version 2, the run's tensors by the names of the branch's; None
             outside of any.
     """
-    for op in operations:
+    for op in filter(lambda op: _may_exchange(op.type), operations):
         path = (*around, *_contexts(op))
         if graph_analysis.is_collective(op.type):
             yield path
@@ -154,6 +155,11 @@ def _ways(
             op.graph, op, graph_analysis.is_collective
         ):
             yield path
+
+
+def _may_exchange(op_type: str) -> bool:
+    is_call = op_type in BRANCHES or op_type in graph_analysis.CALLS
+    return is_call or graph_analysis.is_collective(op_type)
 
 
 def _contexts(op: tf.Operation) -> tuple[_Condition, ...]:

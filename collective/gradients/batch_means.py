@@ -41,46 +41,26 @@ _GRADIENT = "CollectiveMeanOverBatch"
 _OVERRIDE = "_gradient_op_type"
 # Operations whose result is linear in their inputs.
 _LINEAR = frozenset(
-    {
-        *("Identity", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "CheckNumerics"),
-        *("Add", "AddV2", "AddN", "Sub", "Pack", "ConcatV2", "Sum", "Mean"),
-    }
+    "Identity Neg Cast Reshape Squeeze ExpandDims CheckNumerics Add AddV2 AddN Sub Pack ConcatV2 "
+    "Sum Mean".split()
 )
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
 # What numbers of a batch are computed by.
 _OF_SHAPES = frozenset(
-    {
-        *("Const", "Cast", "Identity", "Reshape", "StridedSlice", "Prod", "Mul", "GatherV2"),
-        *("Pack", "Squeeze", "ExpandDims", "Maximum", "Sum", "Range", "ConcatV2", "Fill"),
-        *("BroadcastTo", "Select", "SelectV2", "Equal", "NotEqual"),
-    }
-)
-# Operations with the first dimension of their inputs of the same rank.
-_BY_ELEMENT = frozenset(
-    {
-        *("Add", "AddV2", "AddN", "Sub", "Mul", "RealDiv", "DivNoNan", "Maximum", "Minimum", "Pow"),
-        *("SquaredDifference", "Xdivy", "Xlogy", "Select", "SelectV2", "Neg", "Square", "Sqrt"),
-        *(
-            "Rsqrt",
-            "Exp",
-            "Expm1",
-            "Log",
-            "Log1p",
-            "Sigmoid",
-            "LogSigmoid",
-            "Tanh",
-            "Relu",
-            "Relu6",
-        ),
-        *("LeakyRelu", "Elu", "Selu", "Softplus", "Softsign", "Abs", "Sign", "Cast", "Identity"),
-        *("CheckNumerics", "StopGradient", "ClipByValue", "Reciprocal", "Softmax", "LogSoftmax"),
-        *("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd"),
-        *("LogicalOr", "LogicalNot", "OnesLike", "ZerosLike", "Round", "Floor"),
-    }
+    "Const Cast Identity Reshape StridedSlice Prod Mul GatherV2 Pack Squeeze ExpandDims Maximum "
+    "Sum Range ConcatV2 Fill BroadcastTo Select SelectV2 Equal NotEqual".split()
 )
 _SHAPES = frozenset({"Shape", "Size", "Rank", "OnesLike", "ZerosLike"})
+# Operations with the first dimension of their inputs of the same rank.
+_BY_ELEMENT = frozenset(
+    "Add AddV2 AddN Sub Mul RealDiv DivNoNan Maximum Minimum Pow SquaredDifference Xdivy Xlogy "
+    "Select SelectV2 Neg Square Sqrt Rsqrt Exp Expm1 Log Log1p Sigmoid Tanh Relu Relu6 LeakyRelu "
+    "Elu Selu Softplus Softsign Abs Sign Cast Identity CheckNumerics StopGradient ClipByValue "
+    "Reciprocal Softmax LogSoftmax Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd "
+    "LogicalOr LogicalNot OnesLike ZerosLike Round Floor".split()
+)
 # Operations with the first dimension of their first input.
-_BY_SAMPLE = frozenset({"BiasAdd", "OneHot", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_BY_SAMPLE = frozenset({"BiasAdd", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 _CROSS_ENTROPIES = frozenset(
     {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
 )
@@ -278,6 +258,8 @@ def _inputs_of_same_length(x: tf.Tensor) -> list[tf.Tensor]:
         return [inputs[1]] if of_rows and not op.get_attr("batch_dims") else []
     if op.type == "MatMul":
         keeps_first = not op.get_attr("transpose_a")
+    elif op.type == "OneHot":
+        keeps_first = op.get_attr("axis") != 0
     elif op.type in _REDUCTIONS:
         keeps_first = not _reduces_batch(op)
     elif op.type == "Squeeze":
