@@ -25,6 +25,7 @@ from collective.tables.table import Sharded, Table
 
 # Operations that take a batch; the library's own queues don't count as data.
 _BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|Unstage")
+_SOURCES = graph_analysis.SOURCES | {"Placeholder", "PlaceholderWithDefault"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ class RunFootprint:
         broadcasts: whether it writes only values that one rank has broadcast: it trains, but isn't
             a training step.
         choices: when it comes to collectives in branches, as far as that is known before a gate.
+        fed: the names of the tensors that are fed.
     """
 
     operations: frozenset[tf.Operation]
@@ -80,6 +82,7 @@ class RunFootprint:
     empty_feeds: tuple[tuple[tf.Tensor, np.ndarray], ...]
     broadcasts: bool = False
     choices: tuple[Choice, ...] = ()
+    fed: frozenset[str] = frozenset()
 
     @property
     def is_step(self) -> bool:
@@ -123,20 +126,35 @@ class RunFootprint:
             if check.collective in names and gates.level(check.bounds.op) in known
         ]
 
-    def records(self, gate: Gate) -> tf.Tensor | None:
-        """Returns this rank's number of records that the run's weight at `gate` needs, if any."""
-        if any(op in self.operations for op in gate.weight.consumers()):
+    def records(self, gates: GraphGates, gate: Gate) -> tf.Tensor | None:
+        """Returns this rank's number of records that the run's weight at `gate` needs, if any.
+
+        None, too, if the run doesn't take the data that have as many (what is computed from them is
+        fed), or fills the queue from which they come.
+        """
+        if not any(op in self.operations for op in gate.weight.consumers()):
+            return None
+        assert gate.records is not None
+        needed = graph_analysis.upstream([gate.records.op], self.fed)
+        sources = {op for op in needed if op.type in _SOURCES}
+        filled = self._queues_filled_late(gates)
+        if sources <= self.operations and not any(
+            op.inputs[0].op in filled for op in sources if op.inputs
+        ):
             return gate.records
         return None
 
-    def sources(self, gates: GraphGates) -> list[tf.Operation]:
-        """Returns the operations that may end or fail before any collective, ordered by name."""
-        # A queue that this run fills after a gate can't be waited for before it.
-        filled = {
+    def _queues_filled_late(self, gates: GraphGates) -> set[tf.Operation]:
+        """Returns the queues that the run fills after a gate: it can't wait for them before."""
+        return {
             op.inputs[0].op
             for op in self.operations
             if "Enqueue" in op.type and gates.level(op) > 0
         }
+
+    def sources(self, gates: GraphGates) -> list[tf.Operation]:
+        """Returns the operations that may end or fail before any collective, ordered by name."""
+        filled = self._queues_filled_late(gates)
         return _by_name(
             op
             for op in self.operations
@@ -267,6 +285,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         tuple(empty_feeds),
         broadcasts,
         choices,
+        frozenset(fed_names),
     )
 
 

@@ -143,7 +143,7 @@ def _agreement(
         first,
         context.extended.extension.when_agreed if first and run.extended else tf.no_op,
         run.footprint.choices if first else (),
-        run.footprint.records(gates.gates[level - 1]),
+        run.footprint.records(gates, gates.gates[level - 1]),
     )
 
 

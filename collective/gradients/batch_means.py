@@ -16,10 +16,12 @@ all ranks: a sum, a mean inside of a root, a mean of what ranks exchange.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.reduction import is_variable
@@ -80,31 +82,43 @@ class BatchMeans:
     by_length: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
-def weigh(target: Any, sources: Any, weights: Any = None) -> None:
-    """Has the gradients of a loss with respect to variables weigh its means.
+@contextlib.contextmanager
+def weighed(target: Any, sources: Any, weights: Any = None) -> Iterator[None]:
+    """Inside, the gradients of a loss with respect to variables weigh its means.
 
     Args:
-        target: what is about to be differentiated, tensors in any structure.
+        target: what is differentiated, tensors in any structure.
         sources: with respect to what.
         weights: what the gradients of `target` are multiplied by (`grad_ys`): then it isn't a loss.
     """
+    means: list[tf.Operation] = []
     graph = tf.get_default_graph()
-    if cross_replica.is_alone() or weights is not None or not graphs.is_outside(graph):
-        return
-    if not any(is_variable(x) for x in tf.nest.flatten(sources)):
-        return
+    is_own = cross_replica.is_alone() or weights is not None or not graphs.is_outside(graph)
+    if not is_own and any(is_variable(x) for x in tf.nest.flatten(sources)):
+        means = _weighed_means(graph, target)
+    # A copy of the graph is to have the gradients of TensorFlow.
+    for mean in means:
+        mean._set_attr(_OVERRIDE, attr_value_pb2.AttrValue(s=_GRADIENT.encode()))
+    try:
+        yield
+    finally:
+        for mean in means:
+            mean._clear_attr(_OVERRIDE)
+
+
+def _weighed_means(graph: tf.Graph, target: Any) -> list[tf.Operation]:
+    """Returns the means of a loss whose weights are known, once these are noted."""
     analysis, known = analysis_of(graph), graph_state.of(graph, BatchMeans)
+    found = []
     for loss in tf.nest.flatten(target):
         if not isinstance(loss, tf.Tensor) or loss.graph is not graph or loss.shape.rank != 0:
             continue
         for mean, of in _means(loss, analysis):
-            if mean in known.weights or _has_gradient_of_its_own(mean):
-                continue
-            weight = _weight(known, of)
+            weight = None if _has_gradient_of_its_own(mean) else _weight(known, of)
             if weight is not None:
                 known.weights[mean] = weight
-                name = attr_value_pb2.AttrValue(s=_GRADIENT.encode())
-                mean._set_attr(_OVERRIDE, name)
+                found.append(mean)
+    return found
 
 
 @tf.RegisterGradient(_GRADIENT)
@@ -150,8 +164,9 @@ def _means(
             yield op, op.inputs[0]
         elif op.type in _QUOTIENTS and analysis.is_rank_local([op.inputs[1]]):
             total = _passed_on(op.inputs[0]).op
-            if total.type == "Sum" and _reduces_batch(total) and _is_number_of_batch(op.inputs[1]):
-                yield op, total.inputs[0]
+            if total.type == "Sum" and _reduces_batch(total):
+                if _is_number_of(op.inputs[1], total.inputs[0]):
+                    yield op, total.inputs[0]
         elif op.type in _QUOTIENTS:
             stack.append(op.inputs[0])
         elif op.type == "Mul":
@@ -180,14 +195,31 @@ def _reduces_batch(op: tf.Operation) -> bool:
     return any(int(axis) % rank == 0 for axis in axes.reshape(-1))
 
 
-def _is_number_of_batch(x: tf.Tensor) -> bool:
-    """Tells whether a number is computed from shapes alone."""
+def _is_number_of(number: tf.Tensor, x: tf.Tensor) -> bool:
+    """Tells whether a number follows from how many records `x` has, its first dimension.
+
+    It is computed from shapes alone, of what has as many records, and from no other dimension of
+    these by itself.
+    """
 
     def stop(op: tf.Operation) -> bool:
         return op.type in _SHAPES
 
-    walked = graph_analysis.walk([x.op], stop=stop, control=False)
-    return all(op.type in _OF_SHAPES | _SHAPES for op in walked) and any(map(stop, walked))
+    walked = graph_analysis.walk([number.op], stop=stop, control=False)
+    alike = _of_same_length(x)
+    shaped = [op.inputs[0] for op in walked if stop(op)]
+    return (
+        all(op.type in _OF_SHAPES | _SHAPES for op in walked)
+        and bool(shaped)
+        and all(each.name in alike for each in shaped)
+        and all(_takes_first(op) for op in walked if op.type in ("StridedSlice", "GatherV2"))
+    )
+
+
+def _takes_first(op: tf.Operation) -> bool:
+    """Tells whether a slice of a shape is its first number."""
+    begin = tf.get_static_value(op.inputs[1])
+    return begin is not None and np.reshape(begin, [-1]).tolist() == [0]
 
 
 def _of_same_length(x: tf.Tensor) -> dict[str, tf.Tensor | tf.SparseTensor]:

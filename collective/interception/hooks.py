@@ -43,13 +43,14 @@ def take_gradients(
     summed_losses.warn(ys, xs, grad_ys)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
-        batch_means.weigh(ys, xs, grad_ys)
+        weighed = batch_means.weighed(ys, xs, grad_ys)
         scale = loss_scaling.scale_of(ys, xs)
         if scale is not None:
             grad_ys = loss_scaling.scaled(scale, ys, grad_ys)
 
         def take() -> Any:
-            gradients = original(ys, xs, grad_ys, *args, **kwargs)
+            with weighed:
+                gradients = original(ys, xs, grad_ys, *args, **kwargs)
             return connections.without_others(tf.get_default_graph(), ys, xs, gradients)
 
         return reduction.reduce_gradients(take, xs, scale=scale)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.gradients import batch_means
+from collective.ops.graph import graph_state
 from tests.ranks import reference
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.carriers]
@@ -132,12 +134,10 @@ def test_it_takes_no_exchange(strategy, rank, size):
             tf.train.AdagradOptimizer(0.3).minimize(loss)
         names = [op.name for op in graph.get_operations()]
     assert not any("records_of_a_batch" in name for name in names)
-    weighed = [
-        op
-        for op in graph.get_operations()
-        if op.type == "Mean" and "_gradient_op_type" in op.node_def.attr
-    ]
-    assert len(weighed) == 2 * (size > 1)
+    weighed = graph_state.of(graph, batch_means.BatchMeans).weights
+    assert sorted(op.type for op in weighed) == ["Mean"] * 2 * (size > 1)
+    # A copy of the graph has TensorFlow's gradients.
+    assert not any("_gradient_op_type" in op.node_def.attr for op in weighed)
 
 
 def test_what_is_fetched_is_the_ranks_own(strategy, rank, size):
@@ -155,3 +155,76 @@ def test_what_is_fetched_is_the_ranks_own(strategy, rank, size):
     rows = reference.table_values(ROWS, DIM)[mine.astype(int), 0]
     np.testing.assert_allclose(got, np.mean(mine * rows), rtol=1e-5, atol=1e-7)
     assert gradient.shape == mine.shape
+
+
+# Sums over what isn't the batch, divided by its number: right with equal batches as they are.
+OTHERS = {
+    "positions": lambda z, ids, rows: (
+        tf.reduce_sum(tf.reshape(z, [-1])) / tf.cast(tf.shape(ids)[0], tf.float32)
+    ),
+    "positions of time": lambda z, ids, rows: (
+        tf.reduce_sum(tf.transpose(z)) / tf.cast(tf.shape(tf.transpose(ids))[1], tf.float32)
+    ),
+    "chosen ones": lambda z, ids, rows: (
+        tf.reduce_sum(tf.boolean_mask(z, ids > 2)) / tf.cast(tf.shape(ids)[0], tf.float32)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_sum_of_another_length_is_left_alone(strategy, rank, size, kind):
+    """Ranks have as many records, and sequences padded to another length."""
+    lengths = [3 + r % 2 for r in range(size)]
+    ids = [np.arange(4 * n).reshape(4, n) % 7 for n in lengths]
+
+    def trained(embedding_scope, own, scale):
+        with embedding_scope():
+            table = reference.table("t", 10, 1)
+        given = [tf.placeholder(tf.int64, [None, None]) for _ in own]
+        losses = []
+        for x in given:
+            z = tf.square(tf.nn.embedding_lookup(table, x)[:, :, 0])
+            losses.append(OTHERS[kind](z, x, table))
+        loss = tf.add_n(losses) / scale
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, dict(zip(given, own)))
+            return session.run(tf.nn.embedding_lookup(table, tf.range(10)))
+
+    with tf.Graph().as_default():
+        want = trained(contextlib.nullcontext, ids, size)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        got = trained(strategy.embedding_scope, [ids[rank]], 1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_that_is_fed_what_comes_of_data_takes_none(strategy):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None, 2])
+        logs = tf.log1p(tf.abs(x))
+        with strategy.embedding_scope():
+            table = reference.table("t", 2, 1)
+        loss = tf.reduce_mean(tf.square(tf.matmul(logs, tf.nn.embedding_lookup(table, [0, 1]))))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, {logs: np.ones([3, 2])})
+            session.run(train, {x: np.ones([3, 2])})
+
+
+def test_a_queue_that_the_run_fills_from_rows(strategy):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", 10, 2)
+        queue = tf.queue.FIFOQueue(4, [tf.float32])
+        rows = tf.stop_gradient(tf.nn.embedding_lookup(table, [1, 2]))
+        fill = queue.enqueue(rows)
+        taken = queue.dequeue()
+        taken.set_shape([None, 2])
+        w = tf.get_variable("w", [2, 1], initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(taken, w)))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run([fill, train])
