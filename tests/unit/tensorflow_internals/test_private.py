@@ -96,6 +96,7 @@ def probes():
             "_id",
             "_original_op",
             "_remove_all_control_inputs",
+            "_clear_attr",
             "_set_attr",
             "_set_device",
             "_set_func_attr",
