@@ -25,7 +25,7 @@ from collective.tables.table import Sharded, Table
 
 # Operations that take a batch; the library's own queues don't count as data.
 _BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|Unstage")
-_SOURCES = graph_analysis.SOURCES | {"Placeholder", "PlaceholderWithDefault"}
+_SOURCES = graph_analysis.SOURCES | graph_analysis.FED
 
 
 @dataclasses.dataclass(frozen=True)

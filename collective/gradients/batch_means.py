@@ -34,7 +34,7 @@ from collective.ops.graph import (
     library_operations,
 )
 from collective.replication import cross_replica
-from collective.replication.analysis import FED, ReplicationAnalysis
+from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
 from collective.tables.grouping import lookups_of
 from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
@@ -258,7 +258,7 @@ def _data_among(
         and not gates_of(op.graph).level(op)
     ]
     for x, op in known:
-        if op.type in graph_analysis.SOURCES | FED:
+        if op.type in graph_analysis.SOURCES | graph_analysis.FED:
             return x
     return next((x for x, op in known if _is_of_data(op)), None)
 

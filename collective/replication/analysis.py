@@ -24,9 +24,8 @@ REDUCED = frozenset({"Allreduce", "Allgather", "Broadcast"})
 RANDOM = re.compile(
     "Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler"
 )
-FED = frozenset({"Placeholder", "PlaceholderWithDefault"})
 # Operations that read data, and those that may do so in a function.
-DATA = graph_analysis.SOURCES - graph_analysis.CALLS - {"Merge", "Exit"} | FED
+DATA = graph_analysis.SOURCES - graph_analysis.CALLS - {"Merge", "Exit"} | graph_analysis.FED
 READS = re.compile(
     "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
 )
@@ -220,7 +219,7 @@ class ReplicationAnalysis:
                 and bool(context.IsWhileContext())
                 and not any(x.op.type == "NextIteration" for x in op.inputs)
             )
-        if op.type in FED and not op.outputs[0].shape.rank:
+        if op.type in graph_analysis.FED and not op.outputs[0].shape.rank:
             return False
         if RANDOM.match(op.type):
             # With a seed all ranks draw the same.
@@ -261,7 +260,9 @@ def is_fed(value: tf.Tensor) -> bool:
     """
 
     def changes_form(op: tf.Operation) -> bool:
-        return (op.type in CHANGES_OF_FORM or op.type in FED) and not graphs.is_function(op.graph)
+        return (
+            op.type in CHANGES_OF_FORM or op.type in graph_analysis.FED
+        ) and not graphs.is_function(op.graph)
 
     def numbers(op: tf.Operation) -> list[tf.Operation]:
         return [x.op for x in (op.inputs[:1] if op.type in SHAPED else op.inputs)]

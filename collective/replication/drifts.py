@@ -18,7 +18,7 @@ from collective.ops.communication.gate import gates_of
 from collective.ops.graph import graph_analysis, graph_state
 from collective.ops.graph.graphs import outermost
 from collective.replication import eager_states
-from collective.replication.analysis import FED, LIBRARY, RANDOM, REDUCED, takes_data
+from collective.replication.analysis import LIBRARY, RANDOM, REDUCED, takes_data
 from collective.tables.dense_view import WholeWrites
 from collective.tables.table import Sharded
 
@@ -84,7 +84,7 @@ def is_of_rank(
         nonlocal found
         if graph_analysis.collective_kind(op.type) in REDUCED or op in alike_on_all:
             return True
-        if op.type in FED and LIBRARY in op.name:
+        if op.type in graph_analysis.FED and LIBRARY in op.name:
             return False  # An exchange's own; what its ids come from is found by them.
         if op.type == "Placeholder":
             given = op.outputs[0]

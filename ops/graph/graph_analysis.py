@@ -48,6 +48,9 @@ SOURCES = frozenset(
     }
 )
 
+# Operations whose values a run may feed.
+FED = frozenset({"Placeholder", "PlaceholderWithDefault"})
+
 # Operations that give other values each time they run; they must not run without need.
 _DRAWS = re.compile("(Random|TruncatedNormal|Multinomial|.*CandidateSampler)")
 

@@ -38,7 +38,6 @@ _SETTINGS = frozenset(
 )
 _UPDATES = ("Apply", "SparseApply", "ResourceApply", "ResourceSparseApply")
 _ADDITIONS = frozenset({"ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"})
-_FED = frozenset({"PlaceholderWithDefault"})
 _MOST_NUMBERS = 8  # of a constant, that are shown
 # Begins what is described.
 UPDATE = "an update with "
@@ -94,7 +93,10 @@ def _described(x: tf.Tensor) -> str:
     if value is not None:
         return str(value)
     upstream = graph_analysis.walk([x.op], control=False)
-    if any(graph_analysis.gives_other_values(op.type) or op.type in _FED for op in upstream):
+    if any(
+        graph_analysis.gives_other_values(op.type) or op.type in graph_analysis.FED
+        for op in upstream
+    ):
         return ""
     constants = [tf.get_static_value(op.outputs[0]) for op in upstream if op.type == "Const"]
     numbers = sorted({_text(each) for each in constants if each is not None})
