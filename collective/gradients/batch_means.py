@@ -28,6 +28,7 @@ from collective.gradients.reduction import is_variable
 from collective.ops.communication.gate import gates_of
 from collective.ops.graph import (
     device_scopes,
+    dimension_origins,
     graph_analysis,
     graph_state,
     graphs,
@@ -36,6 +37,7 @@ from collective.ops.graph import (
 from collective.replication import cross_replica
 from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
+from collective.strategies import Lookup
 from collective.tables.grouping import lookups_of
 from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
 
@@ -53,20 +55,9 @@ _OF_SHAPES = frozenset(
     "Sum Range ConcatV2 Fill BroadcastTo Select SelectV2 Equal NotEqual".split()
 )
 _SHAPES = frozenset({"Shape", "Size", "Rank", "OnesLike", "ZerosLike"})
-# Operations with the first dimension of their inputs of the same rank.
-_BY_ELEMENT = frozenset(
-    "Add AddV2 AddN Sub Mul RealDiv DivNoNan Maximum Minimum Pow SquaredDifference Xdivy Xlogy "
-    "Select SelectV2 Neg Square Sqrt Rsqrt Exp Expm1 Log Log1p Sigmoid Tanh Relu Relu6 LeakyRelu "
-    "Elu Selu Softplus Softsign Abs Sign Cast Identity CheckNumerics StopGradient ClipByValue "
-    "Reciprocal Softmax LogSoftmax Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd "
-    "LogicalOr LogicalNot OnesLike ZerosLike Round Floor".split()
-)
-# Operations with the first dimension of their first input.
-_BY_SAMPLE = frozenset({"BiasAdd", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-_CROSS_ENTROPIES = frozenset(
-    {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
-)
-_REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"})
+
+# Tensors by their names and the numbers of dimensions. A sparse tensor has the name of its shape.
+Lengths = dict[tuple[str, int], "tf.Tensor | tf.SparseTensor"]
 
 
 @dataclasses.dataclass
@@ -75,11 +66,11 @@ class BatchMeans:
 
     Attributes:
         weights: of each mean, by what its gradient is multiplied.
-        by_length: the weights by the names of tensors with that many records.
+        by_length: the weights by the dimensions that are as long.
     """
 
     weights: dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
-    by_length: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    by_length: dict[tuple[str, int], tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -113,9 +104,8 @@ def _weighed_means(graph: tf.Graph, target: Any) -> list[tf.Operation]:
     for loss in tf.nest.flatten(target):
         if not isinstance(loss, tf.Tensor) or loss.graph is not graph or loss.shape.rank != 0:
             continue
-        for mean, of in _means(loss, analysis):
-            weight = None if _has_gradient_of_its_own(mean) else _weight(known, of)
-            if weight is not None:
+        for mean, weight in _means(loss, analysis, known):
+            if not _has_gradient_of_its_own(mean):
                 known.weights[mean] = weight
                 found.append(mean)
     return found
@@ -131,51 +121,64 @@ def _has_gradient_of_its_own(op: tf.Operation) -> bool:
     return _OVERRIDE in op.node_def.attr
 
 
-def _weight(known: BatchMeans, x: tf.Tensor) -> tf.Tensor | None:
-    """Returns N times this rank's share of the records of `x`, its first dimension.
+def _weight(known: BatchMeans, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor | None:
+    """Returns N times this rank's share of the records of `x`, one of its dimensions `axes`.
 
-    None: no data are seen that have as many, and are known before ranks exchange anything.
+    None: no data are seen that have as many, their first dimension, and are known before ranks
+    exchange anything.
     """
-    alike = _of_same_length(x)
-    weight = next((known.by_length[name] for name in alike if name in known.by_length), None)
-    if weight is None:
-        nearest = _data_among(list(alike.values()))
-        if nearest is None:
-            return None
-        # Not after what a script has its updates wait for, which ranks may exchange.
-        with library_operations.noted(x.graph), graphs.outside(), device_scopes.on_host():
-            count = tf.shape(nearest, out_type=tf.int64)[0]
-            weight = cross_replica.weight_of(count)
-    known.by_length.update(dict.fromkeys(alike, weight))
-    return weight
+    for axis in sorted(axes, key=lambda axis: x.shape.as_list()[axis] is not None):
+        alike = _of_same_length(x, axis)
+        weight = next((known.by_length[each] for each in alike if each in known.by_length), None)
+        if weight is None:
+            nearest = _data_among([each for (_, at), each in alike.items() if at == 0])
+            if nearest is None:
+                continue
+            # Not after what a script has its updates wait for, which ranks may exchange.
+            with library_operations.noted(x.graph), graphs.outside(), device_scopes.on_host():
+                count = tf.shape(nearest, out_type=tf.int64)[0]
+                weight = cross_replica.weight_of(count)
+        known.by_length.update(dict.fromkeys(alike, weight))
+        return weight
+    return None
 
 
 def _means(
-    loss: tf.Tensor, analysis: ReplicationAnalysis
+    loss: tf.Tensor, analysis: ReplicationAnalysis, known: BatchMeans
 ) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-    """Yields the means over the batch on which `loss` depends linearly, and what each is of."""
+    """Yields the means over the batch on which `loss` depends linearly, and their weights."""
     stack, seen = [loss], set()
     while stack:
         op = stack.pop().op
         if op in seen or op._get_control_flow_context() is not None:
             continue
         seen.add(op)
-        if op.type == "Mean" and _reduces_batch(op) and analysis.is_per_sample([op.inputs[0]]):
-            yield op, op.inputs[0]
-        elif op.type in _QUOTIENTS and analysis.is_rank_local([op.inputs[1]]):
-            total = _passed_on(op.inputs[0]).op
-            if total.type == "Sum" and _reduces_batch(total):
-                if _is_number_of(op.inputs[1], total.inputs[0]):
-                    yield op, total.inputs[0]
+        of, axes = _averaged(op, analysis)
+        weight = _weight(known, of, axes) if axes else None
+        if weight is not None:
+            yield op, weight
         elif op.type in _QUOTIENTS:
-            stack.append(op.inputs[0])
+            if not analysis.is_rank_local([op.inputs[1]]):
+                stack.append(op.inputs[0])
         elif op.type == "Mul":
             local = [x for x in op.inputs if analysis.is_rank_local([x])]
             stack += local if len(local) == 1 else []
-        elif op.type == "Sum" and analysis.is_per_sample([op.inputs[0]]):
+        elif op.type in ("Mean", "Sum") and analysis.is_per_sample([op.inputs[0]]):
             continue
         elif op.type in _LINEAR:
             stack += op.inputs
+
+
+def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> tuple[tf.Tensor, list[int]]:
+    """Returns of what an operation is the mean, and over which dimensions; none if it is none."""
+    if op.type == "Mean" and analysis.is_rank_local([op.inputs[0]]):
+        return op.inputs[0], dimension_origins.reduced_axes(op)
+    if op.type in _QUOTIENTS and analysis.is_rank_local([op.inputs[1]]):
+        total = _passed_on(op.inputs[0]).op
+        if total.type == "Sum":
+            of, axes = total.inputs[0], dimension_origins.reduced_axes(total)
+            return of, [axis for axis in axes if _is_number_of(op.inputs[1], of, axis)]
+    return op.outputs[0], []
 
 
 def _passed_on(x: tf.Tensor) -> tf.Tensor:
@@ -187,16 +190,8 @@ def _passed_on(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
-def _reduces_batch(op: tf.Operation) -> bool:
-    """Tells whether a reduction is over the first dimension, among others."""
-    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
-    if not rank or axes is None:
-        return False
-    return any(int(axis) % rank == 0 for axis in axes.reshape(-1))
-
-
-def _is_number_of(number: tf.Tensor, x: tf.Tensor) -> bool:
-    """Tells whether a number follows from how many records `x` has, its first dimension.
+def _is_number_of(number: tf.Tensor, x: tf.Tensor, axis: int) -> bool:
+    """Tells whether a number follows from how many records `x` has, its dimension `axis`.
 
     It is computed from shapes alone, of what has as many records, and from no other dimension of
     these by itself.
@@ -206,13 +201,15 @@ def _is_number_of(number: tf.Tensor, x: tf.Tensor) -> bool:
         return op.type in _SHAPES
 
     walked = graph_analysis.walk([number.op], stop=stop, control=False)
-    alike = _of_same_length(x)
+    alike = _of_same_length(x, axis)
     shaped = [op.inputs[0] for op in walked if stop(op)]
+    slices = [op for op in walked if op.type in ("StridedSlice", "GatherV2")]
+    known = {name for name, at in alike if at == 0 or not slices}
     return (
         all(op.type in _OF_SHAPES | _SHAPES for op in walked)
         and bool(shaped)
-        and all(each.name in alike for each in shaped)
-        and all(_takes_first(op) for op in walked if op.type in ("StridedSlice", "GatherV2"))
+        and all(each.name in known for each in shaped)
+        and all(map(_takes_first, slices))
     )
 
 
@@ -222,25 +219,50 @@ def _takes_first(op: tf.Operation) -> bool:
     return begin is not None and np.reshape(begin, [-1]).tolist() == [0]
 
 
-def _of_same_length(x: tf.Tensor) -> dict[str, tf.Tensor | tf.SparseTensor]:
-    """Returns what is upstream of `x` and has as many records, by names, the nearest first."""
+def _of_same_length(
+    x: tf.Tensor, axis: int, parts: dict[tuple[str, int], Lengths] | None = None
+) -> Lengths:
+    """Returns the dimensions upstream that grow as dimension `axis` of `x`, the nearest first.
+
+    Args:
+        x, axis: the dimension.
+        parts: what was returned for the parts of concatenated tensors.
+    """
+    parts = {} if parts is None else parts
     lookups = {each.out: each.lookup for each in lookups_of(x.graph).written}
-    queue: collections.deque[tf.Tensor | tf.SparseTensor] = collections.deque([x])
-    found: dict[str, tf.Tensor | tf.SparseTensor] = {}
+    queue: collections.deque[tuple[Any, int]] = collections.deque([(x, axis)])
+    found: Lengths = {}
     while queue:
-        x = queue.popleft()
-        shape = x.dense_shape if isinstance(x, tf.SparseTensor) else x
-        if shape.name in found or not shape.shape.rank:
+        x, axis = queue.popleft()
+        is_sparse = isinstance(x, tf.SparseTensor)
+        name = (x.dense_shape if is_sparse else x).name, axis
+        if name in found or not x.shape.rank:
             continue
-        found[shape.name] = x
-        if isinstance(x, tf.SparseTensor):
+        found[name] = x
+        if is_sparse:
             continue
         if x.op in lookups:
-            lookup = lookups[x.op]
-            queue.append(lookup.ids if lookup.sparse_ids is None else lookup.sparse_ids)
-        else:
-            queue += _inputs_of_same_length(x)
+            queue += _of_lookup(lookups[x.op], axis)
+            continue
+        for origins in dimension_origins.origins(x, axis):
+            if len(origins) == 1:
+                queue += origins
+                continue
+            for part, at in origins:
+                if (part.name, at) not in parts:
+                    parts[part.name, at] = _of_same_length(part, at, parts)
+            first, *others = [parts[part.name, at] for part, at in origins]
+            alike = [name for name in first if all(name in other for other in others)]
+            found.update({name: first[name] for name in alike})
     return found
+
+
+def _of_lookup(lookup: Lookup, axis: int) -> list[tuple[Any, int]]:
+    """Returns the dimension of a lookup's ids from which one of its result comes, if any."""
+    if lookup.sparse_ids is not None:
+        return [(lookup.sparse_ids, 0)] if axis == 0 else []
+    rank = lookup.ids.shape.rank
+    return [(lookup.ids, axis)] if rank is not None and axis < rank else []
 
 
 def _data_among(
@@ -248,7 +270,8 @@ def _data_among(
 ) -> tf.Tensor | tf.SparseTensor | None:
     """Returns the first of some tensors that is known before the gates; None if none is.
 
-    What a run takes or is fed comes before what is computed from such data alone.
+    What a run takes or is fed comes before what is computed from such data alone, of a length that
+    the graph doesn't give.
     """
     known = [
         (x, op)
@@ -260,7 +283,8 @@ def _data_among(
     for x, op in known:
         if op.type in graph_analysis.SOURCES | graph_analysis.FED:
             return x
-    return next((x for x, op in known if _is_of_data(op)), None)
+    unknown = [(x, op) for x, op in known if x.shape.as_list()[0] is None]
+    return next((x for x, op in unknown if _is_of_data(op)), None)
 
 
 def _is_of_data(op: tf.Operation) -> bool:
@@ -268,60 +292,3 @@ def _is_of_data(op: tf.Operation) -> bool:
     types = {each.type for each in graph_analysis.upstream([op])}
     is_of_data = any(map(graph_analysis.gives_other_values, types))
     return is_of_data and types.isdisjoint(graph_analysis.VARIABLE_TYPES)
-
-
-def _inputs_of_same_length(x: tf.Tensor) -> list[tf.Tensor]:
-    """Returns those inputs of an operation from which `x` has its first dimension."""
-    op, inputs = x.op, list(x.op.inputs)
-    keeps_first: bool
-    if op.type in _BY_ELEMENT:
-        return [
-            each
-            for each in inputs
-            if each.shape.rank == x.shape.rank and each.shape[0] in (None, x.shape[0])
-        ]
-    if op.type in _CROSS_ENTROPIES:
-        return inputs
-    if op.type == "ConcatV2":
-        axis = tf.get_static_value(inputs[-1])
-        return inputs[:-1] if axis is not None and axis % x.shape.rank else []
-    if op.type in ("GatherV2", "ResourceGather"):
-        of_rows = op.type == "ResourceGather" or tf.get_static_value(inputs[2]) == 0
-        return [inputs[1]] if of_rows and not op.get_attr("batch_dims") else []
-    if op.type == "MatMul":
-        keeps_first = not op.get_attr("transpose_a")
-    elif op.type == "OneHot":
-        keeps_first = op.get_attr("axis") != 0
-    elif op.type in _REDUCTIONS:
-        keeps_first = not _reduces_batch(op)
-    elif op.type == "Squeeze":
-        axes = op.get_attr("squeeze_dims")
-        keeps_first = bool(axes) and 0 not in axes and -(inputs[0].shape.rank or 0) not in axes
-    elif op.type == "ExpandDims":
-        axis = tf.get_static_value(inputs[1])
-        keeps_first = axis is not None and axis % x.shape.rank != 0
-    elif op.type == "StridedSlice":
-        keeps_first = _keeps_first(op)
-    elif op.type == "Reshape":
-        before, after = (_size_of_a_row(each.shape) for each in (inputs[0], x))
-        keeps_first = before is not None and before == after
-    else:
-        keeps_first = op.type in _BY_SAMPLE
-    return inputs[:1] if keeps_first else []
-
-
-def _keeps_first(op: tf.Operation) -> bool:
-    """Tells whether a slice has all of the first dimension."""
-    masks = {name: op.get_attr(f"{name}_mask") & 1 for name in ("begin", "end", "ellipsis")}
-    changed = (op.get_attr("shrink_axis_mask") | op.get_attr("new_axis_mask")) & 1
-    strides = tf.get_static_value(op.inputs[3])
-    if masks["ellipsis"]:
-        named = op.inputs[1].shape.num_elements() - 1
-        return (op.inputs[0].shape.rank or 0) > named and not changed
-    whole = masks["begin"] and masks["end"] and strides is not None and strides[0] == 1
-    return bool(whole) and not changed
-
-
-def _size_of_a_row(shape: tf.TensorShape) -> int | None:
-    """Returns how many numbers there are for each place of the first dimension, if it is known."""
-    return shape[1:].num_elements() if shape.rank else None

@@ -77,6 +77,29 @@ LOSSES = {
     "pairs, without labels": lambda m: (
         -tf.reduce_mean(tf.log_sigmoid(m["out"] - m["logits"][:, 1]))
     ),
+    "a stack of two losses": lambda m: tf.reduce_mean(
+        tf.stack([log_loss(m), tf.square(m["logits"][:, 1] - m["labels"])])
+    ),
+    "positives and negatives in one": lambda m: tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(
+            labels=tf.concat([tf.ones_like(m["out"]), tf.zeros_like(m["out"])], 0),
+            logits=tf.concat([m["out"], m["logits"][:, 2]], 0),
+        )
+    ),
+    "classes first": lambda m: tf.reduce_mean(
+        tf.transpose(tf.square(m["logits"])) * tf.transpose(tf.one_hot(m["classes"], CLASSES))
+    ),
+    "a product by letters": lambda m: tf.reduce_mean(
+        tf.square(tf.einsum("bc,dc->bd", m["logits"], m["kernel"]))
+    ),
+    "all numbers in a row": lambda m: tf.reduce_mean(tf.reshape(tf.square(m["logits"]), [-1])),
+    "halves of a batch twice as long": lambda m: tf.add_n(
+        [tf.reduce_mean(tf.square(half)) for half in tf.split(tf.tile(m["logits"], [2, 1]), 2)]
+    ),
+    "a sum of classes first, by its number": lambda m: (
+        tf.reduce_sum(tf.transpose(tf.square(m["logits"])))
+        / tf.cast(tf.shape(m["dense"])[0], tf.float32)
+    ),
 }
 
 

@@ -1,0 +1,262 @@
+"""Tells from which inputs of an operation a dimension of its result comes.
+
+That is so where the two grow alike: one is the other, or a number of times as long that is written
+in the graph, as after two tensors of a batch are concatenated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow.compat.v1 as tf
+
+Dimension = tuple[tf.Tensor, int]
+
+# Operations on numbers one by one, whose inputs are broadcast.
+_BY_ELEMENT = frozenset(
+    "Add AddV2 AddN Sub Mul RealDiv Div DivNoNan FloorDiv FloorMod Maximum Minimum Pow "
+    "SquaredDifference Xdivy Xlogy Xlog1py Select SelectV2 Neg Square Sqrt Rsqrt Exp Expm1 Log "
+    "Log1p Sigmoid Tanh Sin Cos Erf Relu Relu6 LeakyRelu Elu Selu Softplus Softsign Abs Sign Cast "
+    "Identity CheckNumerics StopGradient PreventGradient ClipByValue Reciprocal Inv Softmax "
+    "LogSoftmax Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr "
+    "LogicalNot IsNan IsFinite OnesLike ZerosLike Round Rint Floor Ceil Cumsum ReverseV2 "
+    "StringToNumber StringToHashBucketFast StringToHashBucketStrong StringToHashBucket "
+    "AsString".split()
+)
+# Operations whose first result has the samples of their first input, its first dimension.
+_BY_SAMPLE = frozenset("BiasAdd Conv2D MaxPool AvgPool FusedBatchNorm FusedBatchNormV3".split())
+_CROSS_ENTROPIES = frozenset(
+    {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
+)
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "All", "Any"})
+_SEARCHES = frozenset({"ArgMax", "ArgMin"})
+
+
+def origins(x: tf.Tensor, axis: int) -> list[list[Dimension]]:
+    """Returns the dimensions of inputs from which dimension `axis` of `x` comes.
+
+    Args:
+        x: a tensor of a graph, of known rank.
+        axis: the number of the dimension, from 0.
+
+    Returns:
+        Lists of which each gives the dimension by itself; a list of several dimensions does so
+        where they come from the same one: they are put one after another. Empty if it isn't known,
+        or if it is a number of the graph.
+    """
+    op = x.op
+    if op.type in _BY_ELEMENT:
+        # The condition of a Select may be of whole rows.
+        inputs = op.inputs[1:] if op.type == "Select" else op.inputs
+        return [[each] for each in _broadcast(x, axis, inputs)]
+    if op.type == "ConcatV2":
+        return _of_concat(x, axis)
+    if op.type in _CROSS_ENTROPIES:
+        return [[(each, 0)] for each in op.inputs] if axis == 0 else []
+    if op.type == "Pack":
+        at = op.get_attr("axis") % len(x.shape)
+        return [[(each, axis - (axis > at))] for each in op.inputs] if axis != at else []
+    of_one = _RULES.get(op.type)
+    found = of_one(x, axis) if of_one else None
+    return [[found]] if found else []
+
+
+def reduced_axes(op: tf.Operation) -> list[int]:
+    """Returns the dimensions over which a reduction goes; none if that isn't known."""
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    if not rank or axes is None:
+        return []
+    return sorted({int(axis) % rank for axis in axes.reshape(-1)})
+
+
+def _broadcast(x: tf.Tensor, axis: int, inputs: Sequence[tf.Tensor]) -> list[Dimension]:
+    """Returns the dimensions of those inputs that aren't broadcast along `axis`."""
+    found = []
+    for each in inputs:
+        if each.shape.rank is None:
+            continue
+        at = axis - (len(x.shape) - each.shape.rank)
+        if at >= 0 and each.shape.as_list()[at] in (None, x.shape.as_list()[axis]):
+            found.append((each, at))
+    return found
+
+
+def _of_concat(x: tf.Tensor, axis: int) -> list[list[Dimension]]:
+    joined = tf.get_static_value(x.op.inputs[-1])
+    if joined is None:
+        return []
+    each = [(part, axis) for part in x.op.inputs[:-1]]
+    return [each] if joined % len(x.shape) == axis else [[part] for part in each]
+
+
+def _of_gather(x: tf.Tensor, axis: int) -> Dimension | None:
+    params, ids = x.op.inputs[:2]
+    at = tf.get_static_value(x.op.inputs[2])
+    ranks = (params.shape.rank, ids.shape.rank)
+    if x.op.get_attr("batch_dims") or at is None or None in ranks:
+        return None
+    first = int(at) % ranks[0]
+    if first <= axis < first + ranks[1]:
+        return ids, axis - first
+    return params, (axis if axis < first else axis - ranks[1] + 1)
+
+
+def _of_rows(x: tf.Tensor, axis: int) -> Dimension | None:
+    """Rows of a variable have the dimensions of their ids first."""
+    ids = x.op.inputs[1]
+    is_of_ids = ids.shape.rank is not None and axis < ids.shape.rank
+    return (ids, axis) if is_of_ids and not x.op.get_attr("batch_dims") else None
+
+
+def _of_product(x: tf.Tensor, axis: int) -> Dimension | None:
+    op, rank = x.op, len(x.shape)
+    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    number = 1 if axis == rank - 1 else 0
+    given = op.inputs[number]
+    if given.shape.rank != rank:
+        return None
+    is_turned = axis >= rank - 2 and op.get_attr(names[number])
+    return given, (2 * rank - 3 - axis if is_turned else axis)
+
+
+def _of_einsum(x: tf.Tensor, axis: int) -> Dimension | None:
+    equation = x.op.get_attr("equation").decode().replace(" ", "")
+    labels, _, result = equation.partition("->")
+    if "." in equation or axis >= len(result):
+        return None
+    for given, names in zip(x.op.inputs, labels.split(",")):
+        if result[axis] in names:
+            return given, names.index(result[axis])
+    return None
+
+
+def _of_reduction(x: tf.Tensor, axis: int) -> Dimension | None:
+    axes, given = reduced_axes(x.op), x.op.inputs[0]
+    if not axes:
+        return None
+    if x.op.type in _REDUCTIONS and x.op.get_attr("keep_dims"):
+        return None if axis in axes else (given, axis)
+    return given, [each for each in range(given.shape.rank) if each not in axes][axis]
+
+
+def _of_transpose(x: tf.Tensor, axis: int) -> Dimension | None:
+    order = tf.get_static_value(x.op.inputs[1])
+    return None if order is None else (x.op.inputs[0], int(order[axis]))
+
+
+def _of_squeeze(x: tf.Tensor, axis: int) -> Dimension | None:
+    given = x.op.inputs[0]
+    rank, axes = given.shape.rank, x.op.get_attr("squeeze_dims")
+    if rank is None or not axes:
+        return None
+    gone = {each % rank for each in axes}
+    return given, [each for each in range(rank) if each not in gone][axis]
+
+
+def _of_expanded(x: tf.Tensor, axis: int) -> Dimension | None:
+    at = tf.get_static_value(x.op.inputs[1])
+    if at is None or x.shape.rank is None or (at := int(at) % x.shape.rank) == axis:
+        return None
+    return x.op.inputs[0], axis - (axis > at)
+
+
+def _of_one_hot(x: tf.Tensor, axis: int) -> Dimension | None:
+    at = x.op.get_attr("axis") % len(x.shape)
+    return (x.op.inputs[0], axis - (axis > at)) if axis != at else None
+
+
+def _of_reshape(x: tf.Tensor, axis: int) -> Dimension | None:
+    """The first dimension comes from the first one, if all others are numbers of the graph."""
+    given = x.op.inputs[0]
+    if axis != 0 or not given.shape.rank:
+        return None
+    rows = [shape[1:].num_elements() for shape in (given.shape, x.shape)]
+    return (given, 0) if None not in rows else None
+
+
+def _of_slice(x: tf.Tensor, axis: int) -> Dimension | None:
+    """A dimension is kept if all of it is taken: `[:, 1]`, `[..., None]`."""
+    op, given = x.op, x.op.inputs[0]
+    entries, strides = op.inputs[1].shape.num_elements(), tf.get_static_value(op.inputs[3])
+    if given.shape.rank is None or entries is None or strides is None:
+        return None
+    names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    begin, end, ellipsis, new, gone = (op.get_attr(f"{name}_mask") for name in names)
+    named = sum(not (ellipsis | new) >> entry & 1 for entry in range(entries))
+    kept: list[int | None] = []  # of each dimension of the result, the one that is taken whole
+    at = 0
+    for entry in range(entries):
+        bit = 1 << entry
+        if ellipsis & bit:
+            kept += range(at, at + given.shape.rank - named)
+            at += given.shape.rank - named
+        elif new & bit:
+            kept.append(None)
+        else:
+            is_whole = begin & bit and end & bit and strides[entry] == 1
+            kept += [] if gone & bit else [at if is_whole else None]
+            at += 1
+    kept += range(at, given.shape.rank)
+    taken = kept[axis]
+    return None if taken is None else (given, taken)
+
+
+def _of_tile(x: tf.Tensor, axis: int) -> Dimension | None:
+    times = tf.get_static_value(x.op.inputs[1])
+    return None if times is None else (x.op.inputs[0], axis)
+
+
+def _of_pad(x: tf.Tensor, axis: int) -> Dimension | None:
+    added = tf.get_static_value(x.op.inputs[1])
+    return None if added is None or added[axis].any() else (x.op.inputs[0], axis)
+
+
+def _of_unpacked(x: tf.Tensor, axis: int) -> Dimension | None:
+    given = x.op.inputs[0]
+    if given.shape.rank is None:
+        return None
+    return given, axis + (axis >= x.op.get_attr("axis") % given.shape.rank)
+
+
+def _of_split(x: tf.Tensor, axis: int) -> Dimension | None:
+    """Equal parts grow with the whole."""
+    return x.op.inputs[1], axis
+
+
+def _of_split_by_sizes(x: tf.Tensor, axis: int) -> Dimension | None:
+    at = tf.get_static_value(x.op.inputs[2])
+    if at is None or int(at) % len(x.shape) == axis:
+        return None
+    return x.op.inputs[0], axis
+
+
+def _of_sample(x: tf.Tensor, axis: int) -> Dimension | None:
+    return (x.op.inputs[0], 0) if axis == 0 and x.value_index == 0 else None
+
+
+def _of_its_own(x: tf.Tensor, axis: int) -> Dimension | None:
+    return x.op.inputs[x.value_index], axis
+
+
+_RULES: dict[str, Callable[[tf.Tensor, int], Dimension | None]] = {
+    "GatherV2": _of_gather,
+    "ResourceGather": _of_rows,
+    "Einsum": _of_einsum,
+    "Transpose": _of_transpose,
+    "Squeeze": _of_squeeze,
+    "ExpandDims": _of_expanded,
+    "OneHot": _of_one_hot,
+    "Reshape": _of_reshape,
+    "StridedSlice": _of_slice,
+    "Tile": _of_tile,
+    "Pad": _of_pad,
+    "PadV2": _of_pad,
+    "Unpack": _of_unpacked,
+    "Split": _of_split,
+    "SplitV": _of_split_by_sizes,
+    "IdentityN": _of_its_own,
+    **dict.fromkeys(_PRODUCTS, _of_product),
+    **dict.fromkeys(_REDUCTIONS | _SEARCHES, _of_reduction),
+    **dict.fromkeys(_BY_SAMPLE, _of_sample),
+}
