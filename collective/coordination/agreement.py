@@ -28,6 +28,8 @@ from collective.ops.graph import device_scopes
 from collective.ops.graph.update_settings import UPDATE
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
+# The value of `Header.check` for a rank that is RUNNING and weighs nothing by records.
+UNWEIGHED = -1
 # The value of `Header.check` for a rank that is ENDED but should have been IDLE.
 EVALUATING = 1
 NAME = collectives.PREFIX + "agreement"
@@ -60,7 +62,7 @@ class Header:
             FAILED.
         check: for INVALID the lookup with the failed id: the number of its check in the graph times
             CHECK_STRIDE, plus its position in the check; for ENDED EVALUATING if the rank only
-            evaluates; for RUNNING how many records this rank's batch has, or 0.
+            evaluates; for RUNNING how many records this rank's batch has, or UNWEIGHED.
         id: the invalid id, or another number for the check's message; for IDLE and ENDED a digest
             of the data that have ended (`collective.coordination.dealt_input`); for RUNNING in a
             session which branches it takes (`collective.coordination.branch_choices`).
@@ -231,10 +233,14 @@ def _switch(x: tf.Tensor, side: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _weight(own: tf.Tensor, of_ranks: tf.Tensor) -> tf.Tensor:
-    """Returns N times the share of this rank's records, float64; 0 if nobody has any."""
+    """Returns N times the share of this rank's records, float64; 0 if nobody has any.
+
+    It is 1 if a rank says of none how many it has: all weigh, or none does.
+    """
     all_records = tf.cast(tf.reduce_sum(of_ranks), tf.float64)
     times = tf.size(of_ranks, out_type=tf.int64) * own
-    return tf.div_no_nan(tf.cast(times, tf.float64), all_records)
+    share = tf.div_no_nan(tf.cast(times, tf.float64), all_records)
+    return tf.where(tf.reduce_min(of_ranks) < 0, tf.ones_like(share), share)
 
 
 def _header(
@@ -244,8 +250,9 @@ def _header(
     chosen: tf.Tensor | None,
 ) -> tf.Tensor:
     """Returns this rank's header as a row [1, WIDTH], with the first invalid value of `checks`."""
-    numbers = [tf.constant(0, tf.int64) if x is None else x for x in (records, chosen)]
-    state = tf.stack([tf.constant(RUNNING, tf.int64), *numbers])
+    said = tf.constant(UNWEIGHED, tf.int64) if records is None else records
+    choice = tf.constant(0, tf.int64) if chosen is None else chosen
+    state = tf.stack([tf.constant(RUNNING, tf.int64), said, choice])
     if checks:
         bounds = tf.concat([check.bounds for check in checks.values()], 0)
         rows = [rows for check in checks.values() for rows in check.rows]

@@ -18,6 +18,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,7 +41,7 @@ from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
 from collective.strategies import Lookup
 from collective.tables.grouping import lookups_of
-from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
+from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry, record
 
 _GRADIENT = "CollectiveMeanOverBatch"
 _OVERRIDE = "_gradient_op_type"
@@ -55,6 +57,8 @@ _OF_SHAPES = frozenset(
     "Sum Range ConcatV2 Fill BroadcastTo Select SelectV2 Equal NotEqual".split()
 )
 _SHAPES = frozenset({"Shape", "Size", "Rank", "OnesLike", "ZerosLike"})
+# What TensorFlow and Keras call constants that are a shape or a size.
+_KNOWN_SHAPE = re.compile("(^|/)(Shape|shape|Size|size|num_elements)(_[0-9]+)?$")
 
 # Tensors by their names and the numbers of dimensions. A sparse tensor has the name of its shape.
 Lengths = dict[tuple[str, int], "tf.Tensor | tf.SparseTensor"]
@@ -95,6 +99,37 @@ def weighed(target: Any, sources: Any, weights: Any = None) -> Iterator[None]:
     finally:
         for mean in means:
             mean._clear_attr(_OVERRIDE)
+
+
+def taped(target: Any, sources: Any, weights: Any) -> tuple[Any, Any]:
+    """Returns what a tape differentiates in a traced function, so that means are weighed.
+
+    To the loss come its means, of each the weight less 1 times what it counts in the loss.
+
+    Args:
+        target: what is differentiated, tensors in any structure.
+        sources: with respect to what.
+        weights: by what the gradients of `target` are multiplied; None: 1.
+
+    Returns:
+        Targets and weights.
+    """
+    graph = tf.get_default_graph()
+    losses = tf.nest.flatten(target)
+    is_own = cross_replica.is_alone() or not (graphs.is_traced(graph) and graphs.is_outside(graph))
+    if is_own or not any(is_variable(x) for x in tf.nest.flatten(sources)):
+        return target, weights
+    means, of_means = [], []
+    with record.stop_recording():
+        ones = [tf.ones_like(loss) for loss in losses]
+        times = ones if weights is None else tf.nest.flatten(weights)
+        for loss, each in zip(losses, times):
+            for op in _weighed_means(graph, loss):
+                mean, weight = op.outputs[0], graph_state.of(graph, BatchMeans).weights[op]
+                (share,) = tf.gradients(loss, mean, each)
+                means.append(mean)
+                of_means.append(share * tf.cast(weight - 1, share.dtype))
+    return ([*losses, *means], [*times, *of_means]) if means else (target, weights)
 
 
 def _weighed_means(graph: tf.Graph, target: Any) -> list[tf.Operation]:
@@ -161,6 +196,8 @@ def _means(
             if not analysis.is_rank_local([op.inputs[1]]):
                 stack.append(op.inputs[0])
         elif op.type == "Mul":
+            if any(cross_replica.is_weight(_passed_on(x)) for x in op.inputs):
+                continue  # It counts by records already: the loss of `compile`.
             local = [x for x in op.inputs if analysis.is_rank_local([x])]
             stack += local if len(local) == 1 else []
         elif op.type in ("Mean", "Sum") and analysis.is_per_sample([op.inputs[0]]):
@@ -173,9 +210,9 @@ def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> tuple[tf.Tenso
     """Returns of what an operation is the mean, and over which dimensions; none if it is none."""
     if op.type == "Mean" and analysis.is_rank_local([op.inputs[0]]):
         return op.inputs[0], dimension_origins.reduced_axes(op)
-    if op.type in _QUOTIENTS and analysis.is_rank_local([op.inputs[1]]):
+    if op.type in _QUOTIENTS:
         total = _passed_on(op.inputs[0]).op
-        if total.type == "Sum":
+        if total.type == "Sum" and analysis.is_rank_local([total.inputs[0]]):
             of, axes = total.inputs[0], dimension_origins.reduced_axes(total)
             return of, [axis for axis in axes if _is_number_of(op.inputs[1], of, axis)]
     return op.outputs[0], []
@@ -194,21 +231,34 @@ def _is_number_of(number: tf.Tensor, x: tf.Tensor, axis: int) -> bool:
     """Tells whether a number follows from how many records `x` has, its dimension `axis`.
 
     It is computed from shapes alone, of what has as many records, and from no other dimension of
-    these by itself.
+    these by itself. TensorFlow writes a shape that it knows as a constant.
     """
 
     def stop(op: tf.Operation) -> bool:
-        return op.type in _SHAPES
+        return op.type in _SHAPES or bool(_KNOWN_SHAPE.search(op.name) and op.type == "Const")
 
     walked = graph_analysis.walk([number.op], stop=stop, control=False)
     alike = _of_same_length(x, axis)
-    shaped = [op.inputs[0] for op in walked if stop(op)]
     slices = [op for op in walked if op.type in ("StridedSlice", "GatherV2")]
     known = {name for name, at in alike if at == 0 or not slices}
+    shapes = [each.shape.as_list() for (_, at), each in alike.items() if at == 0 or not slices]
+
+    def is_of_same(op: tf.Operation) -> bool:
+        if op.type in _SHAPES:
+            return op.inputs[0].name in known
+        value = np.asarray(tf.get_static_value(op.outputs[0])).tolist()
+        sizes = [
+            shape if isinstance(value, list) else math.prod(shape)
+            for shape in shapes
+            if None not in shape
+        ]
+        return value in sizes
+
+    shaped = [op for op in walked if stop(op)]
     return (
         all(op.type in _OF_SHAPES | _SHAPES for op in walked)
         and bool(shaped)
-        and all(each.name in known for each in shaped)
+        and all(map(is_of_same, shaped))
         and all(map(_takes_first, slices))
     )
 
@@ -281,14 +331,21 @@ def _data_among(
         and not gates_of(op.graph).level(op)
     ]
     for x, op in known:
-        if op.type in graph_analysis.SOURCES | graph_analysis.FED:
+        if op.type in graph_analysis.SOURCES | graph_analysis.FED and op not in _captured(op.graph):
             return x
     unknown = [(x, op) for x, op in known if x.shape.as_list()[0] is None]
     return next((x for x, op in unknown if _is_of_data(op)), None)
 
 
+def _captured(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns what a function has from outside: variables, and what is the same in all calls."""
+    return {inner.op for _, inner in graph.captures} if graphs.is_function(graph) else set()
+
+
 def _is_of_data(op: tf.Operation) -> bool:
     """Tells whether an operation computes something from data, and from no variable."""
-    types = {each.type for each in graph_analysis.upstream([op])}
+    upstream = graph_analysis.upstream([op])
+    types = {each.type for each in upstream}
     is_of_data = any(map(graph_analysis.gives_other_values, types))
-    return is_of_data and types.isdisjoint(graph_analysis.VARIABLE_TYPES)
+    is_of_variables = not types.isdisjoint(graph_analysis.VARIABLE_TYPES)
+    return is_of_data and not is_of_variables and upstream.isdisjoint(_captured(op.graph))

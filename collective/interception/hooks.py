@@ -72,6 +72,7 @@ def take_taped_gradients(
     if graphs.is_traced(tf.get_default_graph()):
         eager_gradients.refuse_options("gradients are taken", "in a tf.function")
         graph_passes.prepare_traced(tf.get_default_graph())
+    is_loss = output_gradients is None
     scale = None
     if not graphs.is_eager():
         scale = loss_scaling.scale_of(target, tf.nest.flatten(sources))
@@ -79,6 +80,8 @@ def take_taped_gradients(
         output_gradients = loss_scaling.scaled(
             scale, tf.nest.flatten(target), tf.nest.flatten(output_gradients)
         )
+    if is_loss and not tf.executing_eagerly():
+        target, output_gradients = batch_means.taped(target, sources, output_gradients)
     return reduction.reduce_tape(
         original, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
     )

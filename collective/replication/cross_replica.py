@@ -42,9 +42,15 @@ _answering: list[bool] = []
 
 @dataclasses.dataclass
 class CrossReplica:
-    """Records whether a graph joins what ranks compute."""
+    """Records what ranks join of a graph.
+
+    Attributes:
+        is_used: whether they join anything that they compute.
+        weights: what `weight_of` has returned.
+    """
 
     is_used: bool = False
+    weights: set[tf.Operation] = dataclasses.field(default_factory=set)
 
 
 def joins(graph: tf.Graph) -> bool:
@@ -143,16 +149,25 @@ def weight_of(records: tf.Tensor) -> tf.Tensor:
     Raises:
         NotImplementedError, RankError: as for `sums`.
     """
+    weight = None
     if not tf.executing_eagerly():
         graph = tf.get_default_graph()
         known = not (gates_of(graph).level(records.op) or _needs_rows(graph, records))
         if known and graphs.is_outside(graph) and not graphs.is_eager():
             gate = gates_of(graph).at(1)
-            if gate.records is None:
-                return gate.weight_of(records)
-    own = tf.cast(records, tf.float64)
-    (total,) = sums("records_of_a_batch", [own])
-    return tf.div_no_nan(collectives.size() * own, total)
+            weight = gate.weight_of(records) if gate.records is None else None
+    if weight is None:
+        own = tf.cast(records, tf.float64)
+        (total,) = sums("records_of_a_batch", [own])
+        weight = tf.div_no_nan(collectives.size() * own, total)
+    if not tf.executing_eagerly():
+        graph_state.of(graphs.outermost(graph), CrossReplica).weights.add(weight.op)
+    return weight
+
+
+def is_weight(x: tf.Tensor) -> bool:
+    """Tells whether a graph's tensor comes from `weight_of`."""
+    return x.op in graph_state.of(graphs.outermost(x.graph), CrossReplica).weights
 
 
 def _needs_rows(graph: tf.Graph, x: tf.Tensor) -> bool:

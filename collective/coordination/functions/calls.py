@@ -286,7 +286,7 @@ def agreement_on(
     counts = {name: len(tensors) for name, tensors in choices.items()}
     deciding = [x for tensors in choices.values() for x in tensors]
     begin = functools.partial(_begin, own, counts)
-    records = tf.constant(0, tf.int64) if records is None else records
+    records = tf.constant(agreement.UNWEIGHED, tf.int64) if records is None else records
     header = tf.numpy_function(begin, [bounds, records, *deciding], tf.int64, stateful=True)
     header.set_shape([1, agreement.WIDTH])
     headers = agreement.gathered(header, agreement.NAME)
@@ -328,7 +328,8 @@ def _open(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Args:
         rows: the headers of all ranks.
 
-    Returns: 0, and N times the share of this rank's records (0 if no rank has any).
+    Returns: 0, and N times the share of this rank's records: 0 if no rank has any, 1 if one says of
+    none how many it has.
     """
     call, ranks = _current[-1], coordinator.instance()
     headers = ranks.hear(agreement.as_headers(rows))
@@ -345,8 +346,9 @@ def _open(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ) or _choose_differently(headers):
         call.disagreement = headers
         raise RuntimeError("the ranks do not agree on this call")
-    records = sum(h.check for h in headers if h.status == RUNNING)
-    weight = collectives.size() * header.check / records if records else 0.0
+    records = [h.check for h in headers if h.status == RUNNING]
+    weight = collectives.size() * header.check / sum(records) if any(records) else 0.0
+    weight = 1.0 if agreement.UNWEIGHED in records else weight
     return np.array(0, np.int32), np.array(weight, np.float64)
 
 
