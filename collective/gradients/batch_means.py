@@ -196,7 +196,7 @@ def _means(
             if not analysis.is_rank_local([op.inputs[1]]):
                 stack.append(op.inputs[0])
         elif op.type == "Mul":
-            if any(cross_replica.is_weight(_passed_on(x)) for x in op.inputs):
+            if any(map(cross_replica.is_weight, op.inputs)):
                 continue  # It counts by records already: the loss of `compile`.
             local = [x for x in op.inputs if analysis.is_rank_local([x])]
             stack += local if len(local) == 1 else []

@@ -166,7 +166,8 @@ def weight_of(records: tf.Tensor) -> tf.Tensor:
 
 
 def is_weight(x: tf.Tensor) -> bool:
-    """Tells whether a graph's tensor comes from `weight_of`."""
+    """Tells whether a graph's tensor comes from `weight_of`, perhaps as another type."""
+    x = x.op.inputs[0] if x.op.type == "Cast" else x
     return x.op in graph_state.of(graphs.outermost(x.graph), CrossReplica).weights
 
 
