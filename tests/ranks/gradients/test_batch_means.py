@@ -147,6 +147,23 @@ def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_shapes_of_tensorflow_1(strategy, rank, size):
+    """After tf.disable_v2_behavior() a dimension of unknown size equals no other one."""
+    name = "a stack of two losses"
+    whole = [{key: x[step] for key, x in DATA.items()} for step in range(STEPS)]
+    steps = [own(step, rank, size) for step in range(STEPS)]
+    tf.disable_v2_tensorshape()
+    try:
+        with tf.Graph().as_default():
+            want = trained(contextlib.nullcontext, whole, LOSSES[name], True)
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            got = trained(strategy.embedding_scope, steps, LOSSES[name], True)
+    finally:
+        tf.enable_v2_tensorshape()
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_it_takes_no_exchange(strategy, rank, size):
     """Ranks say how many records they have when they agree on the run."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:
