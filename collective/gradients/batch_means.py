@@ -3,9 +3,9 @@
 An update takes the mean of the ranks' gradients. If ranks have different numbers of records, as in
 the last batch of an epoch, or where N doesn't divide a batch, that isn't the gradient of the mean
 over all records: with b records on a rank, and B on all, a rank's mean has to count N * b/B times.
-A session's graph shows the means:
+The graph of a session, or of a function that eager code calls, shows the means:
 
-    loss ── sums, constant factors ── a mean over the first dimension ── … ── data of b records
+    loss ── sums, constant factors ── a mean over the batch ── … ── data of b records
                                       (tf.reduce_mean, tf.losses, a sum divided by its number)
 
 Only their gradients are weighed, not what is fetched. Ranks say how many records they have when
@@ -41,7 +41,7 @@ from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
 from collective.strategies import Lookup
 from collective.tables.grouping import lookups_of
-from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry, record
+from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
 
 _GRADIENT = "CollectiveMeanOverBatch"
 _OVERRIDE = "_gradient_op_type"
@@ -119,17 +119,21 @@ def taped(target: Any, sources: Any, weights: Any) -> tuple[Any, Any]:
     is_own = cross_replica.is_alone() or not (graphs.is_traced(graph) and graphs.is_outside(graph))
     if is_own or not any(is_variable(x) for x in tf.nest.flatten(sources)):
         return target, weights
+    if not all(isinstance(loss, tf.Tensor) for loss in losses):
+        return target, weights  # Several tensors in one, such as a tf.RaggedTensor.
+    times = [None] * len(losses) if weights is None else tf.nest.flatten(weights)
     means, of_means = [], []
-    with record.stop_recording():
-        ones = [tf.ones_like(loss) for loss in losses]
-        times = ones if weights is None else tf.nest.flatten(weights)
-        for loss, each in zip(losses, times):
-            for op in _weighed_means(graph, loss):
-                mean, weight = op.outputs[0], graph_state.of(graph, BatchMeans).weights[op]
-                (share,) = tf.gradients(loss, mean, each)
+    for loss, each in zip(losses, times):
+        for op in _weighed_means(graph, loss):
+            mean, weight = op.outputs[0], graph_state.of(graph, BatchMeans).weights[op]
+            (share,) = tf.gradients(loss, mean, each)
+            if share is not None:  # else it is rounded to whole numbers
                 means.append(mean)
                 of_means.append(share * tf.cast(weight - 1, share.dtype))
-    return ([*losses, *means], [*times, *of_means]) if means else (target, weights)
+    if not means:
+        return target, weights
+    times = [tf.ones_like(y) if each is None else each for y, each in zip(losses, times)]
+    return [*losses, *means], [*times, *of_means]
 
 
 def _weighed_means(graph: tf.Graph, target: Any) -> list[tf.Operation]:

@@ -346,10 +346,15 @@ def _open(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ) or _choose_differently(headers):
         call.disagreement = headers
         raise RuntimeError("the ranks do not agree on this call")
-    records = [h.check for h in headers if h.status == RUNNING]
-    weight = collectives.size() * header.check / sum(records) if any(records) else 0.0
-    weight = 1.0 if agreement.UNWEIGHED in records else weight
+    weight = _weight(header.check, [h.check for h in headers if h.status == RUNNING])
     return np.array(0, np.int32), np.array(weight, np.float64)
+
+
+def _weight(own: int, records: Sequence[int]) -> float:
+    """Returns N times the share of a rank's records in those of all ranks that run."""
+    if agreement.UNWEIGHED in records:
+        return 1.0
+    return collectives.size() * own / sum(records) if any(records) else 0.0
 
 
 def _choose_differently(headers: Sequence[Header]) -> bool:

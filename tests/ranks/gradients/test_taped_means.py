@@ -90,7 +90,8 @@ def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rank_that_divides_by_another_number_weighs_for_nobody(strategy, rank, size):
+@pytest.mark.parametrize("records", [lambda size: 8, lambda size: max(size - 1, 1)])
+def test_a_rank_that_divides_by_another_number_weighs_for_nobody(strategy, rank, size, records):
     """Rank 0 divides by the size of its batch, the others by a number of their own."""
     with strategy.scope(plan="quiet"):
         kernel = tf2.Variable(np.ones([1, CLASSES], np.float32))
@@ -102,6 +103,25 @@ def test_a_rank_that_divides_by_another_number_weighs_for_nobody(strategy, rank,
                 loss = tf.reduce_sum(tf.matmul(x, kernel)) / tf.cast(number, tf.float32)
             return tape.gradient(loss, kernel)
 
-        got = gradient(tf2.ones([8 - rank, 1]))
+        got = gradient(tf2.ones([8 - rank if rank else records(size), 1]))
     want = np.mean([(8 - each) / 8 for each in range(size)])
     np.testing.assert_allclose(got, np.full([1, CLASSES], want), rtol=1e-6)
+
+
+def test_what_is_no_loss_stays_as_it_is(strategy, rank, size):
+    """A part of a loss that has no gradient, and targets that are several tensors in one."""
+    with strategy.scope(plan="quiet"):
+        kernel = tf2.Variable(np.ones([1, 2], np.float32))
+
+        @tf2.function
+        def gradients(x):
+            with tf2.GradientTape(persistent=True) as tape:
+                y = tf.matmul(x, kernel)
+                counted = tf.cast(tf.cast(tf.reduce_mean(y), tf.int32), tf.float32)
+                loss = tf.reduce_mean(y) + counted
+                ragged = tf.RaggedTensor.from_row_lengths(y, [1, tf.shape(y)[0] - 1])
+            return tape.gradient(loss, kernel), tape.gradient(ragged, kernel)
+
+        of_mean, of_ragged = gradients(tf2.ones([2 + rank, 1]))
+    np.testing.assert_allclose(of_mean, np.full([1, 2], 0.5), rtol=1e-6)
+    np.testing.assert_allclose(of_ragged, np.full([1, 2], 2 + (size - 1) / 2), rtol=1e-6)
