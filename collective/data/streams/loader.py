@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from collective.data import arrow
@@ -75,10 +75,8 @@ def serve_stream(
         if not (is_whole(value) and value >= 1):
             raise ValueError(f"serve_stream({argument}={value!r}): it is a whole number from 1.")
     place, number, count = _place(address, os.environ)
-    stopped = threading.Event()
-    former = {signum: signal.signal(signum, lambda *_: stopped.set()) for signum in _SIGNALS}
-    try:
-        key = streams.stream_key(os.environ)
+    key = streams.stream_key(os.environ)
+    with _handled_signals() as wait_for_one:
         with LoaderServer(named, place, key, number, count, window, ahead) as server:
             print(
                 f"this loader serves stream {number} of {count}, {', '.join(map(repr, named))}, at "
@@ -86,10 +84,33 @@ def serve_stream(
                 file=sys.stderr,
                 flush=True,
             )
-            stopped.wait()
+            wait_for_one()
+
+
+@contextlib.contextmanager
+def _handled_signals() -> Iterator[Callable[[], None]]:
+    """Handles the signals that end a loader, and gives a function that waits for one.
+
+    Python writes their numbers into a pipe. A main thread that waits for a lock would miss a signal
+    that comes just before, or that the kernel gives to another thread.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while not set(_SIGNALS) & set(os.read(reading, 64)):
+            pass  # a signal of the user's own
+
+    try:
+        yield wait
     finally:
-        for signum, handler in former.items():
-            signal.signal(signum, handler)
+        signal.set_wakeup_fd(others)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
 
 
 class LoaderServer:

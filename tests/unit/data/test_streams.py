@@ -391,7 +391,7 @@ def test_a_loader_listens_where_the_environment_says():
 
 
 PROGRAM = """
-import sys
+import signal, sys, threading
 import numpy as np
 from collective import data
 
@@ -400,22 +400,36 @@ def batches(stream, streams, first):
         yield data.Batch(ids={'id': np.arange(4)})
     assert 'tensorflow' not in sys.modules
 
+def signal_itself():
+    sys.stdin.read()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+if len(sys.argv) > 1:
+    threading.Thread(target=signal_itself).start()
 data.serve_stream(batches)
 print('over')
 """
 
 
-def test_a_loader_loads_no_tensorflow_and_ends_by_a_signal(environment):
+@pytest.mark.parametrize("to_a_thread", [False, True])
+def test_a_loader_loads_no_tensorflow_and_ends_by_a_signal(environment, to_a_thread):
+    """The kernel may give a signal to any thread; Python's main thread then goes on waiting."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     variables = {**os.environ, "COLLECTIVE_LOADERS": address}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env=variables, stdout=-1, stderr=-1, text=True
+        [sys.executable, "-c", PROGRAM, *["thread"] * to_a_thread],
+        env=variables,
+        stdin=-1,
+        stdout=-1,
+        stderr=-1,
+        text=True,
     )
     found = list(StreamReader([address], "data", KEY).batches())
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    if not to_a_thread:
+        process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)  # it closes stdin first
     assert len(found) == 3
     assert (process.returncode, out) == (0, "over\n")
     assert err == f"this loader serves stream 0 of 1, 'data', at {address}\n"
