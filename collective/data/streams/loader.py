@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ StreamBatches = Callable[[int, int, int], Iterable[Batch]]
 DEFAULT_NAME = "data"
 # How many seconds a call waits for a batch; the rank then asks again, and knows the loader lives.
 _PATIENCE = 2.0
+# How many seconds a loader may take to end.
+_GRACE = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,7 +54,8 @@ def serve_stream(
     sample come once. Seed what is random by (stream, number). The stream ends where the iterator
     does.
 
-    TERM, INT and HUP end it. It loads no TensorFlow.
+    TERM, INT and HUP end it: it returns, or, if a call of the function stands still, the process
+    exits five seconds later with 128 and the signal's number. It loads no TensorFlow.
 
     Args:
         batches: the function, or several by the `name` that `collective.data.stream` asks for; one
@@ -84,11 +88,26 @@ def serve_stream(
                 file=sys.stderr,
                 flush=True,
             )
-            wait_for_one()
+            number = wait_for_one()
+            # gRPC waits for its calls, in which a function may stand still, also as Python exits.
+            last_resort = threading.Timer(_GRACE, _end_at_once, [number])
+            last_resort.daemon = True
+            last_resort.start()
+    last_resort.cancel()
+
+
+def _end_at_once(number: signal.Signals) -> None:
+    print(
+        f"this loader was told to stop by {number.name} {_GRACE:.0f} s ago, and ends at once: a "
+        "call stands still, of its function or in gRPC",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager
-def _handled_signals() -> Iterator[Callable[[], None]]:
+def _handled_signals() -> Iterator[Callable[[], signal.Signals]]:
     """Handles the signals that end a loader, and gives a function that waits for one.
 
     Python writes their numbers into a pipe. A main thread that waits for a lock would miss a signal
@@ -99,9 +118,11 @@ def _handled_signals() -> Iterator[Callable[[], None]]:
     handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
     others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
-    def wait() -> None:
-        while not set(_SIGNALS) & set(os.read(reading, 64)):
-            pass  # a signal of the user's own
+    def wait() -> signal.Signals:
+        while True:
+            (number,) = os.read(reading, 1)
+            if number in _SIGNALS:  # not a signal of the user's own
+                return signal.Signals(number)
 
     try:
         yield wait

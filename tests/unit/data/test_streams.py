@@ -433,3 +433,39 @@ def test_a_loader_loads_no_tensorflow_and_ends_by_a_signal(environment, to_a_thr
     assert len(found) == 3
     assert (process.returncode, out) == (0, "over\n")
     assert err == f"this loader serves stream 0 of 1, 'data', at {address}\n"
+
+
+STANDING_STILL = """
+import signal, sys, threading
+from collective import data
+
+def batches(stream, streams, first):
+    print('asked', flush=True)
+    threading.Event().wait()
+
+data.serve_stream(batches)
+"""
+
+
+def test_a_loader_whose_function_stands_still_ends_by_a_signal(environment):
+    """A call that waits for the function itself has no answer, so that gRPC would wait on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STANDING_STILL],
+        env={**os.environ, "COLLECTIVE_LOADERS": address},
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    )
+    assert "serves stream 0" in process.stderr.readline()
+    reader = StreamReader([address], "data", KEY, timeout=1)
+    asking = threading.Thread(target=lambda: pytest.raises(StreamError, reader.example))
+    asking.start()
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    asking.join()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "told to stop by SIGTERM 5 s ago, and ends at once" in err
