@@ -33,7 +33,7 @@ from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import groups_of
 from collective.strategies.required_operations import required_operations
-from collective.tables import traced_lookups
+from collective.tables import dense_view, traced_lookups
 from collective.tables.table import Sharded, mark_shard, shard_view
 from collective.tables.updates import fused_updates
 from collective.tensorflow_internals.variables import variables
@@ -132,7 +132,6 @@ def compute_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) 
 def reduce_gradients(
     take: Callable[[], Sequence[Any]],
     xs: Sequence[Any],
-    taped: bool = False,
     scale: Scale | None = None,
 ) -> list[Any]:
     """Returns the gradients of all ranks.
@@ -141,12 +140,12 @@ def reduce_gradients(
         take: computes this rank's gradients with respect to `xs`; None for an x that isn't
             connected.
         xs: variables, tables, tensors.
-        taped: whether a tape takes them, which doesn't know the gradients of the library's
-            operations.
         scale: by which the gradients are multiplied; None if they aren't.
     """
     options, tables = SCOPES.options, [_table_of(x) for x in xs]
-    gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
+    scaling = 1 / collectives.size() if options.embedding_gradients == "mean" else 1.0
+    with library_operations.noted(tf.get_default_graph()), shard_gradients.scaled(scaling):
+        gradients = take()
     reduced, dense, sparse = list(gradients), [], []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
         if gradient is None or not is_variable(x):
@@ -205,21 +204,6 @@ def _matrices(sparse: Sequence[tuple[tf.IndexedSlices, Any]]) -> list[slice_mean
     if options.dense_compression != "none" or options.local_steps > 1:
         return []
     return slice_means.as_matrices([(slices, tf.TensorShape(x.shape)) for slices, x in sparse])
-
-
-def _take(
-    take: Callable[[], Sequence[Any]], xs: Sequence[Any], mean: bool, taped: bool
-) -> list[Any]:
-    """Computes this rank's gradients; those of tables are divided by N if `mean`."""
-    with (
-        library_operations.noted(tf.get_default_graph()),
-        shard_gradients.scaled(1 / collectives.size() if mean else 1.0),
-    ):
-        gradients = list(take())
-        for i, (gradient, x) in enumerate(zip(gradients, xs)):
-            if taped and isinstance(gradient, tf.IndexedSlices) and _table_of(x) is not None:
-                gradients[i] = shard_gradients.of_shard(gradient)
-    return gradients
 
 
 def _shard_gradient(gradient: Any) -> tf.IndexedSlices:
@@ -326,9 +310,13 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
 
     Raises:
         RuntimeError: a table has a constraint.
+        TableError: a loop has read all of a table before.
     """
     for _, variable in grads_and_vars:
-        if isinstance(variable, Sharded) and variable.constraint is not None:
+        if not isinstance(variable, Sharded):
+            continue
+        dense_view.note_write(variable)
+        if variable.constraint is not None:
             raise RuntimeError(
                 f"table '{variable.op.name}': a constraint is not possible for a sparsely updated "
                 "variable. To have one, make it outside embedding_scope(), and its gradient a "
@@ -372,23 +360,23 @@ def reduce_tape(
     if graphs.is_eager():
         refuse_eager_gradients(tf.nest.flatten(sources))
         return original(tape, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(sources)
     if tf.executing_eagerly_outside_functions():
         traced_lookups.refuse_half_precision("gradients are taken")
+        traced_gradients.check(flat, *args, **kwargs)
 
     def take(xs: Any = sources) -> Sequence[Any]:
         gradients = original(tape, target, xs, *args, **kwargs)
-        flat: list[Any] = tf.nest.flatten(
+        taken: list[Any] = tf.nest.flatten(
             gradients if isinstance(gradients, (list, tuple)) else [gradients]
         )
-        return flat
+        return taken
 
-    flat = tf.nest.flatten(sources)
     if graphs.is_traced(tf.get_default_graph()):
         if not any(is_variable(x) for x in flat):
             return original(tape, target, sources, *args, **kwargs)
-        traced_gradients.check(flat, *args, **kwargs)
         own = functools.partial(traced_gradients.take, take, flat)
         reduced = reduce_gradients(own, flat, scale=scale)
     else:
-        reduced = reduce_gradients(take, flat, taped=True, scale=scale)
+        reduced = reduce_gradients(take, flat, scale=scale)
     return tf.nest.pack_sequence_as(sources, reduced)

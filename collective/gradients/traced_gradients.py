@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops.communication import collectives
-from collective.ops.graph import device_scopes, graph_state, library_operations
-from collective.ops.graph.graphs import outside
+from collective.ops.graph import device_scopes, graph_state, graphs, library_operations
 from collective.tables import dense_view
 from collective.tables.table import Sharded
 from collective.tables.traced_lookups import lookups_in
@@ -31,11 +30,18 @@ def check(
     """Checks the arguments of `tf.GradientTape.gradient` with respect to `xs`.
 
     Raises:
-        NotImplementedError: zeros are asked for, and a table is among `xs`: plain TensorFlow's
-            would be of all its rows.
+        NotImplementedError: a table is among `xs`, and ranks would have to exchange its gradient in
+            a loop or a branch; or zeros are asked for: plain TensorFlow's would be of all its rows.
     """
     del output_gradients
     tables = [x for x in xs if isinstance(x, Sharded)]
+    if tables and collectives.size() > 1 and graphs.is_function(tf.get_default_graph()):
+        raise NotImplementedError(
+            f"The gradient of the table '{tables[0].op.name}' is taken in a loop, a branch or a "
+            "function that is inside a tf.function, where ranks can't exchange it. Take it "
+            "directly in the tf.function that eager code calls, with the tape's `with` block "
+            "around the loop."
+        )
     if tables and tf.UnconnectedGradients(unconnected_gradients) != tf.UnconnectedGradients.NONE:
         raise NotImplementedError(
             f"tape.gradient(…, unconnected_gradients='zero') with respect to the table "
@@ -109,7 +115,7 @@ def _of_shards(members: Sequence[tuple[Any, tf.Operation, Any]]) -> list[tuple[S
     """
     graph = tf.get_default_graph()
     tables = {id(table): table for table, _, _ in members}
-    with outside(), library_operations.noted(graph), device_scopes.anywhere():
+    with graphs.outside(), library_operations.noted(graph), device_scopes.anywhere():
         gradients = tf.gradients(
             [out.inputs[0] for _, out, _ in members],
             [graph.capture(table.handle) for table in tables.values()],

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.errors import TableError
 from collective.ops.communication import collectives, gate
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import control_flow, device_scopes, graph_state, graphs
@@ -78,6 +79,36 @@ class WholeWrites:
     made: list[tuple[ShardedRows, tf.Tensor]] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class LoopUses:
+    """Records which tables a graph reads as one value, and writes, in which loops."""
+
+    _read: dict[int, list[object]] = dataclasses.field(default_factory=dict)
+    _written: dict[int, list[object]] = dataclasses.field(default_factory=dict)
+
+    def reads(self, table: ShardedRows, loop: object) -> bool:
+        """Notes a read; returns whether it is the value from before the loop."""
+        is_written = any(other is loop for other in self._written.get(id(table), []))
+        if not is_written:
+            self._read.setdefault(id(table), []).append(loop)
+        return not is_written
+
+    def writes(self, table: ShardedRows, loop: object) -> None:
+        """Notes a write.
+
+        Raises:
+            TableError: what was read in the loop before wouldn't change with it.
+        """
+        if any(other is loop for other in self._read.get(id(table), [])):
+            raise TableError(
+                f"table '{table.op.name}' is written in a loop that has read all of it before. "
+                "Ranks read it once, outside: the next iteration wouldn't see what is written. "
+                "Look up its rows there instead: "
+                f"tf.nn.embedding_lookup(table, tf.range({table.rows}))."
+            )
+        self._written.setdefault(id(table), []).append(loop)
+
+
 # What compares the values that ranks write to a table: of the layer that knows the other ranks.
 _comparisons: list[Callable[..., None]] = []
 
@@ -106,10 +137,54 @@ def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
         "every rank. Look up rows instead (tf.nn.embedding_lookup), or make it outside "
         "embedding_scope().",
     )
-    # In a loop it would be read in every iteration, and ranks may have different numbers of
-    # iterations.
-    with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():
+    with _outside_loops(table):
         return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
+
+
+@contextlib.contextmanager
+def _outside_loops(table: ShardedRows) -> Iterator[None]:
+    """Adds operations outside of loops, and of the branches of traced functions.
+
+    In a loop a table would be read in every iteration, and ranks may have different numbers of
+    iterations. A tape goes on recording: for it, the loop uses what is read outside. What is read
+    after it is written in the loop isn't outside.
+    """
+    graph = tf.get_default_graph()
+    around = graphs.outermost(graph)
+    inside = contextlib.nullcontext() if around is graph else around.as_default()
+    loop = control_flow.outermost_loop()
+    if graphs.is_traced(around):
+        with inside, tf.control_dependencies(None):
+            yield
+    elif loop is None:
+        yield
+    elif tf.executing_eagerly_outside_functions():
+        with tf.init_scope():
+            yield
+    elif graph_state.of(around, LoopUses).reads(table, loop):
+        with inside:
+            # What the script has the loop wait for.
+            before = [
+                op
+                for op in around._current_control_dependencies()
+                if op._get_control_flow_context() is None
+            ]
+            with tf.control_dependencies(None), tf.control_dependencies(before):
+                yield
+    else:
+        yield
+
+
+def note_write(table: ShardedRows) -> None:
+    """Notes that a graph writes the table.
+
+    Raises:
+        TableError: it has read the whole table in the same loop, which happens outside.
+    """
+    graph = graphs.outermost(tf.get_default_graph())
+    loop = control_flow.outermost_loop()
+    if loop is not None and not graphs.is_traced(graph):
+        graph_state.of(graph, LoopUses).writes(table, loop)
 
 
 def warn_of_size(table: ShardedRows, message: str) -> None:

@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.ops import kernel_device, placement
 from collective.ops.communication import collectives, gate
-from collective.ops.exchange import dispatch, shard_gradients
+from collective.ops.exchange import dispatch, shard_gradients, tensorflow_lookup
 from collective.ops.graph import device_scopes, graphs, training_flag
 from collective.ops.graph.sessions import raw_session
 from collective.ops.placement import Placement
@@ -288,15 +288,12 @@ class DynamicTable(ReservedVariable, Table):
         Unknown keys have zeros, except in training. The gradient is `IndexedSlices` by local row.
         For `counts` see `local`.
         """
-        graph = tf.get_default_graph()
-        local, gradient = self.local(keys_, counts), _GATHER
+        local, name, gradient = self.local(keys_, counts), _GATHER, _gather_gradient
         with device_scopes.on_host() if self.bridge is None else dispatch.device(dynamic=True):
             if self.admission is not None:
-                local, gradient = dynamic_rows.seen(local), _ADMITTED_GATHER
-            with graph.gradient_override_map({"ResourceGather": gradient}):
-                rows = tf.raw_ops.ResourceGather(
-                    resource=self.handle, indices=local, dtype=self.dtype
-                )
+                local = dynamic_rows.seen(local)
+                name, gradient = _ADMITTED_GATHER, _admitted_gradient
+            rows = tensorflow_lookup.gather_with(name, gradient, self, local)
         rows.set_shape(keys_.shape.concatenate([self.dim]))
         return rows
 

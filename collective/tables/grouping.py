@@ -50,6 +50,7 @@ from collective.scope import SCOPES
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 from collective.strategies.single_exchange import exchange_single
+from collective.tables import dense_view
 from collective.tensorflow_internals.graphs import pywrap_tfe
 
 # Whether lookups that are made now will be grouped.
@@ -211,8 +212,10 @@ def before_write(table: Any) -> None:
 
     Raises:
         NotImplementedError: such a function can't become a part.
+        TableError: the table is read and written in a loop of a session's graph.
     """
     graph = tf.get_default_graph()
+    dense_view.note_write(table)
     if graphs.is_traced(graphs.outermost(graph)):
         # TensorFlow notes what is read. A call that writes a table trains.
         graph.watch_variable(table)

@@ -5,13 +5,18 @@ Symbols: K keys of one lookup, U of them distinct, N ranks, D the dimension.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops.exchange import shard_gradients
 from collective.ops.graph import device_scopes
+from collective.tensorflow_internals.graphs import record
 from collective.tensorflow_internals.variables import resource_variable_ops
+
+Gradient = Callable[[tf.Operation, Any], Sequence[Any]]
+_STATIC_GATHER = "CollectiveStaticGather"
 
 
 class Distinct(NamedTuple):
@@ -67,17 +72,36 @@ def gather_rows(table: Any, local_rows: tf.Tensor, row_shape: Any) -> tf.Tensor:
         local_rows: indices into the shard.
         row_shape: [D].
     """
-    # Not tf.gather: a resource variable that was updated sparsely copies itself on every other kind
-    # of read.
-    with tf.get_default_graph().gradient_override_map({"ResourceGather": "CollectiveStaticGather"}):
-        rows = tf.raw_ops.ResourceGather(
-            resource=table.handle, indices=local_rows, dtype=table.dtype
-        )
+    rows = gather_with(_STATIC_GATHER, _gather_gradient, table, local_rows)
     rows.set_shape(tf.TensorShape([None]).concatenate(row_shape))
     return rows
 
 
-@tf.RegisterGradient("CollectiveStaticGather")
+def gather_with(name: str, gradient: Gradient, table: Any, local_rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a shard, read in place, that have a gradient of their own.
+
+    A tape gets it, too: it wouldn't find it by name.
+
+    Args:
+        name: under which the gradient is registered.
+        gradient: the gradient's function.
+        table: the shard's variable.
+        local_rows: indices into the shard.
+    """
+    # Not tf.gather: a resource variable that was updated sparsely copies itself on every other kind
+    # of read.
+    with record.stop_recording():
+        with tf.get_default_graph().gradient_override_map({"ResourceGather": name}):
+            rows = tf.raw_ops.ResourceGather(
+                resource=table.handle, indices=local_rows, dtype=table.dtype
+            )
+    record.record_operation(
+        name, [rows], [table.handle, local_rows], lambda given: gradient(rows.op, given)
+    )
+    return rows
+
+
+@tf.RegisterGradient(_STATIC_GATHER)
 def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
     return shard_gradients.of_shard(resource_variable_ops._GatherGrad(op, gradient)[0]), None
 

@@ -16,7 +16,8 @@ from collective.ops.graph import graph_analysis
 from collective.ops.graph.graphs import is_function
 from collective.tensorflow_internals.graphs import attr_value_pb2
 
-# The deciders of the branches of version 2 that are being built; None for a loop.
+# The deciders of the branches of version 2 that are being built, None for a loop; and what stands
+# for the outermost loop.
 _building = threading.local()
 
 
@@ -80,7 +81,12 @@ def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any
 
 def loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Notes that a loop is being built; replaces `while_v2.while_loop`."""
-    return _within(None, original, *args, **kwargs)
+    around = getattr(_building, "loop", None)
+    _building.loop = around or object()
+    try:
+        return _within(None, original, *args, **kwargs)
+    finally:
+        _building.loop = around
 
 
 def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -90,6 +96,19 @@ def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) 
         return build(*args, **kwargs)
     finally:
         _building.deciders = around
+
+
+def outermost_loop() -> object | None:
+    """Returns what stands for the outermost loop around operations that are made now, or None."""
+    found: object | None = getattr(_building, "loop", None)
+    graph: Any = tf.get_default_graph()
+    while found is None and graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            found = context if context.IsWhileContext() else found
+            context = context.outer_context
+        graph = graph.outer_graph if is_function(graph) else None
+    return found
 
 
 def deciders() -> list[Any]:

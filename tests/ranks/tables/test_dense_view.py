@@ -303,6 +303,81 @@ def test_a_table_that_a_loop_reads_is_read_before_it(strategy, rank, size, versi
     grouped.same(got[1], want[1])
 
 
+def written(table, i, _):
+    """Writes a table, then reads it: in each iteration."""
+    value = tf.fill([V, D], tf.cast(i + 2, tf.float32))
+    with tf.control_dependencies([table.assign(value, read_value=False)]):
+        return i + 1, table.read_value()[:1]
+
+
+def assigned(table, i, _):
+    """Writes a table, of which it uses what the assignment gives."""
+    return i + 1, table.assign(tf.fill([V, D], tf.cast(i + 2, tf.float32)))[:1]
+
+
+@pytest.mark.parametrize("body", [written, assigned])
+def test_a_loop_reads_what_it_has_written(strategy, rank, size, flavour, body):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table("t", V, D)
+        step = lambda i, total: (i + 1, total + body(t, i, total)[1])  # noqa: E731
+        out = tf.while_loop(lambda i, _: i < 3, step, [0, tf.zeros([1, D])], parallel_iterations=1)
+        return {"out": out[1], "t": t}, {}
+
+    want, got = grouped.both(strategy, rank, size, build, [(["out"], {}), (["t"], {})])
+    for ours, truth in zip(got, want):
+        grouped.same(ours, truth)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t, value: t.assign(value * 0.5),
+        lambda t, value: tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(value**2)),
+    ],
+)
+def test_a_loop_that_writes_what_it_has_read_is_refused(strategy, flavour, write):
+    """What it reads is read once, outside: the next iteration wouldn't see what is written."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table("t", V, D)
+
+        def body(i):
+            with tf.control_dependencies([write(t, t + 0.0)]):
+                return i + 1
+
+        with pytest.raises(TableError, match="table 't' is written in a loop that has read all of"):
+            tf.while_loop(lambda i: i < 2, body, [0])
+
+
+def test_a_read_in_a_loop_waits_for_what_the_loop_waits_for(strategy, rank, size, flavour):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table("t", V, D)
+        with tf.control_dependencies([t.assign(tf.fill([V, D], 3.0), read_value=False)]):
+            out = tf.map_fn(lambda x: tf.reduce_sum(t * x), tf.ones([2]))
+        return {"out": out}, {}
+
+    want, got = grouped.both(strategy, rank, size, build, [(["out"], {})])
+    grouped.same(got[0], want[0])
+
+
+def test_a_function_reads_a_table_in_each_call(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table("t", V, D)
+        read = tf.function(lambda: tf.reduce_sum(t.read_value()))
+        first = read()
+        with tf.control_dependencies([first]):
+            done = t.assign(tf.fill([V, D], 3.0), read_value=False)
+        with tf.control_dependencies([done]):
+            return {"first": first, "second": read()}, {}
+
+    want, got = grouped.both(strategy, rank, size, build, [(["first", "second"], {})])
+    grouped.same(got[0], want[0])
+
+
 def test_a_session_outside_of_scope_gets_no_shard(strategy, size):
     if size == 1:
         return
