@@ -36,6 +36,7 @@ from collective.ops.graph import (
     graphs,
     library_operations,
 )
+from collective.ops.graph.dimension_origins import Dimension
 from collective.replication import cross_replica
 from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
@@ -50,6 +51,7 @@ _LINEAR = frozenset(
     "Identity Neg Cast Reshape Squeeze ExpandDims CheckNumerics Add AddV2 AddN Sub Pack ConcatV2 "
     "Sum Mean".split()
 )
+_TERMS = frozenset({"Neg", "Add", "AddV2", "AddN", "Sub"})
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
 # What numbers of a batch are computed by.
 _OF_SHAPES = frozenset(
@@ -160,13 +162,15 @@ def _has_gradient_of_its_own(op: tf.Operation) -> bool:
     return _OVERRIDE in op.node_def.attr
 
 
-def _weight(known: BatchMeans, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor | None:
-    """Returns N times this rank's share of the records of `x`, one of its dimensions `axes`.
+def _weight(known: BatchMeans, dimensions: Sequence[Dimension]) -> tf.Tensor | None:
+    """Returns N times this rank's share of the records, which one of the dimensions has.
 
     None: no data are seen that have as many, their first dimension, and are known before ranks
     exchange anything.
     """
-    for axis in sorted(axes, key=lambda axis: x.shape.as_list()[axis] is not None):
+    for x, axis in sorted(
+        dimensions, key=lambda each: each[0].shape.as_list()[each[1]] is not None
+    ):
         alike = _of_same_length(x, axis)
         weight = next((known.by_length[each] for each in alike if each in known.by_length), None)
         if weight is None:
@@ -192,8 +196,7 @@ def _means(
         if op in seen or op._get_control_flow_context() is not None:
             continue
         seen.add(op)
-        of, axes = _averaged(op, analysis)
-        weight = _weight(known, of, axes) if axes else None
+        weight = _weight(known, _averaged(op, analysis))
         if weight is not None:
             yield op, weight
         elif op.type in _QUOTIENTS:
@@ -210,16 +213,31 @@ def _means(
             stack += op.inputs
 
 
-def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> tuple[tf.Tensor, list[int]]:
-    """Returns of what an operation is the mean, and over which dimensions; none if it is none."""
+def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> list[Dimension]:
+    """Returns the dimensions over which an operation's result is the mean; none if it is none."""
     if op.type == "Mean" and analysis.is_rank_local([op.inputs[0]]):
-        return op.inputs[0], dimension_origins.reduced_axes(op)
+        return dimension_origins.reduced(op)
     if op.type in _QUOTIENTS:
-        total = _passed_on(op.inputs[0]).op
-        if total.type == "Sum" and analysis.is_rank_local([total.inputs[0]]):
-            of, axes = total.inputs[0], dimension_origins.reduced_axes(total)
-            return of, [axis for axis in axes if _is_number_of(op.inputs[1], of, axis)]
-    return op.outputs[0], []
+        over = [dimension_origins.reduced(each) for each in _sums(op.inputs[0], analysis)]
+        found = [[each for each in dims if _is_number_of(op.inputs[1], *each)] for dims in over]
+        return found[0] if found and all(found) else []
+    return []
+
+
+def _sums(x: tf.Tensor, analysis: ReplicationAnalysis) -> list[tf.Operation]:
+    """Returns the sums over what a rank knows that `x` consists of; none if there is more in it."""
+    stack, found = [x], []
+    while stack:
+        op = _passed_on(stack.pop()).op
+        local = [each for each in op.inputs if analysis.is_rank_local([each])]
+        if op.type in ("Sum", "L2Loss") and local:
+            found.append(op)
+            continue
+        is_multiple = op.type == "Mul" and len(local) == 1
+        if not (is_multiple or op.type in _TERMS and len(local) == len(op.inputs)):
+            return []
+        stack += local
+    return found
 
 
 def _passed_on(x: tf.Tensor) -> tf.Tensor:

@@ -47,9 +47,7 @@ def origins(x: tf.Tensor, axis: int) -> list[list[Dimension]]:
     """
     op = x.op
     if op.type in _BY_ELEMENT:
-        # The condition of a Select may be of whole rows.
-        inputs = op.inputs[1:] if op.type == "Select" else op.inputs
-        return [[each] for each in _broadcast(x, axis, inputs)]
+        return [[each] for each in _broadcast(x, axis, _by_element(op))]
     if op.type == "ConcatV2":
         return _of_concat(x, axis)
     if op.type in _CROSS_ENTROPIES:
@@ -68,6 +66,48 @@ def reduced_axes(op: tf.Operation) -> list[int]:
     if not rank or axes is None:
         return []
     return sorted({int(axis) % rank for axis in axes.reshape(-1)})
+
+
+def reduced(op: tf.Operation) -> list[Dimension]:
+    """Returns the dimensions over which a reduction, or `tf.nn.l2_loss`, goes.
+
+    Of a tensor of unknown rank these are the dimensions of what it is computed from by element,
+    which it has among its own. None if the axes aren't known.
+    """
+    x = op.inputs[0]
+    if op.type == "L2Loss" or x.shape.rank is None and _is_of_all_axes(op):
+        return _dimensions(x)
+    return [(x, axis) for axis in reduced_axes(op)]
+
+
+def _is_of_all_axes(op: tf.Operation) -> bool:
+    """Tells whether a tensor of unknown rank is reduced as it is where no axis is given."""
+    axes = op.inputs[1].op
+    ranks = [each.op for each in axes.inputs if each.op.type == "Rank"]
+    return axes.type == "Range" and any(rank.inputs[0].name == op.inputs[0].name for rank in ranks)
+
+
+def _dimensions(x: tf.Tensor) -> list[Dimension]:
+    found: list[Dimension] = []
+    stack, seen = [x], set()
+    while stack:
+        x = stack.pop()
+        if x.name in seen:
+            continue
+        seen.add(x.name)
+        if x.shape.rank is not None:
+            found += [(x, axis) for axis in range(x.shape.rank)]
+        elif x.op.type in _BY_ELEMENT:
+            stack += _by_element(x.op)
+        elif x.op.type == "Squeeze" and x.op.inputs[0].shape.rank is not None:
+            given = x.op.inputs[0]
+            found += [(given, axis) for axis, n in enumerate(given.shape.as_list()) if n != 1]
+    return found
+
+
+def _by_element(op: tf.Operation) -> Sequence[tf.Tensor]:
+    """Returns the inputs by element; the condition of a Select may be of whole rows."""
+    return op.inputs[1:] if op.type == "Select" else op.inputs
 
 
 def _broadcast(x: tf.Tensor, axis: int, inputs: Sequence[tf.Tensor]) -> list[Dimension]:
@@ -148,9 +188,12 @@ def _of_transpose(x: tf.Tensor, axis: int) -> Dimension | None:
 def _of_squeeze(x: tf.Tensor, axis: int) -> Dimension | None:
     given = x.op.inputs[0]
     rank, axes = given.shape.rank, x.op.get_attr("squeeze_dims")
-    if rank is None or not axes:
+    if rank is None:
         return None
-    gone = {each % rank for each in axes}
+    if axes:
+        gone = {each % rank for each in axes}
+    else:  # All sizes are known, as the rank of the result is.
+        gone = {each for each, size in enumerate(given.shape.as_list()) if size == 1}
     return given, [each for each in range(rank) if each not in gone][axis]
 
 

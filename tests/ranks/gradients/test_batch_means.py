@@ -96,6 +96,18 @@ LOSSES = {
     "halves of a batch twice as long": lambda m: tf.add_n(
         [tf.reduce_mean(tf.square(half)) for half in tf.split(tf.tile(m["logits"], [2, 1]), 2)]
     ),
+    "labels of unknown rank": lambda m: tf.reduce_mean(
+        tf.square(m["out"] - tf.placeholder_with_default(m["labels"], None))
+    ),
+    "squeezed": lambda m: tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(
+            labels=tf.placeholder_with_default(click(m), None), logits=tf.squeeze(m["out"][:, None])
+        )
+    ),
+    "squares of the batch, by its number": lambda m: (
+        (tf.nn.l2_loss(m["logits"]) + 0.5 * tf.reduce_sum(log_loss(m)))
+        / tf.cast(tf.shape(m["dense"])[0], tf.float32)
+    ),
     "a sum of classes first, by its number": lambda m: (
         tf.reduce_sum(tf.transpose(tf.square(m["logits"])))
         / tf.cast(tf.shape(m["dense"])[0], tf.float32)

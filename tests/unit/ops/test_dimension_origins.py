@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graph.dimension_origins import origins
+from collective.ops.graph.dimension_origins import origins, reduced
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -102,3 +102,23 @@ def test_parts_of_a_concatenation_give_their_sum_together():
         a, b = tf.placeholder(tf.float32, [None]), tf.placeholder(tf.float32, [None])
         assert origins(tf.concat([a, b], 0), 0) == [[(a, 0), (b, 0)]]
         assert origins(tf.stack([a, b], 1), 0) == [[(a, 0)], [(b, 0)]]
+
+
+@pytest.mark.parametrize(
+    "make, names",
+    [
+        (lambda x, any_: tf.reduce_mean(x), {("x", 0), ("x", 1)}),
+        (lambda x, any_: tf.reduce_mean(x, 1), {("x", 1)}),
+        (lambda x, any_: tf.nn.l2_loss(x), {("x", 0), ("x", 1)}),
+        (lambda x, any_: tf.reduce_mean(tf.square(x - any_)), {("x", 0), ("x", 1)}),
+        (lambda x, any_: tf.reduce_mean(tf.exp(tf.squeeze(x))), {("x", 0), ("x", 1)}),
+        (lambda x, any_: tf.reduce_mean(any_), set()),
+        (lambda x, any_: tf.reduce_mean(x - any_, 0), set()),
+        (lambda x, any_: tf.reduce_mean(tf.unique(tf.reshape(x - any_, [-1]))[0] - any_), {"y"}),
+    ],
+)
+def test_a_mean_of_unknown_rank_is_over_what_shows_its_dimensions(make, names):
+    with tf.Graph().as_default():
+        x, any_ = tf.placeholder(tf.float32, [None, 3], name="x"), tf.placeholder(tf.float32)
+        found = {(each.op.name, axis) for each, axis in reduced(make(x, any_).op)}
+        assert found == names or names == {"y"} and ("x", 0) not in found
