@@ -94,9 +94,14 @@ def call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any)
             python_function, function._experimental_autograph_options
         )
     args, kwargs = tf.nest.map_structure(_as_in_a_function, (args, kwargs))
-    return python_function(*args, **kwargs)
+    return tf.nest.map_structure(_as_of_a_function, python_function(*args, **kwargs))
 
 
 def _as_in_a_function(x: Any) -> Any:
     """Returns an argument as a function gets it: arrays are tensors."""
     return tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, np.generic)) else x
+
+
+def _as_of_a_function(x: Any) -> Any:
+    """Returns a result without what has computed it, for which losses of Keras look."""
+    return tf.identity(x) if isinstance(x, tf.Tensor) else x

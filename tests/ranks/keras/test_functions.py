@@ -331,6 +331,37 @@ def test_functions_in_functions_and_lookups_without_one(strategy, rank, size):
             tf2.gather(table, tf2.constant([50 if rank == 0 else 1]))
 
 
+def test_a_loss_sees_only_the_value_of_an_inner_function(strategy, rank, size):
+    """Keras takes the logits of a sigmoid that it sees. Of a function it clips the probability."""
+
+    def trained(embedding_scope, ids):
+        with embedding_scope():
+            layer = keras.layers.Embedding(
+                4, 1, embeddings_initializer=keras.initializers.Constant(20.0)
+            )
+            layer.build([None])
+        optimizer, loss_of = new.SGD(1.0), keras.losses.BinaryCrossentropy()
+
+        @tf2.function
+        def call(ids):
+            return keras.activations.sigmoid(layer(ids)[:, 0])
+
+        @tf2.function
+        def step(ids):
+            with tf2.GradientTape() as tape:
+                loss = loss_of(tf2.zeros_like(ids), call(ids))
+            optimizer.apply_gradients(zip(tape.gradient(loss, layer.weights), layer.weights))
+            return loss
+
+        return step(tf2.constant(ids)).numpy(), layer.get_weights()[0]
+
+    want = trained(contextlib.nullcontext, [1, 2])
+    with strategy.scope():
+        got = trained(strategy.embedding_scope, [1, 2])
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_function_that_gets_gradients_and_applies_them(strategy, rank, size, dense):
     """It becomes a part of the function that calls it, as one that takes gradients does."""
