@@ -24,7 +24,7 @@ class DistinctIndices:
 @contextlib.contextmanager
 def scaled(scale: float) -> Iterator[None]:
     """Makes the gradients of shards taken inside `scale` times the sum over ranks."""
-    previous, _scales.scale = gradient_scale(), scale
+    previous, _scales.scale = getattr(_scales, "scale", None), scale
     try:
         yield
     finally:
@@ -33,7 +33,13 @@ def scaled(scale: float) -> Iterator[None]:
 
 def gradient_scale() -> float:
     """Returns the factor of the sum over ranks; 1 outside of `scaled`."""
-    return float(getattr(_scales, "scale", 1.0))
+    scale = getattr(_scales, "scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def is_taken() -> bool:
+    """Tells whether gradients are taken now, in `scaled`."""
+    return getattr(_scales, "scale", None) is not None
 
 
 def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -149,6 +149,41 @@ def test_a_tape_inside_a_loop_of_a_function_is_refused(strategy, size):
             tf2.function(lambda x: tf.map_fn(of_record, x))(tf2.ones([2, V]))
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_a_gradient_inside_of_a_gradient_is_refused(strategy, flavour, is_taped):
+    """TensorFlow would take this rank's rows for all."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table("t", V, D, use_resource=True)
+        ids = tf.placeholder(tf.int64, [None])
+        with tf2.GradientTape() as tape:
+            rows = tf2.recompute_grad(lambda: tf.nn.embedding_lookup(table, ids))()
+            loss = squares(rows)
+        with pytest.raises(NotImplementedError, match="'t' is taken inside of another gradient"):
+            tape.gradient(loss, table) if is_taped else tf.gradients(loss, table)
+
+
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_rows_may_be_computed_with_again(strategy, rank, size, is_taped):
+    def build(embedding_scope):
+        with embedding_scope():
+            table = reference.table("t", V, D, use_resource=True)
+        kernel = tf.get_variable("kernel", initializer=np.eye(D, dtype=np.float32))
+        ids = tf.placeholder(tf.int64, [None])
+        with tf2.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(table, ids)
+            loss = squares(tf2.recompute_grad(lambda rows: tf.matmul(rows, kernel))(rows))
+        both = [table, kernel]
+        gradients = tape.gradient(loss, both) if is_taped else tf.gradients(loss, both)
+        train = tf.train.AdagradOptimizer(0.3).apply_gradients(zip(gradients, both))
+        return {"train": train, "t": table, "kernel": kernel}, {"ids": ids}
+
+    runs = [*((["train"], {"ids": batch["ids"]}) for batch in BATCHES), (["t", "kernel"], {})]
+    want, got = grouped.both(strategy, rank, size, build, runs)
+    grouped.same(got[-1], want[-1])
+
+
 def test_keys_that_are_not_admitted_yet(strategy, rank, size):
     """A tape, too, drops the gradients of keys that have no row."""
 
