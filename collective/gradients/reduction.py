@@ -94,6 +94,28 @@ def refuse_eager_gradients(xs: Sequence[Any]) -> None:
         graphs.refuse_eager("scope()", action)
 
 
+def refuse_nested(sources: Any) -> None:
+    """Refuses the gradient of a table inside of another gradient, on several ranks.
+
+    TensorFlow would give a rank's rows of it to the other one, as if they were all.
+
+    Args:
+        sources: with respect to what a gradient is about to be taken, in any structure.
+
+    Raises:
+        NotImplementedError: a table is among them, and another gradient is being taken.
+    """
+    if not shard_gradients.is_taken() or collectives.size() == 1:
+        return
+    table = next((x for x in tf.nest.flatten(sources) if isinstance(x, Sharded)), None)
+    if table is not None:
+        raise NotImplementedError(
+            f"The gradient of the table '{table.op.name}' is taken inside of another gradient, as "
+            "tf.recompute_grad does, and a tf.custom_gradient that uses variables. Look the rows "
+            "up before such a function, and pass them to it."
+        )
+
+
 def refuse_jacobian(
     original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -141,19 +163,8 @@ def reduce_gradients(
             connected.
         xs: variables, tables, tensors.
         scale: by which the gradients are multiplied; None if they aren't.
-
-    Raises:
-        NotImplementedError: a table's gradient is taken inside of another gradient, on several
-            ranks: TensorFlow would give its rows to the other one, as if they were all rows.
     """
     options, tables = SCOPES.options, [_table_of(x) for x in xs]
-    table = next((each for each in tables if each is not None), None)
-    if table is not None and shard_gradients.is_taken() and collectives.size() > 1:
-        raise NotImplementedError(
-            f"The gradient of the table '{table.op.name}' is taken inside of another gradient, as "
-            "tf.recompute_grad does, and a tf.custom_gradient that uses variables. Look the rows "
-            "up before such a function, and pass them to it."
-        )
     scaling = 1 / collectives.size() if options.embedding_gradients == "mean" else 1.0
     with library_operations.noted(tf.get_default_graph()), shard_gradients.scaled(scaling):
         gradients = take()

@@ -40,6 +40,7 @@ def take_gradients(
     if tf.executing_eagerly_outside_functions():
         reduction.refuse_eager_gradients(xs)
         return original(ys, xs, grad_ys, *args, **kwargs)
+    reduction.refuse_nested(xs)
     summed_losses.warn(ys, xs, grad_ys)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
@@ -67,6 +68,7 @@ def take_taped_gradients(
 ) -> Any:
     """Replaces `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
+    reduction.refuse_nested(sources)
     if not keras_functions.is_training():  # A loss of `compile` counts by its records.
         summed_losses.warn(target, sources, output_gradients)
     if graphs.is_traced(tf.get_default_graph()):

@@ -164,6 +164,22 @@ def test_a_gradient_inside_of_a_gradient_is_refused(strategy, flavour, is_taped)
             tape.gradient(loss, table) if is_taped else tf.gradients(loss, table)
 
 
+@pytest.mark.ranks(2, 3)
+def test_so_it_is_in_a_function(strategy):
+    with strategy.scope(plan="quiet"), strategy.embedding_scope():
+        layer = keras.layers.Embedding(V, D)
+        layer.build([None])
+
+        @tf2.function
+        def step(ids):
+            with tf2.GradientTape() as tape:
+                loss = squares(tf2.recompute_grad(lambda: layer(ids))())
+            return tape.gradient(loss, layer.weights)
+
+        with pytest.raises(NotImplementedError, match="is taken inside of another gradient"):
+            step(tf2.constant([1, 2]))
+
+
 @pytest.mark.parametrize("is_taped", [False, True])
 def test_rows_may_be_computed_with_again(strategy, rank, size, is_taped):
     def build(embedding_scope):
