@@ -55,7 +55,7 @@ def described(operations: Iterable[tf.Operation], trained: Iterable[Any]) -> lis
     """
     holders = {graph_analysis.memory(variable) for variable in trained}
     known: dict[str, str] = {}
-    found: dict[str, str] = {}
+    found: set[tuple[str, str]] = set()  # several updates of a variable come in any order
     for op in operations:
         if not op.inputs or (holder := graph_analysis.holder(op.inputs[0])) not in holders:
             continue
@@ -68,10 +68,10 @@ def described(operations: Iterable[tf.Operation], trained: Iterable[Any]) -> lis
         if "use_nesterov" in op.node_def.attr and op.get_attr("use_nesterov"):
             numbers.append("use_nesterov")
         if numbers:
-            found[str(holder.name)] = ", ".join(numbers)
-    kinds = sorted({f"{UPDATE}{numbers}" for numbers in found.values()})
+            found.add((str(holder.name), ", ".join(numbers)))
+    kinds = sorted({f"{UPDATE}{numbers}" for _, numbers in found})
     if len(kinds) > 1:
-        digest = hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=4).hexdigest()
+        digest = hashlib.blake2b(repr(sorted(found)).encode(), digest_size=4).hexdigest()
         kinds.append(f"{UPDATE}these, by variable: {digest}")
     return kinds
 
