@@ -48,8 +48,8 @@ _GRADIENT = "CollectiveMeanOverBatch"
 _OVERRIDE = "_gradient_op_type"
 # Operations whose result is linear in their inputs.
 _LINEAR = frozenset(
-    "Identity Neg Cast Reshape Squeeze ExpandDims CheckNumerics Add AddV2 AddN Sub Pack ConcatV2 "
-    "Sum Mean".split()
+    "Identity Neg Cast Reshape Squeeze ExpandDims CheckNumerics EnsureShape Print Add AddV2 AddN "
+    "Sub Pack ConcatV2 Sum Mean".split()
 )
 _TERMS = frozenset({"Neg", "Add", "AddV2", "AddN", "Sub"})
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})

@@ -96,6 +96,12 @@ LOSSES = {
     "halves of a batch twice as long": lambda m: tf.add_n(
         [tf.reduce_mean(tf.square(half)) for half in tf.split(tf.tile(m["logits"], [2, 1]), 2)]
     ),
+    "printed, and its shape ensured": lambda m: tf.ensure_shape(
+        tf.Print(tf.reduce_mean(log_loss(m)), [m["out"]], first_n=0), []
+    ),
+    "minus a sum, half of it, by its number": lambda m: (
+        -0.5 * tf.reduce_sum(-log_loss(m)) / tf.cast(tf.shape(m["labels"])[0], tf.float32)
+    ),
     "labels of unknown rank": lambda m: tf.reduce_mean(
         tf.square(m["out"] - tf.placeholder_with_default(m["labels"], None))
     ),
