@@ -111,7 +111,7 @@ def refuse_nested(sources: Any) -> None:
     if table is not None:
         raise NotImplementedError(
             f"The gradient of the table '{table.op.name}' is taken inside of another gradient, as "
-            "tf.recompute_grad does, and a tf.custom_gradient that uses variables. Look the rows "
+            "tf.recompute_grad does, and a tf.custom_gradient that takes one itself. Look the rows "
             "up before such a function, and pass them to it."
         )
 

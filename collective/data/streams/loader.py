@@ -88,9 +88,9 @@ def serve_stream(
                 file=sys.stderr,
                 flush=True,
             )
-            number = wait_for_one()
+            told = wait_for_one()
             # gRPC waits for its calls, in which a function may stand still, also as Python exits.
-            last_resort = threading.Timer(_GRACE, _end_at_once, [number])
+            last_resort = threading.Timer(_GRACE, _end_at_once, [told])
             last_resort.daemon = True
             last_resort.start()
     last_resort.cancel()
