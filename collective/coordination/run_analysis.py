@@ -430,7 +430,8 @@ def rows_before_gradients(
     """Returns the exchanges of rows that some exchange of gradients must wait for.
 
     Left out are those that wait for gradients themselves, as those after a later gate do, and
-    those in loops and branches.
+    those in loops and branches. A call whose functions exchange gradients counts as such an
+    exchange: a later gate opens after it.
 
     Args:
         gates: the graph's.
@@ -444,6 +445,8 @@ def rows_before_gradients(
         if phase == b"rows" and op._get_control_flow_context() is None
     ]
     gradients = [op for op, phase in phases.items() if phase == b"gradients"]
+    if rows:
+        gradients += [op for op in operations if _calls_exchanges_of_gradients(op)]
     if not rows or not gradients:
         return []
     first = min(map(gates.level, gradients))
@@ -462,6 +465,14 @@ def always_executed(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
         op
         for op in operations
         if graph_analysis.is_collective(op.type) and op._get_control_flow_context() is None
+    )
+
+
+def _calls_exchanges_of_gradients(op: tf.Operation) -> bool:
+    return op.type in graph_analysis.CALLS and any(
+        node.attr["phase"].s == b"gradients"
+        for node in graph_analysis.nodes_inside(op.graph, op)
+        if "phase" in node.attr
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -156,6 +156,11 @@ def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], obj
 
     Operations that `mark_note` has marked don't count.
     """
+    return any(is_sought(node.op) for node in nodes_inside(graph, op) if _NOTE not in node.attr)
+
+
+def nodes_inside(graph: tf.Graph, op: tf.Operation) -> Iterator[Any]:
+    """Yields the NodeDefs of the functions that `op` calls, at any depth."""
     stack, seen = [op.node_def], set()
     while stack:
         for value in stack.pop().attr.values():
@@ -163,10 +168,8 @@ def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], obj
                 function = graph._functions.get(name) if name and name not in seen else None
                 seen.add(name)
                 nodes = list(function.cached_definition.node_def) if function is not None else []
-                if any(is_sought(node.op) for node in nodes if _NOTE not in node.attr):
-                    return True
+                yield from nodes
                 stack += nodes
-    return False
 
 
 def tensor_names(leaf: Any) -> Sequence[str]:

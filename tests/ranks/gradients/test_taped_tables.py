@@ -103,6 +103,42 @@ def test_in_a_graph(strategy, rank, size, place, read, is_callable):
     grouped.same(got[-1], want[-1])
 
 
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_a_loop_with_ids_of_rows_that_are_looked_up_outside_too(strategy, rank, size, is_taped):
+    """The loop's gradients, and lookups that wait for them, are exchanged in one order."""
+
+    def build(embedding_scope):
+        with embedding_scope():
+            tables = [reference.table(name, V, D, seed) for seed, name in enumerate("tu")]
+        dense = tf.get_variable("dense", initializer=reference.table_values(V, D, 2))
+        ids = tf.placeholder(tf.int64, [None])
+
+        def read(variable, ids):
+            first = tf.nn.embedding_lookup(variable, ids)[:, 0]
+            ids = tf.cast(tf.abs(first) * 30.0, tf.int64) % V
+            return tf.nn.embedding_lookup(variable, ids)
+
+        def turn(total, i):
+            rows = [read(variable, (ids + i) % V) for variable in (*tables, dense)]
+            return tf.tanh(total + tf.add_n(rows))
+
+        with tf2.GradientTape(persistent=True) as tape:
+            start = tf.zeros([tf.shape(ids)[0], D])
+            loop = tf.scan(turn, tf.range(3, dtype=tf.int64), start)[-1]
+            one = squares(loop) + squares(read(tables[0], ids)) / 2
+            two = squares(read(tables[0], ids) + read(tables[1], ids))
+        gradient = tape.gradient if is_taped else tf.gradients
+        pairs = [*zip(gradient(one, [tables[0], dense]), [tables[0], dense])]
+        pairs += zip(gradient(two, [tables[1]]), [tables[1]])
+        with tf.control_dependencies([one, two]):  # which read what is written
+            train = tf.train.GradientDescentOptimizer(0.1).apply_gradients(pairs)
+        return {"train": train, "all": [*tables, dense]}, {"ids": ids}
+
+    runs = [*((["train"], {"ids": batch["ids"]}) for batch in BATCHES), (["all"], {})]
+    want, got = grouped.both(strategy, rank, size, build, runs)
+    grouped.same(dict(enumerate(got[-1]["all"])), dict(enumerate(want[-1]["all"])))
+
+
 @pytest.mark.parametrize("place", ["directly", "in a branch", *IN_LOOPS])
 def test_all_rows_in_a_function(strategy, rank, size, place):
     """Of a `tf.function` that eager code calls: the table is read once, outside of the loop."""

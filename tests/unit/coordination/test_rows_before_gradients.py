@@ -80,6 +80,21 @@ def test_rows_in_a_loop_are_left_out(graph):
     assert names(*graph.get_operations()) == []
 
 
+def test_rows_after_a_call_that_exchanges_gradients_are_not_waited_for(graph):
+    """A later gate opens after the call: gradients that waited for its rows would wait for ever."""
+    gates = gates_of(graph)
+    first = tf.identity(gates.at(1).zero)
+    inner = tf.function(lambda x: tf.ensure_shape(exchange("inner", "gradients", x), [2, 3]))
+    outer = tf.function(lambda x: inner(x) + inner(x))
+    called = outer(exchange("a", "rows", first))
+    rows = exchange("b", "rows", gates.at(2).zero)
+    exchange("g", "gradients", rows)
+    exchange("after", "rows", called)
+    exchange("c", "rows", first)
+    # "b" waits for a later gate, and "after" for the call itself.
+    assert names(*graph.get_operations()) == ["a", "c"]
+
+
 @pytest.mark.slow
 def test_it_takes_time_in_proportion_to_the_graph(graph):
     """A chain that is deeper than Python's stack, of which every operation has two inputs."""
