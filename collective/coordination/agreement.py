@@ -39,7 +39,9 @@ AHEAD = ".ahead"
 CHECK_STRIDE = 1 << 24
 # The fields of a header: status, session, signature, check, id, clock, wish.
 WIDTH = 7
-_ID, _CLOCK, _WISH = 4, 5, 6
+_CHECK, _ID, _CLOCK, _WISH = 3, 4, 5, 6
+# The names of parts of losses of which a rank has warned.
+_warned: set[str] = set()
 # Begins the name of an initialized variable in what ranks compare.
 INITIALIZE = "initialize "
 
@@ -157,6 +159,34 @@ def wishes_of(rows: np.ndarray) -> list[int]:
     """Returns each rank's wish, from the rows of an exchange."""
     wishes: list[int] = rows[:, _WISH].tolist()
     return wishes
+
+
+def records_of(rows: np.ndarray) -> list[int]:
+    """Returns how many records each rank's batch has, or UNWEIGHED, from the rows of an exchange.
+
+    Only where all ranks are RUNNING.
+    """
+    records: list[int] = rows[:, _CHECK].tolist()
+    return records
+
+
+def warn_of_unweighed(parts: Sequence[str], records: Sequence[int]) -> None:
+    """Warns, once, of parts of a step's loss that count alike though ranks' batches differ in size.
+
+    Args:
+        parts: their names.
+        records: how many records each rank's batch has, or UNWEIGHED.
+    """
+    differ = len(set(records)) > 1 and UNWEIGHED not in records
+    new = [part for part in parts if differ and part not in _warned]
+    if new and not collectives.rank():
+        tf.logging.warning(
+            f"In this step the ranks have {', '.join(map(str, records))} records, but in the loss "
+            f"{', '.join(new)} counts alike on all ranks: it isn't seen to be a mean over the "
+            "batch. The gradient isn't that of the whole batch. Make the loss of tf.reduce_mean "
+            "over the records and factors of it, or let all ranks' batches have one size."
+        )
+    _warned.update(new)
 
 
 def agree(

@@ -328,6 +328,8 @@ class Coordinator:
             self.progress.passed += 1
             self.clock = agreement.clock_of(agreed[0]) / 1e6
             PREEMPTION.hear(agreement.wishes_of(agreed[0]))
+            if run.unweighed:
+                agreement.warn_of_unweighed(run.unweighed, agreement.records_of(agreed[0]))
             is_evaluation = run.idle_run is not None
             member.evaluation = attempt.signature if is_evaluation else None
             member.last_evaluation = attempt if is_evaluation else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -69,6 +70,7 @@ class PreparedRun:
             optimizer would drop an operation that is only a control input, and make its consumer
             wait for all of its inputs instead, including the sources of the fed tensors.
         counted: what to count in it (`collective.coordination.batch_counter`); None: nothing.
+        unweighed: the names of what counts alike on all ranks in the loss of a step.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
     """
@@ -88,6 +90,7 @@ class PreparedRun:
     label: Label | None = None
     is_step: bool = False
     extended: bool = False
+    unweighed: Sequence[str] = ()
     kept: list[tf.Operation] = dataclasses.field(default_factory=list)
     counted: CountedRun | None = None
     recorder: Any = None

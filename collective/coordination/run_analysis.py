@@ -132,7 +132,8 @@ class RunFootprint:
         None, too, if the run doesn't take the data that have as many (what is computed from them is
         fed), or fills the queue from which they come.
         """
-        if not any(op in self.operations for op in gate.weight.consumers()):
+        is_weighed = any(op in self.operations for op in gate.weight.consumers())
+        if not (is_weighed or gate.level == 1 and self.unweighed(gates)):
             return None
         assert gate.records is not None
         needed = graph_analysis.upstream([gate.records.op], self.fed)
@@ -143,6 +144,11 @@ class RunFootprint:
         ):
             return gate.records
         return None
+
+    def unweighed(self, gates: GraphGates) -> list[str]:
+        """Returns the names of what counts alike on all ranks in the loss of a step."""
+        parts = gates.unweighed.items() if self.is_step else ()
+        return sorted({name for op, names in parts if op in self.operations for name in names})
 
     def _queues_filled_late(self, gates: GraphGates) -> set[tf.Operation]:
         """Returns the queues that the run fills after a gate: it can't wait for them before."""

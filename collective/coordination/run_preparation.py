@@ -92,6 +92,7 @@ def _prepare(context: RunContext, footprint: RunFootprint, keep_alive: Any) -> P
     graph, gates = context.graph, context.gates
     extended = context.extended.extension.takes_part_in(footprint.operations)
     run = PreparedRun(footprint, keep_alive, extended=extended)
+    run.unweighed = footprint.unweighed(gates)
     run.is_step = footprint.is_step and not footprint.restores
     run.kept = footprint.taking_nothing()
     run.feeds = {x.name: value for x, value in footprint.empty_feeds}

@@ -9,8 +9,12 @@ The graph of a session, or of a function that eager code calls, shows the means:
                                       (tf.reduce_mean, tf.losses, a sum divided by its number)
 
 Only their gradients are weighed, not what is fetched. Ranks say how many records they have when
-they agree on the run, so it takes no exchange. What isn't seen to be such a mean counts alike on
-all ranks: a sum, a mean inside of a root, a mean of what ranks exchange.
+they agree on the run, so it takes no exchange. If a mean has a factor that is trained, all of the
+loss is weighed: what is the same on all ranks counts once in any case, as the weights' mean is 1.
+
+A sum over the batch, and what ranks exchange, count alike on all ranks, as they should. So does any
+other part of a loss (a mean inside of a root, one that isn't seen to be a mean), which is right
+only if ranks have as many records: a run in which they haven't warns of it.
 """
 
 from __future__ import annotations
@@ -18,52 +22,47 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import math
-import re
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.gradients import record_weights
 from collective.gradients.reduction import is_variable
 from collective.ops.communication.gate import gates_of
 from collective.ops.graph import (
-    device_scopes,
     dimension_origins,
     graph_analysis,
     graph_state,
     graphs,
-    library_operations,
 )
 from collective.ops.graph.dimension_origins import Dimension
 from collective.replication import cross_replica
 from collective.replication.analysis import ReplicationAnalysis
 from collective.replication.pending_syncs import analysis_of
-from collective.strategies import Lookup
 from collective.tables.grouping import lookups_of
 from collective.tensorflow_internals.graphs import attr_value_pb2, gradient_registry
 
 _GRADIENT = "CollectiveMeanOverBatch"
 _OVERRIDE = "_gradient_op_type"
-# Operations whose result is linear in their inputs.
+# Operations whose result is linear in their inputs; shapes and places are no part of a loss.
 _LINEAR = frozenset(
     "Identity Neg Cast Reshape Squeeze ExpandDims CheckNumerics EnsureShape Print Add AddV2 AddN "
-    "Sub Pack ConcatV2 Sum Mean".split()
+    "Sub Pack ConcatV2 Sum Mean StridedSlice Slice Unpack Split SplitV GatherV2 Transpose Tile "
+    "BroadcastTo".split()
 )
-_TERMS = frozenset({"Neg", "Add", "AddV2", "AddN", "Sub"})
+_PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2"})
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
-# What numbers of a batch are computed by.
-_OF_SHAPES = frozenset(
-    "Const Cast Identity Reshape StridedSlice Prod Mul GatherV2 Pack Squeeze ExpandDims Maximum "
-    "Sum Range ConcatV2 Fill BroadcastTo Select SelectV2 Equal NotEqual".split()
-)
-_SHAPES = frozenset({"Shape", "Size", "Rank", "OnesLike", "ZerosLike"})
-# What TensorFlow and Keras call constants that are a shape or a size.
-_KNOWN_SHAPE = re.compile("(^|/)(Shape|shape|Size|size|num_elements)(_[0-9]+)?$")
-
-# Tensors by their names and the numbers of dimensions. A sparse tensor has the name of its shape.
-Lengths = dict[tuple[str, int], "tf.Tensor | tf.SparseTensor"]
+_CONSTANT = frozenset({"StopGradient", "PreventGradient"})
+_INVERSES = frozenset({"Reciprocal", "Inv"})
+# Operations whose result is one of their inputs.
+_CHOICES = frozenset({"Minimum", "Maximum", "ClipByValue"})
+_SELECTIONS = frozenset({"Select", "SelectV2"})
+_REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "L2Loss"})
+_TERMS = frozenset({"Neg", "Add", "AddV2", "AddN", "Sub"})
+# As many operations upstream of a part of a loss are searched for data.
+_NEAR = 200
 
 
 @dataclasses.dataclass
@@ -71,40 +70,96 @@ class BatchMeans:
     """Records the means of a graph whose gradients are weighed.
 
     Attributes:
-        weights: of each mean, by what its gradient is multiplied.
-        by_length: the weights by the dimensions that are as long.
+        weights: of each mean, or loss, by what its gradient is multiplied.
     """
 
     weights: dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
-    by_length: dict[tuple[str, int], tf.Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Weighing:
+    """Describes how gradients of a loss are weighed.
+
+    Attributes:
+        means: the means, or the loss, whose gradients are multiplied by a weight.
+        whole: the weight if it is that of the whole loss.
+        doubts: the names of what counts alike on all ranks, but should by records.
+    """
+
+    means: list[tf.Operation] = dataclasses.field(default_factory=list)
+    whole: tf.Tensor | None = None
+    doubts: list[str] = dataclasses.field(default_factory=list)
+
+    def settled(self, gradients: Any) -> Any:
+        """Returns gradients of the loss as they are to be reduced over ranks.
+
+        Runs that compute them warn of what counts alike. Where a rank has no records, a mean is no
+        number, and neither is the gradient of its factor: it is 0.
+
+        Args:
+            gradients: of this rank, in any structure.
+        """
+        if self.whole is not None:
+            has_records = tf.sign(self.whole)
+            gradients = tf.nest.map_structure(
+                lambda x: (
+                    tf.math.multiply_no_nan(x, tf.cast(has_records, x.dtype))
+                    if isinstance(x, tf.Tensor)
+                    else x
+                ),
+                gradients,
+            )
+        for x in tf.nest.flatten(gradients, expand_composites=True) if self.doubts else ():
+            if x is not None:
+                gates_of(x.graph).unweighed[x.op] = tuple(self.doubts)
+        return gradients
+
+
+@dataclasses.dataclass
+class Parts:
+    """Holds what a loss consists of, as far as that depends on a rank's data.
+
+    Attributes:
+        means: those over the batch, on which it depends linearly, and their weights.
+        has_sums: whether it has sums over samples.
+        others: what is neither: it counts alike, which is right only for batches of one size.
+        trained: the products and quotients of these whose other factor has gradients, too.
+    """
+
+    means: dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
+    has_sums: bool = False
+    others: list[tf.Operation] = dataclasses.field(default_factory=list)
+    trained: list[tf.Operation] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
-def weighed(target: Any, sources: Any, weights: Any = None) -> Iterator[None]:
+def weighed(target: Any, sources: Any) -> Iterator[Weighing]:
     """Inside, the gradients of a loss with respect to variables weigh its means.
 
     Args:
         target: what is differentiated, tensors in any structure.
         sources: with respect to what.
-        weights: what the gradients of `target` are multiplied by (`grad_ys`): then it isn't a loss.
+
+    Yields:
+        What settles the gradients.
     """
-    means: list[tf.Operation] = []
+    weighing = Weighing()
     graph = tf.get_default_graph()
-    is_own = cross_replica.is_alone() or weights is not None or not graphs.is_outside(graph)
+    is_own = cross_replica.is_alone() or not graphs.is_outside(graph)
     if not is_own and any(is_variable(x) for x in tf.nest.flatten(sources)):
-        means = _weighed_means(graph, target)
+        weighing = _weighing(graph, target)
     # A copy of the graph is to have the gradients of TensorFlow.
-    for mean in means:
+    for mean in weighing.means:
         mean._set_attr(_OVERRIDE, attr_value_pb2.AttrValue(s=_GRADIENT.encode()))
     try:
-        yield
+        yield weighing
     finally:
-        for mean in means:
+        for mean in weighing.means:
             mean._clear_attr(_OVERRIDE)
 
 
-def taped(target: Any, sources: Any, weights: Any) -> tuple[Any, Any]:
-    """Returns what a tape differentiates in a traced function, so that means are weighed.
+def taped(target: Any, sources: Any, weights: Any) -> tuple[Any, Any, Weighing]:
+    """Returns what a tape differentiates in a graph or traced function, so that means are weighed.
 
     To the loss come its means, of each the weight less 1 times what it counts in the loss.
 
@@ -114,42 +169,93 @@ def taped(target: Any, sources: Any, weights: Any) -> tuple[Any, Any]:
         weights: by what the gradients of `target` are multiplied; None: 1.
 
     Returns:
-        Targets and weights.
+        Targets and weights; and what settles the gradients.
     """
     graph = tf.get_default_graph()
     losses = tf.nest.flatten(target)
-    is_own = cross_replica.is_alone() or not (graphs.is_traced(graph) and graphs.is_outside(graph))
+    is_own = cross_replica.is_alone() or not graphs.is_outside(graph)
     if is_own or not any(is_variable(x) for x in tf.nest.flatten(sources)):
-        return target, weights
+        return target, weights, Weighing()
     if not all(isinstance(loss, tf.Tensor) for loss in losses):
-        return target, weights  # Several tensors in one, such as a tf.RaggedTensor.
+        return target, weights, Weighing()  # Several tensors in one, such as a tf.RaggedTensor.
     times = [None] * len(losses) if weights is None else tf.nest.flatten(weights)
-    means, of_means = [], []
+    means, of_means, both = [], [], Weighing()
     for loss, each in zip(losses, times):
-        for op in _weighed_means(graph, loss):
+        weighing = _weighing(graph, loss)
+        both.doubts += weighing.doubts
+        both.whole = weighing.whole if len(losses) == 1 else None
+        for op in weighing.means:
             mean, weight = op.outputs[0], graph_state.of(graph, BatchMeans).weights[op]
             (share,) = tf.gradients(loss, mean, each)
             if share is not None:  # else it is rounded to whole numbers
                 means.append(mean)
                 of_means.append(share * tf.cast(weight - 1, share.dtype))
     if not means:
-        return target, weights
+        return target, weights, both
     times = [tf.ones_like(y) if each is None else each for y, each in zip(losses, times)]
-    return [*losses, *means], [*times, *of_means]
+    return [*losses, *means], [*times, *of_means], both
 
 
-def _weighed_means(graph: tf.Graph, target: Any) -> list[tf.Operation]:
-    """Returns the means of a loss whose weights are known, once these are noted."""
-    analysis, known = analysis_of(graph), graph_state.of(graph, BatchMeans)
-    found = []
-    for loss in tf.nest.flatten(target):
-        if not isinstance(loss, tf.Tensor) or loss.graph is not graph or loss.shape.rank != 0:
+def _weighing(graph: tf.Graph, target: Any) -> Weighing:
+    """Returns how the gradients of a loss are weighed, once the weights are noted."""
+    analysis = analysis_of(graph)
+    losses = [
+        loss
+        for loss in tf.nest.flatten(target)
+        if isinstance(loss, tf.Tensor) and loss.graph is graph
+    ]
+    found: dict[tf.Operation, tf.Tensor] = {}
+    weighing = Weighing()
+    for loss in losses:
+        parts = _parts(loss, analysis)
+        if parts.trained and len(losses) == 1 and _is_whole(loss, parts):
+            weighing.whole = next(iter(parts.means.values()))
+            found[loss.op] = weighing.whole
             continue
-        for mean, weight in _means(loss, analysis, known):
-            if not _has_gradient_of_its_own(mean):
-                known.weights[mean] = weight
-                found.append(mean)
-    return found
+        doubtful = [*parts.others, *parts.trained]
+        weighing.doubts += [f"'{op.name}' ({op.type})" for op in doubtful if _counts(op, analysis)]
+        found.update(parts.means)
+    graph_state.of(graph, BatchMeans).weights.update(found)
+    weighing.means = list(found)
+    return weighing
+
+
+def _is_whole(loss: tf.Tensor, parts: Parts) -> bool:
+    """Tells whether one weight is right for all of a loss, whose gradient can be weighed."""
+    weights = {weight.name for weight in parts.means.values()}
+    return len(weights) == 1 and not (parts.has_sums or parts.others) and _may_be_weighed(loss.op)
+
+
+def _may_be_weighed(op: tf.Operation) -> bool:
+    try:
+        gradient_registry.lookup(op.type)
+    except LookupError:
+        return False
+    return len(op.outputs) == 1 and _OVERRIDE not in op.node_def.attr
+
+
+def _counts(op: tf.Operation, analysis: ReplicationAnalysis) -> bool:
+    """Tells whether ranks say how many records a part of a loss is computed from.
+
+    They are those of the nearest data upstream; nothing is compared where none are seen.
+    """
+    lookups = {each.out: each.lookup for each in lookups_of(op.graph).written}
+    queue, seen = collections.deque([op]), {op}
+    for _ in range(_NEAR):
+        if not queue:
+            return False
+        each = queue.popleft()
+        dimensions = dimension_origins.reduced(each) if each.type in _REDUCTIONS else []
+        dimensions += [(x, 0) for x in each.outputs if x.shape.rank]
+        weight = record_weights.weight_of(op.graph, dimensions, may_exchange=False)
+        if weight is not None and weight is gates_of(op.graph).at(1).weight:
+            return True
+        # Lookups that share an exchange are computed from the ids of all.
+        of_each = [lookups[each].ids] if each in lookups else each.inputs
+        inputs = [x.op for x in of_each if x.op not in seen and analysis.is_rank_local([x])]
+        seen.update(inputs)
+        queue += inputs
+    return False
 
 
 @tf.RegisterGradient(_GRADIENT)
@@ -158,70 +264,100 @@ def _weighed_gradient(op: tf.Operation, gradient: tf.Tensor) -> Any:
     return gradient_registry.lookup(op.type)(op, gradient * tf.cast(weight, gradient.dtype))
 
 
-def _has_gradient_of_its_own(op: tf.Operation) -> bool:
-    return _OVERRIDE in op.node_def.attr
-
-
-def _weight(known: BatchMeans, dimensions: Sequence[Dimension]) -> tf.Tensor | None:
-    """Returns N times this rank's share of the records, which one of the dimensions has.
-
-    None: no data are seen that have as many, their first dimension, and are known before ranks
-    exchange anything.
-    """
-    for x, axis in sorted(
-        dimensions, key=lambda each: each[0].shape.as_list()[each[1]] is not None
-    ):
-        alike = _of_same_length(x, axis)
-        weight = next((known.by_length[each] for each in alike if each in known.by_length), None)
-        if weight is None:
-            nearest = _data_among([each for (_, at), each in alike.items() if at == 0])
-            if nearest is None:
-                continue
-            # Not after what a script has its updates wait for, which ranks may exchange.
-            with library_operations.noted(x.graph), graphs.outside(), device_scopes.on_host():
-                count = tf.shape(nearest, out_type=tf.int64)[0]
-                weight = cross_replica.weight_of(count)
-        known.by_length.update(dict.fromkeys(alike, weight))
-        return weight
-    return None
-
-
-def _means(
-    loss: tf.Tensor, analysis: ReplicationAnalysis, known: BatchMeans
-) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-    """Yields the means over the batch on which `loss` depends linearly, and their weights."""
+def _parts(loss: tf.Tensor, analysis: ReplicationAnalysis) -> Parts:
+    """Returns what a loss consists of."""
+    parts = Parts()
     stack, seen = [loss], set()
     while stack:
-        op = stack.pop().op
-        if op in seen or op._get_control_flow_context() is not None:
+        x = stack.pop()
+        op = x.op
+        if op in seen:
             continue
         seen.add(op)
-        weight = _weight(known, _averaged(op, analysis))
-        if weight is not None:
-            yield op, weight
-        elif op.type in _QUOTIENTS:
-            if not analysis.is_rank_local([op.inputs[1]]):
-                stack.append(op.inputs[0])
-        elif op.type == "Mul":
-            if any(map(cross_replica.is_weight, op.inputs)):
-                continue  # It counts by records already: the loss of `compile`.
-            local = [x for x in op.inputs if analysis.is_rank_local([x])]
-            stack += local if len(local) == 1 else []
-        elif op.type in ("Mean", "Sum") and analysis.is_per_sample([op.inputs[0]]):
+        if op._get_control_flow_context() is not None:
+            parts.others.append(op)
             continue
-        elif op.type in _LINEAR:
-            stack += op.inputs
+        if _OVERRIDE in op.node_def.attr and op.get_attr(_OVERRIDE).startswith(b"Collective"):
+            parts.has_sums = True  # of all ranks, as of tf.losses with weights
+            continue
+        weight = record_weights.weight_of(op.graph, _averaged(op, analysis))
+        if weight is not None and _may_be_weighed(op):
+            parts.means[op] = weight
+            continue
+        terms = _terms(op, analysis)
+        if terms is not None:
+            stack += terms
+            if terms and op.type in _PRODUCTS | _QUOTIENTS and _is_trained(op, terms):
+                parts.trained.append(op)
+        elif op.type in _CONSTANT or not analysis.is_rank_local([x]):
+            continue
+        elif op.type in ("Sum", "L2Loss") or analysis.is_per_sample([x]):
+            parts.has_sums = True
+        else:
+            parts.others.append(op)
+    return parts
+
+
+def _terms(op: tf.Operation, analysis: ReplicationAnalysis) -> Sequence[tf.Tensor] | None:
+    """Returns the inputs in which an operation is linear, as far as a rank knows more of them.
+
+    None if it isn't linear in all of what a rank has of its own.
+    """
+    if op.type in ("Mean", "Sum", "MatMul", "BatchMatMulV2") and analysis.is_per_sample(op.inputs):
+        return None
+    if op.type in _LINEAR | _SELECTIONS:
+        return [x for x in op.inputs if x.dtype.is_floating]
+    if any(map(cross_replica.is_weight, op.inputs)):
+        return []  # It counts by records already: the loss of `compile`.
+    local = [x for x in op.inputs if analysis.is_rank_local([x])]
+    if op.type in _QUOTIENTS:
+        return local if local == [op.inputs[0]] else None
+    return local if op.type in _PRODUCTS | _CHOICES and len(local) == 1 else None
+
+
+def _is_trained(op: tf.Operation, terms: Sequence[tf.Tensor]) -> bool:
+    """Tells whether a product's other factors than `terms` have gradients of variables."""
+    others = [x.op for x in op.inputs if all(x is not term for term in terms)]
+
+    def stop(each: tf.Operation) -> bool:
+        return each.type in _CONSTANT or graph_analysis.is_collective(each.type)
+
+    walked = graph_analysis.walk(others, stop=stop, control=False)
+    return any(
+        each.type in graph_analysis.VARIABLE_TYPES
+        or any(x.dtype == tf.resource for x in each.outputs)  # a variable in a function
+        for each in walked
+    )
 
 
 def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> list[Dimension]:
     """Returns the dimensions over which an operation's result is the mean; none if it is none."""
     if op.type == "Mean" and analysis.is_rank_local([op.inputs[0]]):
         return dimension_origins.reduced(op)
-    if op.type in _QUOTIENTS:
-        over = [dimension_origins.reduced(each) for each in _sums(op.inputs[0], analysis)]
-        found = [[each for each in dims if _is_number_of(op.inputs[1], *each)] for dims in over]
-        return found[0] if found and all(found) else []
+    for sum_of, number in _quotients(op):
+        over = [dimension_origins.reduced(each) for each in _sums(sum_of, analysis)]
+        found = [
+            [each for each in dims if record_weights.is_number_of(number, *each)] for dims in over
+        ]
+        if found and all(found):
+            return found[0]
+        if over and (counted := record_weights.counted(number)) is not None:
+            return [counted]
     return []
+
+
+def _quotients(op: tf.Operation) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Returns how an operation divides: (numerator, divisor) each."""
+    if op.type in _QUOTIENTS:
+        return [(op.inputs[0], op.inputs[1])]
+    found = []
+    for x, factor in itertools.permutations(op.inputs) if op.type == "Mul" else ():
+        inverse = factor.op
+        if inverse.type in _INVERSES:
+            found.append((x, inverse.inputs[0]))
+        elif inverse.type in _QUOTIENTS and tf.get_static_value(inverse.inputs[0]) is not None:
+            found.append((x, inverse.inputs[1]))
+    return found
 
 
 def _sums(x: tf.Tensor, analysis: ReplicationAnalysis) -> list[tf.Operation]:
@@ -247,127 +383,3 @@ def _passed_on(x: tf.Tensor) -> tf.Tensor:
     ):
         x = x.op.inputs[0]
     return x
-
-
-def _is_number_of(number: tf.Tensor, x: tf.Tensor, axis: int) -> bool:
-    """Tells whether a number follows from how many records `x` has, its dimension `axis`.
-
-    It is computed from shapes alone, of what has as many records, and from no other dimension of
-    these by itself. TensorFlow writes a shape that it knows as a constant.
-    """
-
-    def stop(op: tf.Operation) -> bool:
-        return op.type in _SHAPES or bool(_KNOWN_SHAPE.search(op.name) and op.type == "Const")
-
-    walked = graph_analysis.walk([number.op], stop=stop, control=False)
-    alike = _of_same_length(x, axis)
-    slices = [op for op in walked if op.type in ("StridedSlice", "GatherV2")]
-    known = {name for name, at in alike if at == 0 or not slices}
-    shapes = [each.shape.as_list() for (_, at), each in alike.items() if at == 0 or not slices]
-
-    def is_of_same(op: tf.Operation) -> bool:
-        if op.type in _SHAPES:
-            return op.inputs[0].name in known
-        value = np.asarray(tf.get_static_value(op.outputs[0])).tolist()
-        sizes = [
-            shape if isinstance(value, list) else math.prod(shape)
-            for shape in shapes
-            if None not in shape
-        ]
-        return value in sizes
-
-    shaped = [op for op in walked if stop(op)]
-    return (
-        all(op.type in _OF_SHAPES | _SHAPES for op in walked)
-        and bool(shaped)
-        and all(map(is_of_same, shaped))
-        and all(map(_takes_first, slices))
-    )
-
-
-def _takes_first(op: tf.Operation) -> bool:
-    """Tells whether a slice of a shape is its first number."""
-    begin = tf.get_static_value(op.inputs[1])
-    return begin is not None and np.reshape(begin, [-1]).tolist() == [0]
-
-
-def _of_same_length(
-    x: tf.Tensor, axis: int, parts: dict[tuple[str, int], Lengths] | None = None
-) -> Lengths:
-    """Returns the dimensions upstream that grow as dimension `axis` of `x`, the nearest first.
-
-    Args:
-        x, axis: the dimension.
-        parts: what was returned for the parts of concatenated tensors.
-    """
-    parts = {} if parts is None else parts
-    lookups = {each.out: each.lookup for each in lookups_of(x.graph).written}
-    queue: collections.deque[tuple[Any, int]] = collections.deque([(x, axis)])
-    found: Lengths = {}
-    while queue:
-        x, axis = queue.popleft()
-        is_sparse = isinstance(x, tf.SparseTensor)
-        name = (x.dense_shape if is_sparse else x).name, axis
-        if name in found or not x.shape.rank:
-            continue
-        found[name] = x
-        if is_sparse:
-            continue
-        if x.op in lookups:
-            queue += _of_lookup(lookups[x.op], axis)
-            continue
-        for origins in dimension_origins.origins(x, axis):
-            if len(origins) == 1:
-                queue += origins
-                continue
-            for part, at in origins:
-                if (part.name, at) not in parts:
-                    parts[part.name, at] = _of_same_length(part, at, parts)
-            first, *others = [parts[part.name, at] for part, at in origins]
-            alike = [name for name in first if all(name in other for other in others)]
-            found.update({name: first[name] for name in alike})
-    return found
-
-
-def _of_lookup(lookup: Lookup, axis: int) -> list[tuple[Any, int]]:
-    """Returns the dimension of a lookup's ids from which one of its result comes, if any."""
-    if lookup.sparse_ids is not None:
-        return [(lookup.sparse_ids, 0)] if axis == 0 else []
-    rank = lookup.ids.shape.rank
-    return [(lookup.ids, axis)] if rank is not None and axis < rank else []
-
-
-def _data_among(
-    tensors: Sequence[tf.Tensor | tf.SparseTensor],
-) -> tf.Tensor | tf.SparseTensor | None:
-    """Returns the first of some tensors that is known before the gates; None if none is.
-
-    What a run takes or is fed comes before what is computed from such data alone, of a length that
-    the graph doesn't give.
-    """
-    known = [
-        (x, op)
-        for x in tensors
-        if (op := (x.dense_shape if isinstance(x, tf.SparseTensor) else x).op)
-        and op._get_control_flow_context() is None
-        and not gates_of(op.graph).level(op)
-    ]
-    for x, op in known:
-        if op.type in graph_analysis.SOURCES | graph_analysis.FED and op not in _captured(op.graph):
-            return x
-    unknown = [(x, op) for x, op in known if x.shape.as_list()[0] is None]
-    return next((x for x, op in unknown if _is_of_data(op)), None)
-
-
-def _captured(graph: tf.Graph) -> set[tf.Operation]:
-    """Returns what a function has from outside: variables, and what is the same in all calls."""
-    return {inner.op for _, inner in graph.captures} if graphs.is_function(graph) else set()
-
-
-def _is_of_data(op: tf.Operation) -> bool:
-    """Tells whether an operation computes something from data, and from no variable."""
-    upstream = graph_analysis.upstream([op])
-    types = {each.type for each in upstream}
-    is_of_data = any(map(graph_analysis.gives_other_values, types))
-    is_of_variables = not types.isdisjoint(graph_analysis.VARIABLE_TYPES)
-    return is_of_data and not is_of_variables and upstream.isdisjoint(_captured(op.graph))

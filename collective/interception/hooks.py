@@ -44,14 +44,15 @@ def take_gradients(
     summed_losses.warn(ys, xs, grad_ys)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
-        weighed = batch_means.weighed(ys, xs, grad_ys)
+        weighed = batch_means.weighed(ys, xs)
         scale = loss_scaling.scale_of(ys, xs)
         if scale is not None:
             grad_ys = loss_scaling.scaled(scale, ys, grad_ys)
 
         def take() -> Any:
-            with weighed:
+            with weighed as weighing:
                 gradients = original(ys, xs, grad_ys, *args, **kwargs)
+            gradients = weighing.settled(gradients)
             return connections.without_others(tf.get_default_graph(), ys, xs, gradients)
 
         return reduction.reduce_gradients(take, xs, scale=scale)
@@ -74,7 +75,6 @@ def take_taped_gradients(
     if graphs.is_traced(tf.get_default_graph()):
         eager_gradients.refuse_options("gradients are taken", "in a tf.function")
         graph_passes.prepare_traced(tf.get_default_graph())
-    is_loss = output_gradients is None
     scale = None
     if not graphs.is_eager():
         scale = loss_scaling.scale_of(target, tf.nest.flatten(sources))
@@ -82,10 +82,15 @@ def take_taped_gradients(
         output_gradients = loss_scaling.scaled(
             scale, tf.nest.flatten(target), tf.nest.flatten(output_gradients)
         )
-    if is_loss and not tf.executing_eagerly():
-        target, output_gradients = batch_means.taped(target, sources, output_gradients)
+    take = original
+    if not tf.executing_eagerly():
+        target, output_gradients, weighing = batch_means.taped(target, sources, output_gradients)
+
+        def take(*args: Any, **kwargs: Any) -> Any:
+            return weighing.settled(original(*args, **kwargs))
+
     return reduction.reduce_tape(
-        original, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
+        take, tape, target, sources, output_gradients, *args, scale=scale, **kwargs
     )
 
 

@@ -132,9 +132,10 @@ class UpdateOptions(Options):
         whole_from(1, "a whole number from 1"),
         """k, the number of batches per update. With k > 1, a run of the train_op adds its gradients
         to those of previous runs, and every k-th run applies their mean. This is the update of one
-        batch k times as large, for any optimizer of `tf.compat.v1.train`; what a script does to
-        gradients (such as clipping) applies to the mean. `global_step` counts updates, so
-        `max_steps`, learning-rate schedules and hooks by steps behave as with the large batch.
+        batch k times as large, for any optimizer of `tf.compat.v1.train`, if the k batches are of
+        one size (else each of them counts alike). What a script does to gradients (such as
+        clipping) applies to the mean. `global_step` counts updates, so `max_steps`, learning-rate
+        schedules and hooks by steps behave as with the large batch.
         (TensorFlow's step counter may remark that it stands still in between.) Everything else in a
         run happens every time: batch normalisation uses one batch, moving averages are updated for
         each. A checkpoint holds the state after the last update, without incomplete sums: those of

@@ -28,6 +28,7 @@ from collective.ops.communication import collectives
 from collective.ops.graph import graphs
 from collective.replication import cross_replica
 from collective.tables import traced_lookups
+from collective.tensorflow_internals.graphs import record
 from collective.tensorflow_internals.keras import losses_utils, package
 from collective.wrappers import keras_eager_steps, keras_functions, keras_losses
 
@@ -85,8 +86,13 @@ def safe_mean(original: Callable[..., Any], losses: tf.Tensor, number: tf.Tensor
         _warn(_OF_WEIGHTS)
         return original(losses, number)
     # It adds no operation: TensorFlow numbers by them the random ones that have no seed.
-    with graph.gradient_override_map({"DivNoNan": _GRADIENT}):
-        return original(losses, number)
+    with graph.gradient_override_map({"DivNoNan": _GRADIENT}), record.stop_recording():
+        mean = original(losses, number)
+    # A tape wouldn't find the gradient by its name.
+    record.record_operation(
+        _GRADIENT, [mean], [losses, number], functools.partial(_taped_gradient, mean.op, losses)
+    )
+    return mean
 
 
 @tf.RegisterGradient(_GRADIENT)
@@ -96,6 +102,11 @@ def _mean_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor]:
     total, number = cross_replica.sums(name, list(op.inputs))
     of_sum = gradient * tf.div_no_nan(float(collectives.size()), number)
     return [of_sum, -of_sum * tf.div_no_nan(total, number)]
+
+
+def _taped_gradient(op: tf.Operation, losses: tf.Tensor, gradient: tf.Tensor) -> list[tf.Tensor]:
+    of_sum, of_number = _mean_gradient(op, gradient)
+    return [tf.broadcast_to(of_sum, tf.shape(losses)), of_number]
 
 
 def _share(of: str, own: tf.Tensor, records: tf.Tensor) -> tf.Tensor:

@@ -244,6 +244,8 @@ class GraphGates:
         states: pairs (input, value) of the collectives that reduce metrics' states, or add up what
             ranks compute of their batches, by the collectives' names: a rank that is out of data
             sends these values, current states or zeros.
+        unweighed: by operations of gradients, the names of what counts alike on all ranks in their
+            losses, which is right only if ranks have as many records.
         sums: what ranks add up of their batches in a traced function, by the collectives' names: a
             rank that is out of data sends zeros.
     """
@@ -254,6 +256,7 @@ class GraphGates:
     checked: list[tf.Operation] = dataclasses.field(default_factory=list)
     key_requests: dict[str, KeyRequest] = dataclasses.field(default_factory=dict)
     states: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = dataclasses.field(default_factory=dict)
+    unweighed: dict[tf.Operation, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sums: dict[str, list[tf.Tensor]] = dataclasses.field(default_factory=dict)
     _levels: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 Dimension = tuple[tf.Tensor, int]
@@ -19,7 +20,11 @@ _BY_ELEMENT = frozenset(
     "Log1p Sigmoid Tanh Sin Cos Erf Relu Relu6 LeakyRelu Elu Selu Softplus Softsign Abs Sign Cast "
     "Identity CheckNumerics StopGradient PreventGradient ClipByValue Reciprocal Inv Softmax "
     "LogSoftmax Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr "
-    "LogicalNot IsNan IsFinite OnesLike ZerosLike Round Rint Floor Ceil Cumsum ReverseV2 "
+    "LogicalNot IsNan IsInf IsFinite OnesLike ZerosLike Round Rint Floor Ceil Cumsum Cumprod "
+    "ReverseV2 Tan Asin Acos Atan Atan2 Sinh Cosh Asinh Acosh Atanh Erfc Erfinv Lgamma Digamma "
+    "Igamma Mod TruncateMod TruncateDiv MulNoNan NextAfter BitwiseAnd BitwiseOr "
+    "TanhGrad SigmoidGrad ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad "
+    "SoftsignGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad "
     "StringToNumber StringToHashBucketFast StringToHashBucketStrong StringToHashBucket "
     "AsString".split()
 )
@@ -29,6 +34,7 @@ _CROSS_ENTROPIES = frozenset(
     {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
 )
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_DIAGONALS = frozenset({"MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"})
 _REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "All", "Any"})
 _SEARCHES = frozenset({"ArgMax", "ArgMin"})
 
@@ -52,12 +58,21 @@ def origins(x: tf.Tensor, axis: int) -> list[list[Dimension]]:
         return _of_concat(x, axis)
     if op.type in _CROSS_ENTROPIES:
         return [[(each, 0)] for each in op.inputs] if axis == 0 else []
+    if op.type in _DIAGONALS and axis == len(x.shape) - 1:
+        given = op.inputs[0]
+        return [[(given, axis), (given, axis + 1)]] if _is_main(op) else []
     if op.type == "Pack":
         at = op.get_attr("axis") % len(x.shape)
         return [[(each, axis - (axis > at))] for each in op.inputs] if axis != at else []
     of_one = _RULES.get(op.type)
     found = of_one(x, axis) if of_one else None
     return [[found]] if found else []
+
+
+def _is_main(op: tf.Operation) -> bool:
+    """Tells whether an operation takes the main diagonals of matrices, each as long as these."""
+    given = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else 0
+    return given is not None and not np.any(given) and np.size(given) == 1
 
 
 def reduced_axes(op: tf.Operation) -> list[int]:
@@ -133,13 +148,20 @@ def _of_concat(x: tf.Tensor, axis: int) -> list[list[Dimension]]:
 def _of_gather(x: tf.Tensor, axis: int) -> Dimension | None:
     params, ids = x.op.inputs[:2]
     at = tf.get_static_value(x.op.inputs[2])
-    ranks = (params.shape.rank, ids.shape.rank)
-    if x.op.get_attr("batch_dims") or at is None or None in ranks:
+    params_rank, ids_rank = params.shape.rank, ids.shape.rank
+    if at is None or params_rank is None or ids_rank is None:
         return None
-    first = int(at) % ranks[0]
-    if first <= axis < first + ranks[1]:
-        return ids, axis - first
-    return params, (axis if axis < first else axis - ranks[1] + 1)
+    batch = x.op.get_attr("batch_dims") % (ids_rank or 1)  # dimensions of both
+    first, of_ids = int(at) % params_rank, ids_rank - batch
+    if first <= axis < first + of_ids:
+        return ids, axis - first + batch
+    return params, (axis if axis < first else axis - of_ids + 1)
+
+
+def _of_places(x: tf.Tensor, axis: int) -> Dimension | None:
+    """The places that `tf.gather_nd` takes have their numbers in their last dimension."""
+    places = x.op.inputs[1]
+    return (places, axis) if places.shape.rank and axis < places.shape.rank - 1 else None
 
 
 def _of_rows(x: tf.Tensor, axis: int) -> Dimension | None:
@@ -154,6 +176,8 @@ def _of_product(x: tf.Tensor, axis: int) -> Dimension | None:
     names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     number = 1 if axis == rank - 1 else 0
     given = op.inputs[number]
+    if axis < rank - 2:  # of a batch of matrices; one of the two may be broadcast along it
+        return next(iter(_broadcast(x, axis, op.inputs)), None)
     if given.shape.rank != rank:
         return None
     is_turned = axis >= rank - 2 and op.get_attr(names[number])
@@ -212,10 +236,52 @@ def _of_one_hot(x: tf.Tensor, axis: int) -> Dimension | None:
 def _of_reshape(x: tf.Tensor, axis: int) -> Dimension | None:
     """The first dimension comes from the first one, if all others are numbers of the graph."""
     given = x.op.inputs[0]
+    if (found := _of_shape(x.op.inputs[1], axis)) is not None:
+        return found
     if axis != 0 or not given.shape.rank:
         return None
     rows = [shape[1:].num_elements() for shape in (given.shape, x.shape)]
     return (given, 0) if None not in rows else None
+
+
+def _of_shape(shape: tf.Tensor, axis: int) -> Dimension | None:
+    """Returns the dimension that is number `axis` of a shape: of `tf.shape(y)`, or its parts."""
+    op = shape.op
+    if op.type in ("Cast", "Identity"):
+        return _of_shape(op.inputs[0], axis)
+    if op.type in ("Shape", "ShapeN"):
+        y = op.inputs[shape.value_index]
+        return (y, axis) if y.shape.rank is not None and axis < y.shape.rank else None
+    if op.type == "Unpack":
+        return _of_shape(op.inputs[0], shape.value_index)
+    if op.type == "Pack":
+        return _of_shape(op.inputs[axis], 0)
+    if op.type == "ConcatV2":
+        return _of_joined_shapes(op.inputs[:-1], axis)
+    if op.type in ("Slice", "StridedSlice", "GatherV2"):
+        taken = tf.get_static_value(op.inputs[1])
+        if taken is None:
+            return None
+        places = taken.reshape(-1)
+        at = axis + places[0] if op.type == "Slice" else places[min(axis, len(places) - 1)]
+        is_one = op.type != "StridedSlice" or shape.shape.rank == 0
+        return _of_shape(op.inputs[0], int(at)) if is_one and at >= 0 else None
+    return None
+
+
+def _of_joined_shapes(parts: Sequence[tf.Tensor], axis: int) -> Dimension | None:
+    for part in parts:
+        length = part.shape.num_elements()
+        if length is None:
+            return None
+        if axis < length:
+            return _of_shape(part, axis)
+        axis -= length
+    return None
+
+
+def _of_filled(x: tf.Tensor, axis: int) -> Dimension | None:
+    return _of_shape(x.op.inputs[0], axis)
 
 
 def _of_slice(x: tf.Tensor, axis: int) -> Dimension | None:
@@ -226,6 +292,7 @@ def _of_slice(x: tf.Tensor, axis: int) -> Dimension | None:
         return None
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     begin, end, ellipsis, new, gone = (op.get_attr(f"{name}_mask") for name in names)
+    first = tf.get_static_value(op.inputs[1])
     named = sum(not (ellipsis | new) >> entry & 1 for entry in range(entries))
     kept: list[int | None] = []  # of each dimension of the result, the one that is taken whole
     at = 0
@@ -237,7 +304,8 @@ def _of_slice(x: tf.Tensor, axis: int) -> Dimension | None:
         elif new & bit:
             kept.append(None)
         else:
-            is_whole = begin & bit and end & bit and strides[entry] == 1
+            from_start = begin & bit or first is not None and first[entry] == 0
+            is_whole = from_start and end & bit and strides[entry] == 1
             kept += [] if gone & bit else [at if is_whole else None]
             at += 1
     kept += range(at, given.shape.rank)
@@ -245,9 +313,31 @@ def _of_slice(x: tf.Tensor, axis: int) -> Dimension | None:
     return None if taken is None else (given, taken)
 
 
+def _of_part(x: tf.Tensor, axis: int) -> Dimension | None:
+    """`tf.slice` keeps a dimension that it takes from 0 to its end, or as much of as `y` has."""
+    if (found := _of_shape(x.op.inputs[2], axis)) is not None:
+        return found
+    start, size = (tf.get_static_value(each) for each in x.op.inputs[1:])
+    if start is None or size is None or start[axis] != 0 or size[axis] != -1:
+        return None
+    return x.op.inputs[0], axis
+
+
+def _of_leading(x: tf.Tensor, axis: int) -> Dimension | None:
+    """All dimensions come from the first input but the last one."""
+    return None if axis == len(x.shape) - 1 else (x.op.inputs[0], axis)
+
+
+def _of_broadcast(x: tf.Tensor, axis: int) -> Dimension | None:
+    if (found := _of_shape(x.op.inputs[1], axis)) is not None:
+        return found
+    return next(iter(_broadcast(x, axis, x.op.inputs[:1])), None)
+
+
 def _of_tile(x: tf.Tensor, axis: int) -> Dimension | None:
-    times = tf.get_static_value(x.op.inputs[1])
-    return None if times is None else (x.op.inputs[0], axis)
+    times = x.op.inputs[1]
+    number = times.op.inputs[axis] if times.op.type == "Pack" else times
+    return None if tf.get_static_value(number) is None else (x.op.inputs[0], axis)
 
 
 def _of_pad(x: tf.Tensor, axis: int) -> Dimension | None:
@@ -285,6 +375,7 @@ def _of_its_own(x: tf.Tensor, axis: int) -> Dimension | None:
 _RULES: dict[str, Callable[[tf.Tensor, int], Dimension | None]] = {
     "GatherV2": _of_gather,
     "ResourceGather": _of_rows,
+    "GatherNd": _of_places,
     "Einsum": _of_einsum,
     "Transpose": _of_transpose,
     "Squeeze": _of_squeeze,
@@ -292,6 +383,12 @@ _RULES: dict[str, Callable[[tf.Tensor, int], Dimension | None]] = {
     "OneHot": _of_one_hot,
     "Reshape": _of_reshape,
     "StridedSlice": _of_slice,
+    "Slice": _of_part,
+    "TopKV2": _of_leading,
+    **dict.fromkeys(_DIAGONALS, _of_leading),
+    "BroadcastTo": _of_broadcast,
+    "Fill": _of_filled,
+    "StridedSliceGrad": _of_filled,
     "Tile": _of_tile,
     "Pad": _of_pad,
     "PadV2": _of_pad,

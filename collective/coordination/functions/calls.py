@@ -68,6 +68,7 @@ class FunctionPlan:
         graph: the function's.
         executed: what a call executes.
         chooses: whether ranks compare which branches they take.
+        unweighed: the names of what counts alike on all ranks in its loss.
     """
 
     description: str
@@ -80,6 +81,7 @@ class FunctionPlan:
     graph: Any
     executed: frozenset[tf.Operation]
     chooses: bool = False
+    unweighed: tuple[str, ...] = ()
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
@@ -346,7 +348,10 @@ def _open(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ) or _choose_differently(headers):
         call.disagreement = headers
         raise RuntimeError("the ranks do not agree on this call")
-    weight = _weight(header.check, [h.check for h in headers if h.status == RUNNING])
+    records = [h.check for h in headers if h.status == RUNNING]
+    weight = _weight(header.check, records)
+    if call.plan.trains:
+        agreement.warn_of_unweighed(call.plan.unweighed, records)
     return np.array(0, np.int32), np.array(weight, np.float64)
 
 

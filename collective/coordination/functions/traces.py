@@ -91,7 +91,11 @@ def close(graph: Any) -> None:
         if op not in before and (op.type in graph_analysis.CALLS or not gates.level(op)):
             op._add_control_input(zero.op)
     gates.changed()
-    plans.plan = dataclasses.replace(_plan(graph, executed, written), chooses=bool(choices))
+    plans.plan = dataclasses.replace(
+        _plan(graph, executed, written),
+        chooses=bool(choices),
+        unweighed=tuple(sorted({name for names in gates.unweighed.values() for name in names})),
+    )
     _note_step(graph, executed, plans.plan.trains)
 
 

@@ -2,13 +2,17 @@
 
 import contextlib
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
+from collective.coordination import agreement
 from collective.gradients import batch_means
 from collective.ops.graph import graph_state
 from tests.ranks import reference
+from tests.ranks.assignments import warnings
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.carriers]
 
@@ -40,6 +44,10 @@ def click(m):
 def log_loss(m):
     p = tf.sigmoid(m["out"])
     return -(click(m) * tf.log(p + 1e-7) + (1 - click(m)) * tf.log(1 - p + 1e-7))
+
+
+def size_of(kernel):
+    return 1.0 + tf.reduce_sum(tf.square(kernel))
 
 
 LOSSES = {
@@ -114,11 +122,52 @@ LOSSES = {
         (tf.nn.l2_loss(m["logits"]) + 0.5 * tf.reduce_sum(log_loss(m)))
         / tf.cast(tf.shape(m["dense"])[0], tf.float32)
     ),
+    "factors that are trained": lambda m: (
+        tf.exp(-size_of(m["kernel"])) * tf.reduce_mean(log_loss(m))
+        + tf.reduce_mean(tf.square(m["logits"])) / (2 * size_of(m["kernel"]))
+        + tf.log(size_of(m["kernel"]))
+    ),
+    "losses in a stack": lambda m: tf.reduce_sum(
+        tf.stack([tf.reduce_mean(log_loss(m)), tf.reduce_mean(tf.square(m["logits"]))])[1:] * 0.5
+    ),
+    "means of columns, one by one": lambda m: tf.add_n(
+        [each * 0.5 for each in tf.unstack(tf.reduce_mean(tf.square(m["logits"]), 0))]
+    ),
+    "means of columns, by weights": lambda m: tf.tensordot(
+        tf.reduce_mean(tf.square(m["logits"]), 0), tf.constant([1.0, 0.5, 0.2]), 1
+    ),
+    "of one dimension": lambda m: tf.reduce_mean(log_loss(m), keepdims=True),
+    "within bounds, if it is a number": lambda m: tf.clip_by_value(
+        tf.where(tf.is_nan(tf.reduce_mean(log_loss(m))), tf.zeros([]), tf.reduce_mean(log_loss(m))),
+        0.0,
+        1e6,
+    ),
+    "a sum, times one by its number": lambda m: (
+        tf.reduce_sum(log_loss(m)) * (1.0 / tf.cast(tf.shape(m["out"])[0], tf.float32))
+    ),
+    "a sum by the number of other data": lambda m: (
+        tf.reduce_sum(tf.square(m["logits"]))
+        / (tf.cast(tf.unstack(tf.shape(m["ids"]))[0], tf.float32) + 1e-8)
+    ),
+    "the largest": lambda m: tf.reduce_mean(tf.nn.top_k(tf.square(m["logits"]), 2)[0][:, :1]),
+    "a product of three dimensions": lambda m: tf.reduce_mean(
+        tf.square(tf.tensordot(m["logits"][:, None, :] * tf.ones([1, 2, 1]), m["kernel"][:3], 1))
+    ),
     "a sum of classes first, by its number": lambda m: (
         tf.reduce_sum(tf.transpose(tf.square(m["logits"])))
         / tf.cast(tf.shape(m["dense"])[0], tf.float32)
     ),
 }
+
+
+def slopes(m):
+    """A penalty of how steep the prediction is, as of a critic."""
+    steep = tf.square(tf.gradients(tf.tanh(m["out"]) + m["out"] ** 2, [m["dense"]])[0])
+    return tf.reduce_mean(tf.square(tf.reduce_sum(steep, 1) - 1))
+
+
+# Functions that eager code calls refuse tf.gradients.
+IN_GRAPHS = {**LOSSES, "slopes": lambda m: tf.reduce_mean(log_loss(m)) + slopes(m)}
 
 
 def model(embedding_scope, batch):
@@ -130,7 +179,7 @@ def model(embedding_scope, batch):
     return {**batch, "table": table, "kernel": kernel, "logits": logits, "out": logits[:, 0]}
 
 
-def trained(embedding_scope, steps, make_loss, is_fed):
+def trained(embedding_scope, steps, make_loss, is_fed, is_taped=False):
     """Returns the table and the kernel after `steps`, one batch each."""
     types = {name: (x.dtype, [None, *x.shape[1:]]) for name, x in steps[0].items()}
     if is_fed:
@@ -142,8 +191,15 @@ def trained(embedding_scope, steps, make_loss, is_fed):
             {name: each[1] for name, each in types.items()},
         )
         batch = tf.data.make_one_shot_iterator(data).get_next()
-    m = model(embedding_scope, batch)
-    train = tf.train.AdagradOptimizer(0.3).minimize(make_loss(m))
+    optimizer = tf.train.AdagradOptimizer(0.3)
+    with tf2.GradientTape() as tape:
+        m = model(embedding_scope, batch)
+        loss = make_loss(m)
+    if is_taped:
+        variables = [m["table"], m["kernel"]]
+        train = optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    else:
+        train = optimizer.minimize(loss)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         for step in steps:
@@ -152,15 +208,16 @@ def trained(embedding_scope, steps, make_loss, is_fed):
 
 
 @pytest.mark.sample(4)
+@pytest.mark.parametrize("is_taped", [False, True])
 @pytest.mark.parametrize("is_fed", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss, is_fed):
+@pytest.mark.parametrize("loss", IN_GRAPHS)
+def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss, is_fed, is_taped):
     whole = [{name: x[step] for name, x in DATA.items()} for step in range(STEPS)]
     with tf.Graph().as_default():
-        want = trained(contextlib.nullcontext, whole, LOSSES[loss], is_fed)
+        want = trained(contextlib.nullcontext, whole, IN_GRAPHS[loss], is_fed)
     steps = [own(step, rank, size) for step in range(STEPS)]
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        got = trained(strategy.embedding_scope, steps, LOSSES[loss], is_fed)
+        got = trained(strategy.embedding_scope, steps, IN_GRAPHS[loss], is_fed, is_taped)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
@@ -180,6 +237,97 @@ def test_shapes_of_tensorflow_1(strategy, rank, size):
         tf.enable_v2_tensorshape()
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_so_it_is_if_the_gradient_of_the_loss_is_given(strategy, rank, size, is_taped):
+    """By `minimize(grad_loss=…)`, or a tape's `output_gradients`."""
+
+    def trained(embedding_scope, dense):
+        x = tf.placeholder(tf.float32, [None, 3])
+        with embedding_scope():
+            table = reference.table("t", ROWS, 3)
+        with tf2.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x * tf.nn.embedding_lookup(table, [1])))
+        optimizer, two = tf.train.GradientDescentOptimizer(0.1), tf.constant(2.0)
+        if is_taped:
+            train = optimizer.apply_gradients([(tape.gradient(loss, table, two), table)])
+        else:
+            train = optimizer.minimize(loss, grad_loss=two)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, {x: dense})
+            return session.run(tf.nn.embedding_lookup(table, [1]))
+
+    with tf.Graph().as_default():
+        want = trained(contextlib.nullcontext, DATA["dense"][0])
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        got = trained(strategy.embedding_scope, own(0, rank, size)["dense"])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+# What counts alike on all ranks, and what is said of it.
+UNWEIGHED = {
+    "a root": (lambda m: tf.sqrt(tf.reduce_mean(log_loss(m))), "'Sqrt'"),
+    "a product of two": (
+        lambda m: (
+            tf.reduce_mean(log_loss(m)) * tf.stop_gradient(tf.reduce_mean(tf.square(m["logits"])))
+        ),
+        "'mul",
+    ),
+    "in a loop": (
+        lambda m: tf.while_loop(
+            lambda i, _: i < 2,
+            lambda i, total: (i + 1, total + tf.reduce_mean(log_loss(m))),
+            [0, 0.0],
+        )[1],
+        "'while",
+    ),
+    "a part with another, that is weighed": (
+        lambda m: tf.reduce_mean(log_loss(m)) + tf.norm(tf.reduce_mean(tf.square(m["logits"]), 0)),
+        "'norm",
+    ),
+}
+
+
+def said_of(steps_of_runs, run):
+    """Returns, for each of some lists of steps, what rank 0 says of what counts alike in them."""
+    agreement._warned.clear()
+    said = []
+    for steps in steps_of_runs:
+        with warnings("counts alike on all ranks") as of_run:
+            run(steps)
+        said.append(hvd.broadcast_object(of_run))
+    return said
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("is_taped", [False, True])
+@pytest.mark.parametrize("loss", UNWEIGHED)
+def test_what_counts_alike_is_warned_of(strategy, rank, size, loss, is_taped):
+    """In a run in which ranks have other numbers of records, once, by rank 0."""
+    make_loss, name = UNWEIGHED[loss]
+
+    def run(steps):
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            trained(strategy.embedding_scope, steps, make_loss, True, is_taped)
+
+    equal = [{name: x[0, :6] for name, x in DATA.items()}] * 2
+    unequal = [{name: x[0, : 3 + rank] for name, x in DATA.items()}] * 2
+    first, second, third = said_of([equal, unequal, unequal], run)
+    assert not first and not third and len(second) == 1
+    assert f"have {', '.join(str(3 + r) for r in range(size))} records" in second[0]
+    assert name in second[0]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_means_are_not_warned_of(strategy, rank, size, loss):
+    def run(steps):
+        with strategy.scope(plan="quiet"), tf.Graph().as_default():
+            trained(strategy.embedding_scope, steps, LOSSES[loss], True)
+
+    assert said_of([[own(0, rank, size)]], run) == [[]]
 
 
 def test_it_takes_no_exchange(strategy, rank, size):

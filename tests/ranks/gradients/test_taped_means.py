@@ -16,7 +16,9 @@ from tests.ranks.gradients.test_batch_means import (
     LOSSES,
     ROWS,
     STEPS,
+    UNWEIGHED,
     own,
+    said_of,
 )
 from tests.ranks.keras.models import keras
 
@@ -88,6 +90,20 @@ def test_a_mean_over_the_batch_is_that_of_all_records(strategy, rank, size, loss
         got = trained(strategy.embedding_scope, steps, ALL[loss], is_static)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("loss", [name for name in UNWEIGHED if "loop" not in name])
+def test_what_counts_alike_is_warned_of(strategy, rank, loss):
+    make_loss, name = UNWEIGHED[loss]
+
+    def run(records):
+        with strategy.scope(plan="quiet"):
+            steps = [{name: x[0, :records] for name, x in DATA.items()}] * 2
+            trained(strategy.embedding_scope, steps, make_loss, False)
+
+    first, second, third = said_of([5, 3 + rank, 3 + rank], run)
+    assert not first and not third and len(second) == 1 and name in second[0]
 
 
 @pytest.mark.parametrize("records", [lambda size: 8, lambda size: max(size - 1, 1)])

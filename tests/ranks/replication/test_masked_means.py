@@ -246,7 +246,8 @@ def test_a_loss_in_a_loop_is_warned_of(strategy, rank, size, said):
 
 @pytest.mark.parametrize("reduction", [None, tf.losses.Reduction.MEAN], ids=["nonzero", "mean"])
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_with_weights(strategy, rank, size, kind, reduction):
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_a_loss_with_weights(strategy, rank, size, kind, reduction, is_taped):
     """Also with weights that are learned: the gradient through what it is divided by."""
     options = {} if reduction is None else {"reduction": reduction}
 
@@ -256,10 +257,14 @@ def test_a_loss_with_weights(strategy, rank, size, kind, reduction):
                 table = tf.get_variable("t", [9, 2], initializer=tf.ones_initializer())
             factor = tf.get_variable("f", [], initializer=tf.ones_initializer())
             ids, labels = (tf.placeholder(x.dtype, [None, *x.shape[1:]]) for x in arrays)
-            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), -1, keepdims=True)
-            weights = tf.cast(ids > 0, tf.float32)[..., tf.newaxis] * factor
-            loss = getattr(tf.losses, kind)(labels, rows * factor, weights, **options)
-            step = tf.train.AdagradOptimizer(0.1).minimize(loss)
+
+            def loss():
+                rows = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), -1, keepdims=True)
+                weights = tf.cast(ids > 0, tf.float32)[..., tf.newaxis] * factor
+                return getattr(tf.losses, kind)(labels, rows * factor, weights, **options)
+
+            # A tape takes the gradients of a function.
+            step = tf.train.AdagradOptimizer(0.1).minimize(loss if is_taped else loss())
             everything = tf.nn.embedding_lookup(table, tf.range(9))
             with tf.train.MonitoredTrainingSession() as session:
                 for number in range(STEPS):

@@ -45,6 +45,37 @@ EXPRESSIONS = {
     "a layer with a bias": (lambda x, ids: tf.nn.bias_add(tf.matmul(x, W), [1.0] * 4), 0),
     "normalized": (lambda x, ids: tf.nn.l2_normalize(x, 1), 0),
     "an image": (lambda x, ids: tf.nn.max_pool(tf.reshape(x, [-1, 1, 3, 1]), 1, 1, "SAME"), 0),
+    "products of a batch with one": (lambda x, ids: tf.matmul(W[None, :, 1:], x[:, :, None]), 0),
+    "one of each row": (lambda x, ids: tf.gather(x, ids, batch_dims=1), 0),
+    "places": (lambda x, ids: tf.gather_nd(W, tf.stack([ids, ids], 1)), 0),
+    "a part": (lambda x, ids: tf.slice(x, [0, 1], [-1, 2]), 0),
+    "a slice from 0": (lambda x, ids: x[0:, :2], 0),
+    "the largest two": (lambda x, ids: tf.nn.top_k(x, 2)[0], 0),
+    "a diagonal of all with all": (
+        lambda x, ids: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
+        0,
+    ),
+    "columns made of one": (
+        lambda x, ids: tf.broadcast_to(x[:, :1], [tf.shape(x)[0], 5]),
+        0,
+    ),
+    "zeros": (lambda x, ids: tf.fill([tf.unstack(tf.shape(x))[0], 2], 0.0), 0),
+    "as often as known later": (
+        lambda x, ids: tf.tile(x, [1, tf.placeholder_with_default(2, [])]),
+        0,
+    ),
+    "a product of three dimensions": (
+        lambda x, ids: tf.tensordot(x[:, :, None] * W[None, :, :3], W, 1),
+        0,
+    ),
+    "gradients of columns": (
+        lambda x, ids: tf.gradients(tf.tanh(tf.matmul(tf.nn.relu(x), W))[:, 1], [x])[0],
+        0,
+    ),
+    "gradients of a part": (
+        lambda x, ids: tf.gradients(tf.matmul(tf.concat([x, x], 1), tf.ones([6, 2])), [x])[0],
+        0,
+    ),
 }
 
 
