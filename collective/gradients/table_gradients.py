@@ -94,7 +94,8 @@ class GradientRows:
             library_operations.noted(graph),
             device_scopes.anywhere(),
         ):
-            return self.table.ids_of_rows(self.rows)
+            # Where one rank has all rows, their ids are the rows; they are known by their tensor.
+            return tf.identity(self.table.ids_of_rows(self.rows))
 
 
 class ShardPart(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -92,11 +93,13 @@ class Built:
             or tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(data)).get_next()
         )
         step = tf.train.get_or_create_global_step()
-        features = [self._features(i, lookup) for i, lookup in enumerate(model.lookups)]
         self.metrics: dict[str, Any] = {}
         self.updates: list[Any] = []
         self.starts: list[Any] = []
-        self.losses = self._network(tf.concat([*features, self._p["x"]], 1))
+        self._tape = tf2.GradientTape(persistent=True) if model.taped else None
+        with self._tape or contextlib.nullcontext():
+            features = [self._features(i, lookup) for i, lookup in enumerate(model.lookups)]
+            self.losses = self._network(tf.concat([*features, self._p["x"]], 1))
         self.rows = {}
         for name, table in self.tables.items():
             ids = tf.range(table.rows, dtype=tf.int64)
@@ -381,7 +384,12 @@ class Built:
         count, pairs = len(self.model.optimizers), []
         for k, drawn in enumerate(self.model.optimizers):
             made = OPTIMIZERS[drawn.name](DECAYS[drawn.decay](step) if drawn.decay else RATE, step)
-            taken = made.compute_gradients(self.losses[k % len(self.losses)], variables[k::count])
+            loss, mine = self.losses[k % len(self.losses)], variables[k::count]
+            taken = (
+                zip(self._tape.gradient(loss, mine), mine)
+                if self._tape
+                else made.compute_gradients(loss, mine)
+            )
             taken = [(g, v) for g, v in taken if g is not None]
             pairs.append((made, self._clipped(drawn.clip, self._used(drawn.use, taken))))
         if count == 1:

@@ -126,6 +126,7 @@ class Model:
     source: str  # feeds, a dataset, or a dataset whose keys are exchanged ahead
     metrics: tuple[str, ...] = ()
     uneven: bool = False  # whether ranks have different numbers of samples
+    taped: bool = False  # whether a tape takes the gradients
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: COLLECTIVE_TEST_MODELS={self.seed}:{self.seed + 1}"]
@@ -241,6 +242,7 @@ def draw(seed: int) -> Model:
         r.choice(["feeds", "feeds", "dataset", "keys ahead"]),
         tuple(name for name in METRICS if later.random() < 0.3),
         random.Random(f"parts of {seed}").random() < 0.4,
+        random.Random(f"tape of {seed}").random() < 0.3,
     )
 
 

@@ -4,6 +4,9 @@ Plain TensorFlow has a row for each occurrence of a repeated id: its gradient is
 as the library's is.
 """
 
+import functools
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -256,6 +259,23 @@ def test_a_use_of_a_tables_gradient(strategy, rank, size, use, optimizer):
             np.testing.assert_allclose(
                 of_ranks[name], of_plain[name], rtol=1e-4, atol=1e-6, err_msg=name
             )
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_so_it_is_of_a_table_that_one_rank_has(strategy, rank, size, use):
+    """Its rows are its ids."""
+    scopes = types.SimpleNamespace(
+        scope=strategy.scope,
+        embedding_scope=functools.partial(strategy.embedding_scope, placement="whole"),
+    )
+
+    def train(loss, variables):
+        made = tf.train.AdagradOptimizer(0.3)
+        (g, table), (dense, w) = made.compute_gradients(loss, variables)
+        applied = made.apply_gradients([(use(summed(g), table)[0], table), (dense, w)])
+        return {"train": applied}
+
+    compare(scopes, rank, size, train, rtol=1e-4)
 
 
 class _Names:
