@@ -310,14 +310,16 @@ def _terms(op: tf.Operation, analysis: ReplicationAnalysis) -> Sequence[tf.Tenso
     if any(map(cross_replica.is_weight, op.inputs)):
         return []  # It counts by records already: the loss of `compile`.
     local = [x for x in op.inputs if analysis.is_rank_local([x])]
-    if op.type in _QUOTIENTS:
-        return local if local == [op.inputs[0]] else None
-    return local if op.type in _PRODUCTS | _CHOICES and len(local) == 1 else None
+    if op.type in _QUOTIENTS and op.inputs[1].name in {x.name for x in local}:
+        return None
+    is_linear = op.type in _PRODUCTS | _QUOTIENTS | _CHOICES and len(local) == 1
+    return local if is_linear else None
 
 
 def _is_trained(op: tf.Operation, terms: Sequence[tf.Tensor]) -> bool:
     """Tells whether a product's other factors than `terms` have gradients of variables."""
-    others = [x.op for x in op.inputs if all(x is not term for term in terms)]
+    names = {x.name for x in terms}
+    others = [x.op for x in op.inputs if x.name not in names]
 
     def stop(each: tf.Operation) -> bool:
         return each.type in _CONSTANT or graph_analysis.is_collective(each.type)

@@ -275,6 +275,7 @@ UNWEIGHED = {
         ),
         "'mul",
     ),
+    "a number by a mean": (lambda m: 1.0 / (1.0 + tf.reduce_mean(log_loss(m))), "'truediv"),
     "in a loop": (
         lambda m: tf.while_loop(
             lambda i, _: i < 2,
