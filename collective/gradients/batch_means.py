@@ -124,12 +124,14 @@ class Parts:
         has_sums: whether it has sums over samples.
         others: what is neither: it counts alike, which is right only for batches of one size.
         trained: the products and quotients of these whose other factor has gradients, too.
+        nested: the means of which others are computed: they would be weighed twice there.
     """
 
     means: dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
     has_sums: bool = False
     others: list[tf.Operation] = dataclasses.field(default_factory=list)
     trained: list[tf.Operation] = dataclasses.field(default_factory=list)
+    nested: list[tf.Operation] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -208,11 +210,12 @@ def _weighing(graph: tf.Graph, target: Any) -> Weighing:
     weighing = Weighing()
     for loss in losses:
         parts = _parts(loss, analysis)
-        if parts.trained and len(losses) == 1 and _is_whole(loss, parts):
+        together = [*parts.trained, *parts.nested]
+        if together and len(losses) == 1 and _is_whole(loss, parts):
             weighing.whole = next(iter(parts.means.values()))
             found[loss.op] = weighing.whole
             continue
-        doubtful = [*parts.others, *parts.trained]
+        doubtful = [*parts.others, *together]
         weighing.doubts += [f"'{op.name}' ({op.type})" for op in doubtful if _counts(op, analysis)]
         found.update(parts.means)
     graph_state.of(graph, BatchMeans).weights.update(found)
@@ -295,6 +298,9 @@ def _parts(loss: tf.Tensor, analysis: ReplicationAnalysis) -> Parts:
             parts.has_sums = True
         else:
             parts.others.append(op)
+    if len(parts.means) > 1:
+        before = graph_analysis.upstream([x.op for op in parts.means for x in op.inputs])
+        parts.nested = [op for op in parts.means if op in before]
     return parts
 
 
@@ -336,8 +342,13 @@ def _averaged(op: tf.Operation, analysis: ReplicationAnalysis) -> list[Dimension
     """Returns the dimensions over which an operation's result is the mean; none if it is none."""
     if op.type == "Mean" and analysis.is_rank_local([op.inputs[0]]):
         return dimension_origins.reduced(op)
-    for sum_of, number in _quotients(op):
-        over = [dimension_origins.reduced(each) for each in _sums(sum_of, analysis)]
+    divided = [(_sums(x, analysis), number) for x, number in _quotients(op)]
+    if op.type == "Sum":  # of what is divided, one by one
+        divided = [([op], number) for _, number in _quotients(op.inputs[0].op)]
+    for sums, number in divided:
+        if number.shape.rank != 0:
+            continue
+        over = [dimension_origins.reduced(each) for each in sums]
         found = [
             [each for each in dims if record_weights.is_number_of(number, *each)] for dims in over
         ]

@@ -63,32 +63,46 @@ def weight_of(
 ) -> tf.Tensor | None:
     """Returns N times this rank's share of the records, which one of the dimensions has.
 
-    None: no data are seen that have as many, their first dimension, and are known before ranks
-    exchange anything.
+    If several come from different data, as where candidates meet records, it is the share of their
+    product. None: no data are seen that have as many, their first dimension, and are known before
+    ranks exchange anything.
 
     Args:
         graph: that of the dimensions.
-        dimensions: some that are as long.
+        dimensions: those of what is counted.
         may_exchange: whether the weight is worth an exchange: ranks say only one number when they
             agree on a run.
     """
-    known = graph_state.of(graph, RecordWeights)
+    known = graph_state.of(graph, RecordWeights).by_length
+    found: dict[str, Any] = {}  # the data that each of the dimensions comes from
+    of_all: Lengths = {}
     for x, axis in sorted(
         dimensions, key=lambda each: each[0].shape.as_list()[each[1]] is not None
     ):
         alike = _of_same_length(x, axis)
-        weight = next((known.by_length[each] for each in alike if each in known.by_length), None)
-        if weight is None:
-            nearest = _data_among([each for (_, at), each in alike.items() if at == 0])
-            if nearest is None or not may_exchange and _are_said(x.graph):
-                continue
-            # Not after what a script has its updates wait for, which ranks may exchange.
-            with library_operations.noted(x.graph), graphs.outside(), device_scopes.on_host():
-                count = tf.shape(nearest, out_type=tf.int64)[0]
-                weight = cross_replica.weight_of(count)
-        known.by_length.update(dict.fromkeys(alike, weight))
-        return weight
-    return None
+        nearest = _data_among([each for (_, at), each in alike.items() if at == 0])
+        is_counted = nearest is not None or not known.keys().isdisjoint(alike)
+        if is_counted and of_all.keys().isdisjoint(alike):
+            found[f"{x.name}, {axis}"] = nearest
+            of_all.update(alike)
+    data = [each for each in found.values() if each is not None]
+    if len(data) > 1:  # each with each: as many as one has times the other
+        of_all = {("*".join(sorted(_name(each) for each in data)), 0): data[0]}
+    weight = next((known[each] for each in of_all if each in known), None)
+    if weight is None:
+        if not data or not may_exchange and _are_said(graph):
+            return None
+        # Not after what a script has its updates wait for, which ranks may exchange.
+        with library_operations.noted(graph), graphs.outside(), device_scopes.on_host():
+            sizes = [tf.shape(each, out_type=tf.int64)[0] for each in data]
+            weight = cross_replica.weight_of(sizes[0] if len(sizes) == 1 else tf.reduce_prod(sizes))
+    known.update(dict.fromkeys(of_all, weight))
+    return weight
+
+
+def _name(x: tf.Tensor | tf.SparseTensor) -> str:
+    """Returns the name by which the lengths of a tensor are known."""
+    return str((x.dense_shape if isinstance(x, tf.SparseTensor) else x).name)
 
 
 def _are_said(graph: tf.Graph) -> bool:

@@ -151,7 +151,8 @@ def _of_gather(x: tf.Tensor, axis: int) -> Dimension | None:
     params_rank, ids_rank = params.shape.rank, ids.shape.rank
     if at is None or params_rank is None or ids_rank is None:
         return None
-    batch = x.op.get_attr("batch_dims") % (ids_rank or 1)  # dimensions of both
+    batch = x.op.get_attr("batch_dims")  # so many dimensions are those of both
+    batch += ids_rank if batch < 0 else 0
     first, of_ids = int(at) % params_rank, ids_rank - batch
     if first <= axis < first + of_ids:
         return ids, axis - first + batch

@@ -50,6 +50,10 @@ def size_of(kernel):
     return 1.0 + tf.reduce_sum(tf.square(kernel))
 
 
+def twice(mean, m):
+    return mean + tf.reduce_mean(log_loss(m) * 0.5 + mean)
+
+
 LOSSES = {
     "the mean of squares, and a penalty": lambda m: (
         tf.reduce_mean(tf.square(m["out"] - m["labels"])) + 0.01 * tf.nn.l2_loss(m["kernel"])
@@ -145,6 +149,20 @@ LOSSES = {
     "a sum, times one by its number": lambda m: (
         tf.reduce_sum(log_loss(m)) * (1.0 / tf.cast(tf.shape(m["out"])[0], tf.float32))
     ),
+    "a sum of what is divided by its number": lambda m: tf.reduce_sum(
+        log_loss(m) / tf.cast(tf.shape(m["out"])[0], tf.float32)
+    ),
+    "candidates of all ranks first": lambda m: tf.reduce_mean(
+        tf.square(
+            tf.placeholder_with_default(tf.constant([1.0, 2.0, 3.0]), [None])[:, None]
+            * m["out"][None]
+        )
+    ),
+    "a mean in another one": lambda m: (
+        tf.reduce_mean(log_loss(m) + 0.5 * tf.reduce_mean(tf.square(m["logits"])))
+        + tf.reduce_mean(tf.square(m["logits"]))
+    ),
+    "the same mean in another one": lambda m: twice(tf.reduce_mean(tf.square(m["logits"])), m),
     "a sum by the number of other data": lambda m: (
         tf.reduce_sum(tf.square(m["logits"]))
         / (tf.cast(tf.unstack(tf.shape(m["ids"]))[0], tf.float32) + 1e-8)

@@ -47,6 +47,10 @@ EXPRESSIONS = {
     "an image": (lambda x, ids: tf.nn.max_pool(tf.reshape(x, [-1, 1, 3, 1]), 1, 1, "SAME"), 0),
     "products of a batch with one": (lambda x, ids: tf.matmul(W[None, :, 1:], x[:, :, None]), 0),
     "one of each row": (lambda x, ids: tf.gather(x, ids, batch_dims=1), 0),
+    "a row of each matrix": (
+        lambda x, ids: tf.gather(tf.stack([x, x], 1), ids % 2, batch_dims=1),
+        0,
+    ),
     "places": (lambda x, ids: tf.gather_nd(W, tf.stack([ids, ids], 1)), 0),
     "a part": (lambda x, ids: tf.slice(x, [0, 1], [-1, 2]), 0),
     "a slice from 0": (lambda x, ids: x[0:, :2], 0),
