@@ -116,7 +116,7 @@ class Weighing:
 
 
 @dataclasses.dataclass
-class Parts:
+class LossParts:
     """Holds what a loss consists of, as far as that depends on a rank's data.
 
     Attributes:
@@ -223,7 +223,7 @@ def _weighing(graph: tf.Graph, target: Any) -> Weighing:
     return weighing
 
 
-def _is_whole(loss: tf.Tensor, parts: Parts) -> bool:
+def _is_whole(loss: tf.Tensor, parts: LossParts) -> bool:
     """Tells whether one weight is right for all of a loss, whose gradient can be weighed."""
     weights = {weight.name for weight in parts.means.values()}
     return len(weights) == 1 and not (parts.has_sums or parts.others) and _may_be_weighed(loss.op)
@@ -267,9 +267,9 @@ def _weighed_gradient(op: tf.Operation, gradient: tf.Tensor) -> Any:
     return gradient_registry.lookup(op.type)(op, gradient * tf.cast(weight, gradient.dtype))
 
 
-def _parts(loss: tf.Tensor, analysis: ReplicationAnalysis) -> Parts:
+def _parts(loss: tf.Tensor, analysis: ReplicationAnalysis) -> LossParts:
     """Returns what a loss consists of."""
-    parts = Parts()
+    parts = LossParts()
     stack, seen = [loss], set()
     while stack:
         x = stack.pop()

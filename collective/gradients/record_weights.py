@@ -52,7 +52,8 @@ class RecordWeights:
     """Records the weights of a graph's batches.
 
     Attributes:
-        by_length: the weights by the dimensions that are as long as a batch.
+        by_length: the weights by the dimensions that are as long as a batch; the weight of a
+            product by the names of its data, joined.
     """
 
     by_length: dict[tuple[str, int], tf.Tensor] = dataclasses.field(default_factory=dict)
@@ -74,7 +75,7 @@ def weight_of(
             agree on a run.
     """
     known = graph_state.of(graph, RecordWeights).by_length
-    found: dict[str, Any] = {}  # the data that each of the dimensions comes from
+    data: list[tf.Tensor | tf.SparseTensor] = []  # from which the dimensions come
     of_all: Lengths = {}
     for x, axis in sorted(
         dimensions, key=lambda each: each[0].shape.as_list()[each[1]] is not None
@@ -83,9 +84,8 @@ def weight_of(
         nearest = _data_among([each for (_, at), each in alike.items() if at == 0])
         is_counted = nearest is not None or not known.keys().isdisjoint(alike)
         if is_counted and of_all.keys().isdisjoint(alike):
-            found[f"{x.name}, {axis}"] = nearest
+            data += [] if nearest is None else [nearest]
             of_all.update(alike)
-    data = [each for each in found.values() if each is not None]
     if len(data) > 1:  # each with each: as many as one has times the other
         of_all = {("*".join(sorted(_name(each) for each in data)), 0): data[0]}
     weight = next((known[each] for each in of_all if each in known), None)
